@@ -100,9 +100,9 @@ PINNED = [
 
 
 @pytest.mark.parametrize(("answer", "text", "verdict"), PINNED)
-def test_verdicts_of_version_5(answer: str, text: str, verdict: bool) -> None:
-    """These verdicts belong to math@5: who changes one raises the version."""
-    assert MATH.version == 5
+def test_verdicts_of_version_6(answer: str, text: str, verdict: bool) -> None:
+    """These verdicts belong to math@6: who changes one raises the version."""
+    assert MATH.version == 6
     assert passes(answer, text) == verdict
 
 
