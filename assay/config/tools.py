@@ -32,7 +32,8 @@ class ToolsConfig(Section):
     call: Text | None = None
     """How a call is written. ``{tool}`` stands for the tool's name and ``{input}`` for its one
     argument (or a JSON object of several); or ``{call}`` stands for both, as a JSON object with
-    ``name`` and ``arguments``. The call is answered where this text ends. None: as the chat
+    ``name`` and ``arguments``. The call is answered where this text ends. ``{call}`` alone: a turn
+    that is a call, in any known form, is answered at its end. None: as the chat
     template writes calls, answered at the end of the turn. If it writes none: a fenced block."""
     result: Text = "\n```output\n{result}\n```\n"
     """How a result is written, where the chat template does not say it."""
@@ -55,8 +56,10 @@ class ToolsConfig(Section):
             return text
         tool, *counts = [text.count(part) for part in ("{tool}", "{input}", "{call}")]
         fits = counts == ([1, 0] if tool else [0, 1])
-        if not fits or text.endswith(("{input}", "{call}", "{tool}")):
-            accepted = "text with {tool} and {input}, or with {call}, that something follows"
+        is_open = text.endswith(("{input}", "{call}", "{tool}")) and text.strip() != "{call}"
+        if not fits or is_open:
+            accepted = "text with {tool} and {input}, or with {call}, that something follows; "
+            accepted += "or {call} alone"
             raise ValueError(found_words(text, accepted))
         return text
 

@@ -13,7 +13,14 @@ from assay.data.chat import end_of_turn
 from assay.data.template import TemplateFailed, render_chat
 from assay.tools.base import FREE, Tool
 from assay.types import ThinkFormat
-from assay.verify.answers.calls import BadCalls, FunctionCall, NoCalls, calls_in
+from assay.verify.answers.call_formats import (
+    BadCalls,
+    FunctionCall,
+    NoCalls,
+    marked_calls,
+    with_plain_tokens,
+)
+from assay.verify.answers.calls import calls_in, is_attempt, read_calls
 
 FENCED = "```{tool}\n{input}\n```"
 _PLACE = r"(\{(?:tool|input|call)\})"
@@ -32,6 +39,7 @@ _LOOKUP = {
 }
 _CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
 _TAGS = ("<tool_call>", "</tool_call>")
+SHOWN_LINES, SHOWN = 3, 160  # first lines and characters of what is no call
 _BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
 
 Call = FunctionCall | str
@@ -90,11 +98,15 @@ class InText:
 class OfTemplate:
     """Calls as a chat template writes them; they are answered where the turn ends.
 
-    opening, closing: what stands around the JSON of a call; both are empty where a reply is a call.
+    opening, closing: what stands around the JSON of a call; both are empty where a reply is a call,
+    or where the template writes one of the named formats. names: of the tools. A turn that calls
+    one of them in another known form is answered too: small models often write another form than
+    their template's.
     """
 
     opening: str
     closing: str
+    names: tuple[str, ...] = ()
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
         """Return the calls of a turn that has ended."""
@@ -103,16 +115,40 @@ class OfTemplate:
         start, end = think.answer_span(said) or (len(said), len(said))
         answer = said[start:end].strip().removeprefix("<|python_tag|>").strip()
         if not self.opening:
-            return [*_read(answer)] if answer.startswith(("{", "[")) else []
+            is_call = answer.startswith(("{", "[{", "[]"))
+            return [*_read(answer)] if is_call else self._in_any_form(answer)
         behind = rf"(.*?)(?:{re.escape(self.closing)}|\Z)" if self.closing else r"(.*)\Z"
         parts = re.findall(rf"{re.escape(self.opening)}{behind}", answer, re.DOTALL)
-        return [call for part in parts for call in _read(part) or ["an empty call"]]
+        if not parts:
+            return self._in_any_form(answer)
+        return [
+            call
+            for part in parts
+            for call in _of_other_form(self.opening + part + self.closing) or _read(part)
+        ]
+
+    def _in_any_form(self, answer: str) -> Sequence[Call]:
+        """Return the calls of the tools in any known form, or what is wrong with an attempt."""
+        try:
+            calls = read_calls(answer)
+        except NoCalls:
+            return []
+        except BadCalls as error:
+            trouble = f"{error}"
+            if not (is_attempt(answer, self.names) or "markup" in trouble):
+                return []
+        else:
+            known = all(call.name in self.names for call in calls)
+            return calls if known or _of_other_form(answer) else []
+        first = " / ".join(answer.strip().splitlines()[:SHOWN_LINES])
+        accepted = f"{self.opening}{{...}}{self.closing}" if self.opening else "a JSON object"
+        return [f"{trouble}, in {first[:SHOWN]!r}; accepted: {accepted} with name and arguments"]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> OfTemplate | None:
+    def of(cls, tokenizer: Any, names: Sequence[str] = ()) -> OfTemplate | None:
         """Return the format of a tokenizer's template; None where it knows no tools.
 
-        Nor where it writes calls as anything else than JSON with a name.
+        Nor where it writes calls in no form that is known here.
         """
         if not tokenizer.chat_template:
             return None
@@ -127,7 +163,9 @@ class OfTemplate:
         if "Looks a word up" not in before:
             return None
         if _MARK not in text and all(tag in before for tag in _TAGS):
-            return cls(*_TAGS)  # it tells the form to the policy, and writes no calls itself
+            return cls(*_TAGS, tuple(names))  # it tells the form, and writes no calls itself
+        if _of_other_form(text.removeprefix(before)):
+            return cls("", "", tuple(names))
         start, end = _place_of_call(text)
         if not end:
             return None
@@ -138,7 +176,16 @@ class OfTemplate:
         closing = text[end:].partition(stop)[0].strip() if stop else text[end:].strip()
         if opening.endswith("["):  # a list of calls
             opening, closing = opening[:-1].strip(), closing.removeprefix("]")
-        return cls(opening, closing)
+        return cls(opening, closing, tuple(names))
+
+
+def _of_other_form(text: str) -> list[FunctionCall]:
+    """Return the calls of a text in marks whose inside is no JSON with a name; [] of any other."""
+    try:
+        calls, _ = marked_calls(with_plain_tokens(text), lambda _: [])
+    except BadCalls:
+        return []
+    return calls
 
 
 def _place_of_call(text: str) -> tuple[int, int]:

@@ -106,6 +106,7 @@ class ToolAnswers:
         tool = self.tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name:.40}; the tools: {', '.join(self.tools)}")
+        call = call.typed(tool.parameters.get("properties", {}))
         _check(tool, call.arguments)
         if tool.name not in self.opened:
             self.opened[tool.name] = tool.open()
@@ -161,9 +162,11 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
             found = f"two tools of the name {tool.name}"
             raise ConfigError(message("tools.names", found, "a name for each"))
         tools[tool.name] = tool
-    of_template = OfTemplate.of(tokenizer) if in_chat and settings.call is None else None
+    of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
-    calls = of_template or InText(pattern, tools)
+    is_whole_turn = pattern.strip() == "{call}"  # nothing marks its end
+    whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
+    calls = of_template or whole or InText(pattern, tools)
 
     def respondent(problem: Problem, prompt: Prompt) -> ToolAnswers:
         return ToolAnswers(tools, settings, calls, prompt.think)
@@ -172,7 +175,8 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         return Toolbox(Telling(tokenizer), respondent, [tool.schema for tool in tools.values()])
     introduction = INTRODUCTION if settings.introduction is None else settings.introduction
     shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
-    telling = Telling(tokenizer, settings.result, closing_of(pattern))
+    result = None if is_whole_turn and in_chat else settings.result
+    telling = Telling(tokenizer, result, "" if is_whole_turn else closing_of(pattern))
     return Toolbox(telling, respondent, introduction=shown)
 
 

@@ -195,3 +195,15 @@ def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
         "next_thread().submit(lambda: time.sleep(1000))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+
+
+def test_a_call_alone_is_answered_at_the_end_of_its_turn() -> None:
+    settings = ToolsConfig(names=("calculator",), call="{call}")
+    toolbox = open_tools(settings, byte_tokenizer(), in_chat=False)
+    answering = toolbox.respondent(Problem("p", "q"), Prompt("q", np.zeros(0, np.int32)))  # pyright: ignore[reportOptionalMemberAccess]
+    bare = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
+    xml = "<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>"
+    for said in (bare, f"```json\n{bare}\n```", xml):
+        assert not answering.hears(said, False) and answering.hears(said, True)
+        assert [message["content"] for message in answering.respond(said)] == ["42"]
+    assert not answering.hears("It is 42.", True)

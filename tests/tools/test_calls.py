@@ -246,3 +246,62 @@ def test_a_call_may_close_with_a_character_of_several_tokens() -> None:
     telling = Telling(byte_tokenizer(), closes="\N{WHITE RIGHT-POINTING TRIANGLE}")
     *_, last = byte_tokenizer().encode(telling.closes)
     assert telling.may_close(last) and not telling.may_close(65)
+
+
+NAMES = ("calculator",)
+QWEN_XML = "<tool_call>\n<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>\n</tool_call>"
+KIMI = '<|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{"expression": "6*7"}<|tool_call_end|>'
+BARE = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
+
+
+@pytest.mark.parametrize(
+    "form", [OfTemplate("<tool_call>", "</tool_call>", NAMES), OfTemplate("", "", NAMES)]
+)
+@pytest.mark.parametrize(
+    "said",
+    [CALL, QWEN_XML, KIMI, BARE, f"I compute.\n{BARE}", f"```json\n{BARE}\n```", "[calculator(expression='6*7')]",
+     f"<think>{BARE}</think>{BARE}"],
+)  # fmt: skip
+def test_a_known_tool_is_called_in_any_named_form(form: OfTemplate, said: str) -> None:
+    (call,) = form.found(said, True)
+    assert not isinstance(call, str) and call.typed({}) == FOUND
+    assert form.found(said, False) == []
+
+
+@pytest.mark.parametrize(
+    "form", [OfTemplate("<tool_call>", "</tool_call>", NAMES), OfTemplate("", "", NAMES)]
+)
+@pytest.mark.parametrize(
+    "said",
+    ["The answer is 42.", 'So {"city": "Rome"} it is.', 'He said {"name": "Bob", "arguments": {"a": 1}}.',
+     "f(x=1) is 3.", "I used calculator(6*7) to get 42.", f"<think>{BARE}</think>42"],
+)  # fmt: skip
+def test_an_answer_that_calls_no_tool_ends_the_completion(form: OfTemplate, said: str) -> None:
+    assert form.found(said, True) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["<function=calculator>\n<parameter=expression>\n6*7", "[calculator(expression='6*7']",
+     '```json\n{"name": "calculator", "arguments": {"expression": 6*7}}\n```'],
+)  # fmt: skip
+def test_an_unread_call_is_told_with_its_first_lines(said: str) -> None:
+    (told,) = OfTemplate("<tool_call>", "</tool_call>", NAMES).found(said, True)
+    assert (
+        isinstance(told, str)
+        and said.split("\n")[0][:30] in told.replace("\\", "")
+        and "\n" not in told
+    )
+    assert "accepted: <tool_call>{...}</tool_call>" in told
+
+
+def test_a_template_of_another_named_form_is_known() -> None:
+    written = HERMES[HERMES.index("\n<tool_call>") : HERMES.index("{% endfor %}<|im_end|>")]
+    xml = (
+        "\n<tool_call>\n<function={{ call.function.name }}>\n{% for k, v in call.function.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    )
+    form = OfTemplate.of(tokenizer_of(HERMES.replace(written, xml)), NAMES)
+    assert form == OfTemplate("", "", NAMES)
+    (call,) = form.found(QWEN_XML, True)
+    assert not isinstance(call, str) and call.typed({}) == FOUND

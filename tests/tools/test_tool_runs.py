@@ -101,6 +101,7 @@ def test_tools_that_are_not_there(
     ("key", "value", "words"),
     [
         ("call", "{tool}{input}", "text with {tool} and {input}, or with {call}, that something"),
+        ("call", "so {call}", "or {call} alone"),
         ("call", "<{call}>{input}", "text with {tool} and {input}"),
         ("result", "none", "text that holds {result} once"),
         ("seconds", 0.0, "seconds"),

@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, cast
 
+from assay.verify.answers.call_formats import (
+    BadCalls,
+    FunctionCall,
+    NoCalls,
+    marked_calls,
+    with_plain_tokens,
+)
 from assay.verify.answers.commitment import MAX_TEXT as MAX_REPLY
 from assay.verify.answers.commitment import clipped
 from assay.verify.answers.json_answers import BadJson, check_size, every_json
 
 MAX_TEXT = 20_000
 MAX_CALLS = 64
-_TAG = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCE = re.compile(r"```[ \t]*(?:\w+)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
 _LIKE_CALL = re.compile(  # at the beginning of a line; "Function(s)" and "Sorry (none)" are words
@@ -28,39 +33,22 @@ _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
-class NoCalls(ValueError):
-    """The text holds no call."""
-
-
-class BadCalls(ValueError):
-    """The text holds calls that cannot be read, or more than may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """A function's name, and its arguments by name. id: by which a reply names the call, or ""."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str = field(default="", compare=False)
-
-
 def read_calls(text: str) -> list[FunctionCall]:
     """Return the calls of a reply; raises NoCalls where it holds none, BadCalls for bad ones.
 
     ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or of ``{NAME:
-    {...}}``, or either of them in ``<tool_call>`` tags, where those outside count too; the last
-    fenced block where there is one.
+    {...}}``, or the marks of `call_formats`, where calls outside count too; the last fenced block
+    where there is one.
     """
+    text = with_plain_tokens(text) if len(text) <= MAX_REPLY else text
     if len(text) > MAX_REPLY or len(text := clipped(text)) > MAX_TEXT:
         raise BadCalls(f"more than {MAX_TEXT} characters")
-    if parts := _TAG.findall(text):
-        calls = [call for part in parts for call in calls_in(part.strip(), "an empty tag")]
-        outside = _TAG.sub("\n", text).strip()
+    calls, outside = marked_calls(text, lambda part: calls_in(part, "an empty tag"))
+    if calls:
         with suppress(NoCalls):
             calls += calls_in(outside)
     else:
-        calls = calls_in((_FENCE.findall(text)[-1:] or [text])[0].strip())
+        calls = calls_in((_FENCE.findall(outside)[-1:] or [outside])[0].strip())
     if len(calls) > MAX_CALLS:
         raise BadCalls(f"more than {MAX_CALLS} calls")
     return calls
@@ -68,7 +56,7 @@ def read_calls(text: str) -> list[FunctionCall]:
 
 def is_attempt(text: str, names: Iterable[str]) -> bool:
     """Return whether a text holds what looks like a call of one of these functions."""
-    text, one = clipped(text), "|".join(map(re.escape, names))
+    text, one = clipped(with_plain_tokens(text)), "|".join(map(re.escape, names))
     called = rf"(?<![\w.])(?:{one})(?:\(|\s+\(\s*(?:\)|[\"'\[{{]|[A-Za-z_]\w*\s*=))"
     keys = "|".join(_NAMES)
     quoted = rf"""["'](?:{keys})["']\s*:\s*["'](?:{one})["']|["'](?:{one})["']\s*:\s*\{{"""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
+from assay.verify.answers.call_formats import FORMATS
 from assay.verify.answers.calls import (
     MAX_CALLS,
     BadCalls,
@@ -59,7 +60,7 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
     functions, expected = read_spec(problem)
     text = completion.answer_text
     try:
-        calls = read_calls(text)
+        calls = [call.typed(_properties(functions.get(call.name, {}))) for call in read_calls(text)]
     except BadCalls as error:
         return Part(0.0, detail=f"{error}")
     except NoCalls as error:
@@ -224,13 +225,14 @@ GROUND_TRUTH = Field(
 )
 FUNCTION_CALLS = Verifier(
     name="function_calls",
-    version=1,
+    version=2,
     judge=judge_calls,
     check_spec=spec_check(read_spec),
     domain="calls of functions (tools), as in the Berkeley Function-Calling Leaderboard",
     fields=(FUNCTION, GROUND_TRUTH),
     accepts="the expected calls in any order, as `[f(a=1), g(b='x')]`, as JSON (`name` and "
-    "`arguments`; lists, or objects behind one another), or in `<tool_call>` tags, where those "
+    "`arguments`; lists, or objects behind one another), or in the marks of chat models "
+    f"({', '.join(each.name for each in FORMATS)}), where those "
     "outside count too; the last fenced block where there is one. Where no call is expected: a "
     "reply that holds none and nothing that looks like one",
     text_only=True,

@@ -1,0 +1,170 @@
+"""How chat models mark calls: each format has a name, and reads calls and what stands around them.
+
+The markup of a call never counts as text: what looks like it and cannot be read is a bad call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+
+class NoCalls(ValueError):
+    """The text holds no call."""
+
+
+class BadCalls(ValueError):
+    """The text holds calls that cannot be read, or more than may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A function's name, and its arguments by name.
+
+    id: by which a reply names the call, or "". as_text: arguments are texts whose types the format
+    does not write; `typed` reads them.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = field(default="", compare=False)
+    as_text: bool = field(default=False, compare=False)
+
+    def typed(self, properties: Mapping[str, Any]) -> FunctionCall:
+        """Return the call with its texts read by the declared types; a string stays as it is."""
+        if not self.as_text:
+            return self
+        values = {
+            name: value if _is_text(properties.get(name)) else _literal(str(value))
+            for name, value in self.arguments.items()
+        }
+        return FunctionCall(self.name, values, self.id)
+
+
+def _is_text(declared: Any) -> bool:
+    kind = cast("Mapping[str, Any]", declared).get("type") if isinstance(declared, Mapping) else ""
+    return kind in (None, "string", "any")
+
+
+def _literal(text: str) -> Any:
+    """Return the value that a text writes, as JSON or as Python does; else the text."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text.strip())
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A named way to mark calls. pattern: finds one mark; read: returns the calls inside it, where
+    inner reads those of plain text."""
+
+    name: str
+    pattern: re.Pattern[str]
+    read: Callable[[re.Match[str], Callable[[str], list[FunctionCall]]], list[FunctionCall]]
+
+
+# Special tokens of calls, Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜>, end no
+# turn. They are spelled alike here, so that what cuts a turn at its special tokens leaves them.
+_TOKEN = re.compile(r"<[|｜](tool[_▁][^|｜<>\s]{1,40})[|｜]>")
+_SECTION = re.compile(r"<@tool_calls(?:_section)?_(?:begin|end)@>")
+_LEFT = re.compile(
+    r"<@tool_|</?tool_calls?>|<function=|</?function_call>|</?parameter=|<tool_use>|\[TOOL_CALLS\]"
+)
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,200})>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+_FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+def with_plain_tokens(text: str) -> str:
+    """Return a text whose special tokens of calls are plain text."""
+    return _TOKEN.sub(lambda token: f"<@{token[1].replace('▁', '_')}@>", text)
+
+
+def marked_calls(
+    text: str, inner: Callable[[str], list[FunctionCall]]
+) -> tuple[list[FunctionCall], str]:
+    """Return the calls in a text's marks, and the text without them; raises BadCalls.
+
+    inner: reads calls in the plain text of a mark. The text is one of `with_plain_tokens`.
+    """
+    calls: list[FunctionCall] = []
+    for each in FORMATS:
+        for found in each.pattern.finditer(text):
+            calls += each.read(found, inner)
+        text = each.pattern.sub("\n", text)
+    outside = _SECTION.sub("\n", text) if calls else text
+    if left := _LEFT.search(outside):
+        shown = " ".join(outside[left.start() : left.start() + 60].split())
+        raise BadCalls(f"no call: markup of a call that cannot be read: {shown}")
+    return calls, outside.strip()
+
+
+def _of_xml(found: re.Match[str], _: Callable[[str], list[FunctionCall]]) -> list[FunctionCall]:
+    arguments: dict[str, Any] = {}
+    position, body = 0, found["body"]
+    while parameter := _PARAMETER.match(body, position):
+        name, position = parameter[1].strip(), parameter.end()
+        if name in arguments:
+            raise BadCalls("no call: the same parameter twice")
+        arguments[name] = parameter[2]
+    if body[position:].strip():
+        raise BadCalls("no call: a function's body is not a list of parameters")
+    return [FunctionCall(found["name"].strip(), arguments, as_text=True)]
+
+
+def _of_tag(found: re.Match[str], inner: Callable[[str], list[FunctionCall]]) -> list[FunctionCall]:
+    return inner(found["body"].strip())
+
+
+def _of_tokens(found: re.Match[str], _: Callable[[str], list[FunctionCall]]) -> list[FunctionCall]:
+    """Return the call of a named mark: its name, and a JSON object of its arguments."""
+    written = found["arguments"]
+    if fence := _FENCED.match(written):
+        written = fence[1]
+    arguments: Any = None
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(written.strip() or "{}")
+    if not isinstance(arguments, dict):
+        raise BadCalls("no call: the arguments are no JSON object")
+    return [FunctionCall(found["name"].strip(), cast("dict[str, Any]", arguments))]
+
+
+def _format(name: str, pattern: str, read: Any) -> CallFormat:
+    return CallFormat(name, re.compile(pattern, re.DOTALL), read)
+
+
+FORMATS = (
+    _format(
+        "qwen_xml",
+        r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]{1,200})>(?P<body>.*?)</function>"
+        r"(?:\s*</tool_call>)?",
+        _of_xml,
+    ),
+    _format("hermes", r"<tool_call>(?P<body>.*?)(?:</tool_call>|\Z)", _of_tag),
+    _format(
+        "kimi",
+        r"<@tool_call_begin@>\s*(?:functions\.)?(?P<name>[\w.\-]{1,200}?)(?::\d+)?\s*"
+        r"<@tool_call_argument_begin@>(?P<arguments>.*?)<@tool_call_end@>",
+        _of_tokens,
+    ),
+    _format(
+        "deepseek",
+        r"<@tool_call_begin@>(?:function<@tool_sep@>)?\s*(?P<name>[\w.\-]{1,200})"
+        r"(?:<@tool_sep@>|\s*\n)(?P<arguments>.*?)<@tool_call_end@>",
+        _of_tokens,
+    ),
+    _format(
+        "mistral",
+        r"\[TOOL_CALLS\]\s*(?P<name>[\w.\-]{1,200})\s*(?:\[CALL_ID\]\w*)?\[ARGS\]"
+        r"(?P<arguments>.*?)(?=\[TOOL_CALLS\]|\Z)",
+        _of_tokens,
+    ),
+    _format("mistral_list", r"\[TOOL_CALLS\](?P<body>\s*[\[{].*)\Z", _of_tag),
+)
+"""The marked formats, in the order in which they are looked for. Calls without marks are JSON, a
+fenced block of it, or Python's."""
