@@ -290,10 +290,11 @@ def ask_recorded(folder: Path) -> Iterator[tuple[str, Sequence[tuple[str, str, i
         evaluations = list(read_rows(path.with_name("evaluations.jsonl")))
         for row in rows:
             history.add(row)
-            seen = Seen(history, [one for one in evaluations if one["step"] <= row["step"]])
+            known = [one for one in evaluations if one["step"] <= row["step"]]
+            seen = Seen(history, known, row, planned=len(rows))
             for rule in rules:
-                known = any(rule.name == name for _, name, _ in spoke)
-                if rule.check != "not_finite" and not known and CHECKS[rule.check](rule, seen):
+                told = any(rule.name == name for _, name, _ in spoke)
+                if not told and CHECKS[rule.check](rule, seen):
                     spoke.append((rule.action, rule.name, row["step"]))
         yield str(path.parent.relative_to(folder)), spoke
 

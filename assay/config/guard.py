@@ -25,7 +25,9 @@ class Rule:
     the series. reads: the metrics that it looks at; ``reward/*`` is every part of the reward. says:
     the reason, filled in with the numbers of the check. origin: where the defaults come from.
     limit, floor, window: what the check compares with; None: the rule needs a limit of the user's.
-    setting: the key of ``[guard]`` that holds the limit, where it has one. stages: those that
+    chance: the probability with which noise alone makes the rule speak in a run, over all its
+    looks; 0: the rule tests nothing against chance, or by its limit alone. setting: the key of
+    ``[guard]`` that holds the limit, where it has one. stages: those that
     measure this; none: all. needs: what a run must have for it. shows: which rollouts stand for it
     (`assay.run.evidence`). severe: a run that it stopped goes on only with somebody's approval.
     """
@@ -41,6 +43,7 @@ class Rule:
     limit: float | None = None
     floor: float = 0.0
     window: int = 1
+    chance: float = 0.0
     setting: str = ""
     stages: Sequence[str] = ()
     needs: str = ""
@@ -78,7 +81,8 @@ class GuardConfig(Section):
     """What stops a run. The built-in rules, with their defaults, stand in docs/trust.md."""
 
     max_not_judged: Rate = 0.25
-    """Largest share of the completions of a step that may stay not judged."""
+    """Largest share of the completions of two steps in a row that may stay not judged. A single
+    step may have up to twice as much."""
     max_kl: Positive | None = None
     """Largest mean KL to the reference, in nats per token. None: no bound."""
     min_entropy: NonNegative | None = None

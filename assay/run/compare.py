@@ -54,18 +54,31 @@ class Flip:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The last evaluation of one kind in A and in another run. other: its letter."""
+    """The last evaluation of one kind in A and in another run. other: its letter.
+
+    same_source: whether both configurations name the same held-out data.
+    """
 
     kind: str
     rows: tuple[Row | None, Row | None]
     flips: Sequence[Flip] = ()
     other: str = "B"
+    same_source: bool = True
 
     @property
     def differences(self) -> dict[str, float]:
         """B less A of each problem that both judged."""
         first, last = self.rows
         return {} if first is None or last is None else differences_between(first, last)
+
+    @property
+    def on_other_problems(self) -> bool:
+        """Whether the runs were evaluated on different problems, so that nothing is a gain."""
+        first, last = self.rows
+        if first is None or last is None or self.differences:
+            return False
+        told = all(row.get("eval/by_problem") for row in (first, last))
+        return told or not self.same_source
 
     @property
     def p_value(self) -> float | None:
@@ -81,9 +94,12 @@ class HeldOut:
 
     @property
     def difference(self) -> tuple[float, float | None] | None:
-        """B less A, and its standard error: problem by problem where both judged the same."""
+        """B less A, and its standard error: problem by problem where both judged the same.
+
+        None where the problems differ.
+        """
         first, last = self.rows
-        if first is None or last is None:
+        if first is None or last is None or self.on_other_problems:
             return None
         if self.gain is not None:
             return self.gain.value, self.gain.stderr
@@ -98,6 +114,7 @@ class HeldOut:
         return {
             "kind": self.kind,
             "other": self.other,
+            "same_problems": not self.on_other_problems,
             "step": [row and row["step"] for row in self.rows],
             "accuracy": [row and accuracy_of(row) for row in self.rows],
             "stderr": [row and row.get("eval/stderr") for row in self.rows],
@@ -169,8 +186,14 @@ def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
 
 def _held_out(runs: tuple[LoadedRun, LoadedRun], letter: str, num_flips: int) -> Iterator[HeldOut]:
     first, other = (by_kind(run.evaluations) for run in runs)
+    sources = [
+        {key: value for key, value in settings_of(run.config).items() if key.endswith(".heldout")}
+        for run in runs
+    ]
+    same = sources[0] == sources[1]
     for kind in dict.fromkeys([*first, *other]):
-        one = HeldOut(kind, (_last(first, kind), _last(other, kind)), other=letter)
+        rows = (_last(first, kind), _last(other, kind))
+        one = HeldOut(kind, rows, other=letter, same_source=same)
         yield _with_flips(one, runs, num_flips)
 
 
@@ -241,12 +264,14 @@ def _heldout_line(one: HeldOut) -> str:
         for row in one.rows
     ]
     line = f"{one.kind}: A {shown[0]}, {one.other} {shown[1]}"
+    if one.on_other_problems:
+        return f"{line}; not compared: they were evaluated on different problems"
     if one.difference is None:
         return line
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
     words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
-    line += f"; {one.other} less A {words}"
+    line += f"; {one.other} less A {words}{_overlap(one)}"
     if one.p_value is None:
         return line
     ways = [[id for id, each in one.differences.items() if way * each > 0] for way in (1, -1)]
@@ -255,6 +280,13 @@ def _heldout_line(one: HeldOut) -> str:
         line += f"\n  {what} {len(ids)}{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
         line += ", ..." if len(ids) > _NAMED else ""
     return "\n".join([line, *(line for flip in one.flips for line in _flip_lines(flip, one.other))])
+
+
+def _overlap(one: HeldOut) -> str:
+    """Say over how many problems a difference is, where not all are of both."""
+    counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
+    common = len(one.differences)
+    return "" if max(counts) == common else f" over the {common} in common"
 
 
 def _flip_lines(flip: Flip, other: str) -> Iterator[str]:

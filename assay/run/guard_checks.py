@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from assay.config.guard import Rule
+from assay.config.guard import HALVED, Rule
 from assay.run.evaluations import Row, accuracy_of, gain_between, of_deciding_kind
 from assay.run.history import History, Window
+from assay.run.intervals import t_quantile
 
 _NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"
@@ -25,7 +26,7 @@ PASSED = "verdict/passed"
 class Seen:
     """What a rule may look at. after: the step at which it spoke last; windows begin behind it.
 
-    row: of the newest step. price: of an hour.
+    row: of the newest step. price: of an hour. planned: steps that the run will take.
     """
 
     history: History
@@ -33,6 +34,7 @@ class Seen:
     row: Mapping[str, float] = field(default_factory=dict[str, float])
     after: int = 0
     price: float = 1.0
+    planned: int = 1000
 
     def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
         """Yield the newest window of each metric that a rule reads."""
@@ -72,6 +74,18 @@ def above(rule: Rule, seen: Seen) -> CheckFound | None:
     return None
 
 
+def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
+    """As `above`, where steps that the window still lacks count as 0: a whole step that is above
+    limit times window speaks at once."""
+    for name in rule.reads if rule.reads[0] in seen.history else ():
+        part = seen.history.part(name, -rule.window)
+        known = [n for n, step in enumerate(part.steps) if step > seen.after]
+        mean = float(part.values[known].sum()) / rule.window
+        if mean > rule.bound:
+            return CheckFound(part.steps[known[0]], [name], {"value": float(part.values[-1])})
+    return None
+
+
 def below(rule: Rule, seen: Seen) -> CheckFound | None:
     """The mean over the window is below the limit."""
     for name, part in seen.windows(rule):
@@ -96,6 +110,29 @@ def jump(rule: Rule, seen: Seen) -> CheckFound | None:
     return None
 
 
+LASTING = 3
+"""Steps of which the median must have jumped, where one outlier says nothing."""
+
+
+def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
+    """As `jump`, of the median of the newest `LASTING` values: one outlier is no jump.
+
+    The estimator of the KL has a heavy tail: one token that the policy finds a hundred times
+    likelier than the reference did can be most of a step's mean.
+    """
+    for pattern in rule.reads:
+        for name in seen.history.names(pattern):
+            part = seen.history.newest(name, rule.window + LASTING, seen.after)
+            if part is None:
+                continue
+            before, value = (
+                float(np.median(some)) for some in (part.values[:-LASTING], part.values[-LASTING:])
+            )
+            if value > max(rule.floor, rule.bound * before):
+                return CheckFound(part.steps[-LASTING], [name], {"value": value, "before": before})
+    return None
+
+
 def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
     """The mean over the window is above the floor, and above limit times the very first value."""
     for name, part in seen.windows(rule):
@@ -106,11 +143,14 @@ def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean is below limit times the first one's, and fewer than the floor pass."""
-    for name, part in seen.windows(rule):
+    """The window's mean is below limit times the first one's, and fewer than the floor pass.
+
+    Over four windows, or as many steps as there are: the share that passes is noisier than entropy.
+    """
+    for name, part in seen.windows(rule) if PASSED in seen.history else ():
         first = seen.history.part(name, 0, rule.window)
-        passed = seen.history.newest(PASSED, rule.window)
-        if part.steps[0] <= first.steps[-1] or passed is None or passed.mean >= rule.floor:
+        passed = seen.history.part(PASSED, -4 * rule.window)
+        if part.steps[0] <= first.steps[-1] or passed.mean >= rule.floor:
             continue
         if part.mean < rule.bound * first.mean:
             numbers = {"value": part.mean, "before": first.mean, "passed": passed.mean}
@@ -122,28 +162,68 @@ SURE = 0.9
 """Share that passes, above which a policy that is sure of itself is what was wanted."""
 
 
-def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean of the first metric is below limit times the very first window's, none of
-    the others rose, and the first of these, a share, is not above `SURE`.
+LOOKS = 5
+"""How often a rule that tests against chance looks within one window."""
 
-    One has risen where it did so by more than floor standard errors, from its first window to its
-    newest.
+
+def _strict(rule: Rule, seen: Seen) -> float | None:
+    """Return the standard errors by which noise alone exceeds nothing at any look of the run.
+
+    None where the rule does not look at this step. Each look spends an equal part of the rule's
+    `chance` (Bonferroni: looks at windows that overlap depend on each other, which only makes the
+    sum smaller). The steps of both halves, or of two windows, give the degrees of freedom.
     """
+    stride, step = max(1, rule.window // LOOKS), int(seen.row["step"])
+    if step % stride:
+        return None
+    num_looks = math.ceil(max(seen.planned, step) / stride)
+    num_steps = rule.window if rule.check in HALVED else 2 * rule.window
+    return t_quantile(max(1, num_steps - 2), 2 * rule.chance / num_looks)
+
+
+def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
+    """Return the rise of a metric from its very first window to its newest; None while they
+    overlap."""
+    newest = seen.history.newest(name, rule.window, seen.after)
+    first = seen.history.part(name, 0, rule.window) if newest is not None else None
+    if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
+        return None
+    values = np.concatenate([first.values, newest.values])
+    return _rise(Window([*first.steps, *newest.steps], values))
+
+
+def grown(rule: Rule, seen: Seen) -> CheckFound | None:
+    """The window's mean is above the very first window's by limit, and beyond chance."""
+    errors = _strict(rule, seen)
+    for name in rule.reads if errors is not None else ():
+        rise = _since_start(rule, seen, name) if name in seen.history else None
+        if rise is not None and rise.value > rule.bound and rise.times > (errors or 0.0):
+            numbers = {"before": rise.before, "value": rise.after}
+            return CheckFound(seen.history.part(name, -rule.window).steps[0], [name], numbers)
+    return None
+
+
+def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
+    """The window's mean of the first metric is below limit times the very first window's, and
+    nothing was won for it.
+
+    That is: a gain of floor in the second metric, a share, is ruled out at the rule's `chance`, the
+    share is not above `SURE`, and no other metric rose by more than two standard errors.
+    """
+    errors = _strict(rule, seen)
+    if errors is None:
+        return None
     falling, *others = rule.reads
-    rises: list[_Rise] = []
-    for name in (falling, *others):
-        newest = seen.history.newest(name, rule.window, seen.after)
-        first = seen.history.part(name, 0, rule.window) if newest is not None else None
-        if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
-            return None
-        values = np.concatenate([first.values, newest.values])
-        rises.append(_rise(Window([*first.steps, *newest.steps], values)))
-    fall, *rest = rises
-    won = rest[0].after > SURE or any(one.times > rule.floor for one in rest)
-    if won or fall.after >= rule.bound * fall.before:
+    rises = [_since_start(rule, seen, name) for name in (falling, *others)]
+    known = [one for one in rises if one is not None]
+    if len(known) < len(rises):
+        return None
+    fall, passed, *rest = known
+    won = passed.after > SURE or any(one.times > 2.0 for one in rest)
+    if won or fall.after >= rule.bound * fall.before or passed.at_most(errors) >= rule.floor:
         return None
     numbers = {"before": fall.before, "value": fall.after}
-    numbers |= {"passed_before": rest[0].before, "passed": rest[0].after}
+    numbers |= {"passed_before": passed.before, "passed": passed.after}
     last = seen.history.part(falling, -rule.window).steps[0]
     return CheckFound(last, [falling, *others], numbers)
 
@@ -167,10 +247,16 @@ def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
 def against(rule: Rule, seen: Seen) -> CheckFound | None:
     """A metric rises over the window's halves while fewer pass, both beyond chance.
 
-    By more than limit standard errors of a difference of means; correctness by the floor at least.
+    The metric by more than limit standard errors of a difference of means. Correctness by the floor
+    at least, by limit standard errors, and by what the rule's `chance` asks of every look: the
+    metric may rise in a healthy run, so that the test of correctness alone must hold the rate.
     """
+    errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
-    if passed is None or (fall := _rise(passed)).value > -rule.floor or fall.times > -rule.bound:
+    if errors is None or passed is None:
+        return None
+    fall = _rise(passed)
+    if fall.value > -rule.floor or fall.times > -max(rule.bound, errors):
         return None
     for name, part in seen.windows(rule):
         rise = _rise(part)
@@ -184,14 +270,15 @@ def against(rule: Rule, seen: Seen) -> CheckFound | None:
 def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     """The second half of the window is limit times the first, and no more pass than did.
 
-    More pass where the share rose by more than floor standard errors.
+    That is: a rise of floor in the share that passes is ruled out at the rule's `chance`.
     """
+    errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
-    if passed is None:
+    if errors is None or passed is None:
         return None
     for name, part in seen.windows(rule):
         growth, right = _rise(part), _rise(passed)
-        if growth.after > rule.bound * growth.before and right.times < rule.floor:
+        if growth.after > rule.bound * growth.before and right.at_most(errors) < rule.floor:
             numbers = {"before": growth.before, "value": growth.after}
             numbers |= {"passed_before": right.before, "passed": right.after}
             return CheckFound(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
@@ -281,15 +368,23 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """The halves of a window. times: their difference in its standard errors."""
+    """The halves of a window. error: of their difference; times: the difference in errors."""
 
     before: float
     after: float
-    times: float
+    error: float
 
     @property
     def value(self) -> float:
         return self.after - self.before
+
+    @property
+    def times(self) -> float:
+        return self.value / self.error
+
+    def at_most(self, errors: float) -> float:
+        """The rise that so many standard errors still allow."""
+        return self.value + errors * self.error
 
 
 def _rise(part: Window) -> _Rise:
@@ -298,13 +393,13 @@ def _rise(part: Window) -> _Rise:
     errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
     before, after = float(first.mean()), float(second.mean())
     error = max(math.sqrt(sum(errors)), 1e-9)
-    return _Rise(before, after, (after - before) / error)
+    return _Rise(before, after, error)
 
 
+_ALL = (
+    *(not_finite, above, above_soon, below, jump, lasting_jump, outgrown, grown, fallen),
+    *(falls_alone, collapsed, against, grows_alone, against_heldout, heldout_fell, total, spent),
+)
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
-    one.__name__: one
-    for one in (
-        *(not_finite, above, below, jump, outgrown, fallen, falls_alone, collapsed, against),
-        *(grows_alone, against_heldout, heldout_fell, total, spent),
-    )
+    one.__name__: one for one in _ALL
 }

@@ -83,7 +83,8 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
     all_pass, all_fail and mixed are of the groups that have a judged completion, and add up to 1;
     shaped_only is the part of them whose rewards differ although correctness does not: their
     gradient is made of shaping alone. all_fail_equal is the part of all_fail without any difference
-    of rewards. not_judged is of all groups: those with no judged completion. reward_std is the mean
+    of rewards. not_judged is of all groups: those with no judged completion; often_not_judged:
+    those of which a quarter, and two completions at least, were not judged. reward_std is the mean
     over groups of the deviation of rewards within one.
     """
     counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0, "all_fail_equal": 0}
@@ -102,6 +103,10 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
     metrics = {f"group/{kind}": count / num_judged for kind, count in counts.items() if num_judged}
     if verdicts:
         metrics["group/not_judged"] = 1 - num_judged / len(verdicts)
+        often = [
+            sum(not one.judged for one in group) >= max(2, len(group) / 4) for group in verdicts
+        ]
+        metrics["group/often_not_judged"] = sum(often) / len(verdicts)
         metrics["group/size"] = sum(map(len, verdicts)) / len(verdicts)
     if spreads:
         metrics["group/reward_std"] = float(np.mean(spreads))

@@ -14,6 +14,7 @@ from assay.terminal import escaped, one_line
 
 Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
 Row = Mapping[str, Any]
+_LONGEST = 80  # characters of an extracted answer in a header
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def _facts(row: Row) -> Iterator[str]:
         yield f"advantage {row['advantage']:+.3g}"
     given = f" ({row['num_given']} of them given)" if row["num_given"] else ""
     yield f"{row['num_tokens']} tokens{given}, {row['finish_reason']}"
-    if row["extracted"] is not None:
-        yield f"extracted {row['extracted']!r}"
+    if row["extracted"] is not None:  # of code it is the whole program, which the text shows
+        said = repr(row["extracted"])
+        yield f"extracted {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
     yield from (str(row[name]) for name in ("reason", "detail") if row[name])

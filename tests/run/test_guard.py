@@ -76,7 +76,7 @@ def test_a_healthy_step_passes(tmp_path: Path) -> None:
         ({"loss__total": math.nan}, {}, "loss/total is nan"),
         ({"optimizer__grad_norm": math.inf}, {}, "optimizer/grad_norm is inf"),
         (
-            {"verdict__not_judged_share": 0.3},
+            {"verdict__not_judged_share": 0.6},
             {},
             "guard.max_not_judged .*reason: ValueError: planted;",
         ),

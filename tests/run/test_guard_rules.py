@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,23 +49,25 @@ def ramp(start: float, end: float, count: int = 20) -> list[float]:
 
 FLAT = [0.5] * 20
 CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
-    ("not_judged", {"verdict/not_judged_share": [0.0, 0.3]}, {"verdict/not_judged_share": [0.3, 0.2]}, {}),
+    ("not_judged", {"verdict/not_judged_share": [0.3, 0.3]}, {"verdict/not_judged_share": [0.1, 0.4]}, {}),
+    ("not_judged_sought", {"group/often_not_judged": [0.0, 0.05] * 10 + [0.1, 0.3] * 10},
+     {"group/often_not_judged": [0.2, 0.25] * 20}, {}),
     ("not_judged_for_long", {"verdict/not_judged_share": [0.1] * 20}, {"verdict/not_judged_share": [0.1] * 19}, {}),
     ("mismatch", {"mismatch/mean": [0.2]}, {"mismatch/mean": [0.1]}, {}),
     ("mismatch_growth", {"mismatch/mean": [1e-6] * 4 + [0.01] * 3}, {"mismatch/mean": [0.02] * 4 + [0.025] * 3}, {}),
     ("same_prompt", {"group/same_prompt": [1.0, 1.0]}, {"group/same_prompt": [0.0, 0.1]}, {}),
     ("kl", {"kl/mean": [0.3]}, {"kl/mean": [0.2]}, {"max_kl": 0.2}),
-    ("kl_jump", {"kl/mean": [0.01] * 5 + [0.2]}, {"kl/mean": [0.03] * 5 + [0.2]}, {}),
-    ("length", {"length/mean": [50.0] * 10 + [90.0] * 10, "verdict/passed": FLAT},
-     {"length/mean": [50.0] * 10 + [90.0] * 10, "verdict/passed": ramp(0.2, 0.6)}, {}),
+    ("kl_jump", {"kl/mean": [0.01] * 5 + [0.2] * 3}, {"kl/mean": [0.01] * 5 + [0.9, 0.02, 0.01]}, {}),
+    ("length", {"length/mean": [50.0] * 20 + [90.0] * 20, "verdict/passed": FLAT * 2},
+     {"length/mean": [50.0] * 20 + [90.0] * 20, "verdict/passed": ramp(0.2, 0.6, 40)}, {}),
     ("collapse", {"verdict/passed": [0.6] * 6 + [0.1] * 5}, {"verdict/passed": [0.6] * 6 + [0.4] * 5}, {}),
     ("entropy", {"entropy/mean": [0.1]}, {"entropy/mean": [0.3]}, {"min_entropy": 0.2}),
     ("entropy_collapse", {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.5] * 11},
      {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.97] * 11}, {}),
     ("entropy_lost",
-     {"entropy/mean": [1.0] * 5 + [0.4] * 5, "verdict/passed": [0.3, 0.2] * 5, "reward/mean": [0.3, 0.2] * 5},
-     {"entropy/mean": [1.0] * 5 + [0.4] * 5, "verdict/passed": [0.3, 0.2] * 5, "reward/mean": [0.3] * 5 + [0.6] * 5}, {}),
-    ("all_wrong", {"group/all_fail_equal": [1.0] * 20}, {"group/all_fail_equal": [0.9] * 20}, {}),
+     {"entropy/mean": [1.0] * 50 + [0.4] * 50, "verdict/passed": [0.3, 0.2] * 50, "reward/mean": [0.3, 0.2] * 50},
+     {"entropy/mean": [1.0] * 50 + [0.4] * 50, "verdict/passed": [0.3, 0.2] * 50, "reward/mean": [0.3] * 50 + [0.6] * 50}, {}),
+    ("all_wrong", {"group/all_fail_equal": [1.0] * 20}, {"group/all_fail_equal": [1.0, 0.97] * 10}, {}),
     ("all_right", {"group/all_pass": [1.0] * 20}, {"group/all_pass": [0.9] * 20}, {}),
     ("no_contrast", {"group/reward_std": [0.0] * 20}, {"group/reward_std": [0.1] * 20}, {}),
     ("second_opinion", {"reward/math_verify.rescued": [0.2] * 10}, {"reward/math_verify.rescued": [0.05] * 10}, {}),
@@ -77,8 +80,8 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
     ("hours", {"time/elapsed": [7300.0]}, {"time/elapsed": [7100.0]}, {"limit": 2}),
     ("money", {"time/elapsed": [7300.0]}, {"time/elapsed": [3500.0]}, {"limit": 1, "price_per_hour": 1.0}),
     ("reward_against_correctness",
-     {"reward/mean": FLAT, "reward/format": ramp(0, 1), "verdict/passed": ramp(0.6, 0.3)},
-     {"reward/mean": ramp(0, 1), "reward/format": ramp(0, 1), "verdict/passed": ramp(0.3, 0.6)}, {}),
+     {"reward/mean": FLAT * 2, "reward/format": ramp(0, 1, 40), "verdict/passed": ramp(0.6, 0.3, 40)},
+     {"reward/mean": ramp(0, 1, 40), "reward/format": ramp(0, 1, 40), "verdict/passed": ramp(0.3, 0.6, 40)}, {}),
 ]  # fmt: skip
 
 
@@ -98,20 +101,66 @@ def test_a_rule_tells_the_sick_from_the_healthy(
 @pytest.mark.parametrize(
     ("entropies", "passed", "speaks"),
     [
-        ([1.0] * 5 + [0.6] * 5, [0.3, 0.2] * 5, False),  # more than half is left
-        ([1.0] * 5 + [0.1] * 5, [0.2, 0.3] * 2 + [0.2, 0.6] + [0.5, 0.6] * 2, False),  # it learned
-        ([1.0] * 5 + [0.1] * 4, [0.3, 0.2] * 4 + [0.2], False),  # the windows overlap
-        ([1.0] * 5 + [0.1] * 5, [0.97, 0.95] * 5, False),  # it was right from the start
-        ([0.2] * 5 + [0.09] * 5, [0.3, 0.2] * 2 + [0.1] * 6, True),  # a start that is low already
+        ([1.0] * 50 + [0.6] * 50, [0.3, 0.2] * 50, False),  # more than half is left
+        ([1.0] * 50 + [0.1] * 50, [0.2, 0.3] * 25 + [0.35, 0.45] * 25, False),  # it learned
+        ([1.0] * 50 + [0.1] * 50, [0.2, 0.6] * 50, False),  # too noisy: ten points may be won
+        ([1.0] * 50 + [0.1] * 40, [0.3, 0.2] * 45, False),  # the windows overlap
+        ([1.0] * 50 + [0.1] * 50, [0.97, 0.95] * 50, False),  # it was right from the start
+        (
+            [0.2] * 50 + [0.09] * 50,
+            [0.3, 0.2] * 25 + [0.1] * 50,
+            True,
+        ),  # a start that is low already
     ],
 )
-def test_an_entropy_is_lost_where_nothing_is_won(
+def test_an_entropy_is_lost_where_a_gain_is_ruled_out(
     entropies: Sequence[float], passed: Sequence[float], speaks: bool
 ) -> None:
     series = {"entropy/mean": entropies, "verdict/passed": passed, "reward/mean": passed}
     found = ask("entropy_lost", series)
     assert (found is not None) == speaks
-    assert found is None or found.since == 6
+    assert found is None or found.since == 51
+
+
+def test_a_whole_step_that_is_not_judged_is_enough() -> None:
+    assert ask("not_judged", {"verdict/not_judged_share": [0.6]}) is not None
+    assert ask("not_judged", {"verdict/not_judged_share": [0.4]}) is None
+    two_of_eight_problems = {"verdict/not_judged_share": [0.0, 0.27, 0.0]}
+    assert ask("not_judged", two_of_eight_problems) is None
+
+
+def test_a_rule_that_tests_against_chance_pays_for_its_looks() -> None:
+    """The longer a run is, the more often it is looked at, and the more one look must show."""
+    rng = np.random.default_rng(3)
+    passed = [*rng.normal(0.6, 0.1, 20), *rng.normal(0.42, 0.1, 20)]
+    series = {"reward/format": ramp(0, 1, 40), "verdict/passed": passed}
+    rule = RULES["reward_against_correctness"]
+
+    def found(planned: int) -> CheckFound | None:
+        return CHECKS[rule.check](rule, replace(seen(series), planned=planned))
+
+    assert found(40) is not None and found(100_000_000) is None
+    between_looks = {name: [*values, values[-1]] for name, values in series.items()}
+    assert CHECKS[rule.check](rule, seen(between_looks)) is None
+
+
+def test_noise_alone_speaks_no_more_often_than_its_chance() -> None:
+    """Of 150 runs of 200 steps in which nothing happens but that length and entropy move."""
+    rng = np.random.default_rng(4)
+    rules = {name: RULES[name] for name in ("length", "reward_against_correctness")}
+    alarms = dict.fromkeys(rules, 0)
+    for _ in range(150):
+        history = History()
+        passed = rng.normal(0.5, 0.1, 200)
+        for step in range(1, 201):
+            rising = {"length/mean": 50.0 * 1.05**step, "reward/format": float(step)}
+            row = {"step": step, "verdict/passed": passed[step - 1] + 0.005 * step, **rising}
+            history.add(row)
+            if step % 8 == 0 and step >= 40:
+                for name, rule in rules.items():
+                    looked = Seen(history, (), row, planned=200)
+                    alarms[name] += CHECKS[rule.check](rule, looked) is not None
+    assert max(alarms.values()) <= 2, "the rules' chance is half of a hundredth"
 
 
 def test_every_rule_has_a_case() -> None:

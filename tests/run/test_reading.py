@@ -18,7 +18,7 @@ from assay.run.compare import compare_runs
 from assay.run.directory import Run
 from assay.run.evaluations import best_step
 from assay.run.loaded import LoadedRun, load_run, load_run_at
-from assay.run.reading import Kind, read_rollouts
+from assay.run.reading import Kind, Reading, read_rollouts
 from assay.types import Verdict
 
 
@@ -205,6 +205,52 @@ def test_who_approves_without_a_run_to_resume_is_told(tmp_path: Path, output: An
     config.write_text('[model]\npath = "m"\n[data]\ntrain = ["rows.jsonl"]\n[rl]\n')
     code, _, said = output("train", config, "--approved-by", "Ada")
     assert code == 2 and "found --approved-by; accepted: beside --resume RUN alone" in said
+
+
+def evaluated_on(run: LoadedRun, **shares: float) -> LoadedRun:
+    """The same run, whose last evaluation was on other problems."""
+    *before, last = run.evaluations
+    mean = sum(shares.values()) / len(shares)
+    return replace(
+        run, evaluations=[*before, {**last, "eval/pass_at_1": mean, "eval/by_problem": shares}]
+    )
+
+
+def test_runs_on_different_problems_have_no_difference(run: LoadedRun) -> None:
+    found = compare_runs([run, evaluated_on(run, c=1.0, d=1.0)])
+    (greedy,) = found.heldout
+    assert greedy.difference is None and greedy.p_value is None
+    (line,) = [one for one in str(found).splitlines() if one.startswith("greedy: ")]
+    assert line.endswith("; not compared: they were evaluated on different problems")
+    assert greedy.as_dict()["same_problems"] is False and greedy.as_dict()["difference"] is None
+    some = compare_runs([run, evaluated_on(run, a=1.0, c=1.0)])
+    assert some.heldout[0].difference == (pytest.approx(0.5), None)
+    assert " over the 1 in common, p 1\n" in str(some)
+
+
+def test_runs_that_name_other_data_and_tell_no_problems_have_no_difference(run: LoadedRun) -> None:
+    def untold(run: LoadedRun) -> LoadedRun:
+        *before, last = run.evaluations
+        return replace(run, evaluations=[*before, {**last, "eval/by_problem": None}])
+
+    same = compare_runs([untold(run), untold(run)]).heldout[0]
+    assert same.difference is not None
+    elsewhere = run.config.model_copy(
+        update={"data": run.config.data.model_copy(update={"heldout": ("other.jsonl",)})}
+    )
+    other = replace(untold(run), config=elsewhere)
+    assert compare_runs([untold(run), other]).heldout[0].difference is None
+
+
+def test_a_header_does_not_repeat_a_whole_program(run: LoadedRun) -> None:
+    row = dict(read_rollouts(run, count=1).rollouts[0])
+    program = "def solve(n):\n" + "    n = n + 1\n" * 50
+    long, short = (
+        str(Reading([{**row, "text": program, "extracted": said}], 1)) for said in (program, "42")
+    )
+    (header,) = [line for line in long.splitlines() if line.startswith("--- step")]
+    assert "extracted 'def solve(n):" in header and "..." in header and len(header) < 300
+    assert long.count("n = n + 1") < 60 and "extracted '42'" in short
 
 
 def test_a_run_is_like_itself(run: LoadedRun) -> None:

@@ -95,14 +95,23 @@ def test_groups_whose_variance_is_shaping_alone_are_told() -> None:
     assert metrics["group/not_judged"] == 0.25 and metrics["group/size"] == 2.0
 
 
+def test_problems_of_which_many_completions_are_not_judged_are_counted() -> None:
+    right = rollout(1, judge(1.0))
+    lost = rollout(1, TIMEOUT)
+    assert metrics_of([lost, *[right] * 7])["group/often_not_judged"] == 0.0, "one may be chance"
+    assert metrics_of([lost, lost, *[right] * 6], [right] * 8)["group/often_not_judged"] == 0.5
+    assert metrics_of([lost, lost, *[right] * 7])["group/often_not_judged"] == 0.0, "2 of 9"
+
+
 def test_nothing_judged_leaves_rates_out_and_never_says_zero() -> None:
     metrics = metrics_of([rollout(2, TIMEOUT), rollout(2, ERROR)])
     assert not [key for key in metrics if key.startswith(("reward/", "family/"))]
     assert {key for key in metrics if key.startswith("group/")} == {
         "group/not_judged",
+        "group/often_not_judged",
         "group/size",
     }
-    assert metrics["group/not_judged"] == 1.0
+    assert metrics["group/not_judged"] == metrics["group/often_not_judged"] == 1.0
     assert "verdict/passed" not in metrics and metrics["verdict/not_judged_share"] == 1.0
 
 
