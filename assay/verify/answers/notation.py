@@ -30,7 +30,7 @@ _PRIMED = re.compile(
 )
 _ORDER = re.compile(r"(?<![a-zA-Z\\])([fghuyFG])\s*\^\s*\{\s*\(\s*(\w)\s*\)\s*\}")
 _TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:T|\\top|\\intercal)(?![a-zA-Z])\s*\}?")
-_NABLA = ((r"\nabla\cdot", r"D_{iv}\cdot "), (r"\nabla\times", r"C_{url}\cdot "))
+_NABLA = ((r"\nabla\cdot", r" D_{iv}\cdot "), (r"\nabla\times", r" C_{url}\cdot "))
 _UPPER_GAMMA = re.compile(r"\\Gamma(?![a-zA-Z])(?!\s*[(_])")
 _LOWER_GAMMA = re.compile(r"\\gamma(?![a-zA-Z])(?!\s*_)")
 
@@ -50,7 +50,7 @@ def as_names(text: str) -> str | None:
         text = re.sub(r"(\\nabla)\s*(?=\\(?:cdot|times))", r"\1", text)
         for written, name in _NABLA:
             text = text.replace(written, name)
-    text = _LOWER_GAMMA.sub("g_{amma}", _UPPER_GAMMA.sub("G_{amma}", text))
+    text = _LOWER_GAMMA.sub(" g_{amma}", _UPPER_GAMMA.sub(" G_{amma}", text))
     return _TRANSPOSED.sub(_transposed, text)
 
 
@@ -78,7 +78,8 @@ def _leibniz(match: re.Match[str]) -> str:
     # of one of several.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
-    return f"{name}_{{{_below(match['below'])}{sign}{''.join(map(''.join, by))}}}{of}"
+    # The space keeps it apart from a command before it, as in \pi\frac{dr}{dt}.
+    return f" {name}_{{{_below(match['below'])}{sign}{''.join(map(''.join, by))}}}{of}"
 
 
 def _transposed(match: re.Match[str]) -> str:
