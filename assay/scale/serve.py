@@ -85,6 +85,9 @@ class VerifierServer(Server):
         self._checks.shutdown(wait=False, cancel_futures=True)
 
     def _facts(self, name: str) -> dict[str, Any]:
+        if self.service.compares_siblings(Problem("facts", "", verifier=name)):
+            accepted = "a verifier that judges each completion by itself: rows have no siblings"
+            raise Refused(404, message("/verifiers", repr(name), accepted))
         try:
             self.service.check([name])
         except AssayError as error:
@@ -92,9 +95,6 @@ class VerifierServer(Server):
         found = self.service.describe().get(name.partition("@")[0])
         if found is None:
             raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
-        if self.service.compares_siblings(Problem("facts", "", verifier=name)):
-            accepted = "a verifier that judges each completion by itself: rows have no siblings"
-            raise Refused(404, message("/verifiers", repr(name), accepted))
         return {key: found[key] for key in found if key != "source"}  # which is its owner's
 
     async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:

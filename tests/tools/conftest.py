@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tool_worlds import GAMES, QUESTIONS, teach
+from taught import teach
+from tool_worlds import GAMES, QUESTIONS
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tool_worlds import CALL, QUESTIONS, RESULT, teach
+from taught import teach
+from tool_worlds import CALL, QUESTIONS, RESULT
 
 from assay.curation.base import run_stage
 from assay.errors import ConfigError
