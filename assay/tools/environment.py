@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 from assay.errors import FAILURES, AssayError, DataError, VerifierError, cause, message
 from assay.types import Completion, Message, Problem, StepScore, ThinkFormat
-from assay.verify.base import as_part
+from assay.verify.base import Part, as_part
 
 Messages: TypeAlias = "str | Message | Sequence[Message]"
 """Messages; a text is one of the user."""
@@ -76,6 +76,10 @@ class Environment:
         if completion.truncated:
             conversation.reward = {"score": 0.0}
             return conversation.total(completion.turn_ends)
+        if not completion.said and not len(
+            completion.tokens
+        ):  # as a row's answer, tried before a run
+            return Part.not_judged("unavailable", "the environment goes on behind this one text")
         raise VerifierError("the environment ends elsewhere than it did: it is not deterministic")
 
 

@@ -118,6 +118,18 @@ def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
 # runs
 
 
+def test_an_environment_of_several_turns_is_not_said_to_fail_before_a_run(
+    tmp_path: Path, player: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row's answer is one turn of a game: that it does not end there is no failure."""
+    tree = tree_of(tmp_path, player, "run", rl={"steps": 1})
+    rows = [{"question": f"{n}?", "digit": 5, "answer": "4"} for n in range(10, 18)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train(tree, quiet=False)
+    told = capsys.readouterr()
+    assert "failed on each" not in told.err + told.out
+
+
 def tree_of(folder: Path, player: Path, name: str, **sections: Any) -> dict[str, Any]:
     problems = folder / "problems.jsonl"
     rows = [{"question": f"{n}?", "digit": 5} for n in range(10, 18)]
