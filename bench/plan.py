@@ -32,6 +32,9 @@ PROGRAMS = {
     "cpu": "import time; time.perf_counter = time.process_time; from assay.cli import main; main()",
 }
 SMOL, DEMO = "SmolLM2-135M", "demo, 0.7M"
+BY_MODULES = "import assay.model.probe as probe; probe._prove_lean = lambda _: (False, 'bench'); "
+"""Before a program: layers are gone through by their modules, as where the probe refuses."""
+SIX = ("full", "full_modules", "checkpointing", "lora", "lora_modules", "lora_checkpointing")
 TRACES = {SMOL: "traces", DEMO: "short"}
 SHORT, SHORT_TIMES = 56, 4  # characters of a prompt and a completion for the demo, and how often
 
@@ -43,6 +46,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16_moments": (SMOL, {"optimizer": {"state_dtype": "bfloat16"}}),
     "reference": (SMOL, {"algorithm": {"name": "grpo"}}),
     "lora": (SMOL, {"model": {"lora": {"rank": 16}}, "optimizer": {"learning_rate": 1e-4}}),
+    "full_modules": (SMOL, {}),
+    "lora_modules": (SMOL, {"model": {"lora": {"rank": 16}}, "optimizer": {"learning_rate": 1e-4}}),
+    "lora_checkpointing": (
+        SMOL,
+        {
+            "model": {"lora": {"rank": 16}, "activation_checkpointing": True},
+            "optimizer": {"learning_rate": 1e-4},
+        },
+    ),
     "checkpointing": (SMOL, {"model": {"activation_checkpointing": True}}),
     "sft": (SMOL, {"sft": {"tokens_per_step": 2048}}),
     "critic": (SMOL, {"algorithm": {"name": "ppo"}}),
@@ -58,7 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """One configuration, estimated and measured. Workers: of verifiers, counted apart."""
+    """One configuration, estimated and measured. Workers: of verifiers, counted apart. plan_mib:
+    peak of the estimating process itself."""
 
     name: str
     estimated_mib: float
@@ -68,6 +81,7 @@ class Result:
     estimated_workers_mib: float
     measured_workers_mib: float
     parts: Mapping[str, float]
+    plan_mib: float = 0.0
 
     @property
     def error(self) -> float:
@@ -142,10 +156,12 @@ def estimate(
     """Plan a case; returns the estimated fields of its result."""
     page, log = folder / f"{name}-decision.md", folder / f"{name}-plan.log"
     options = ["--measure", "0", "--out", page, "--overwrite", "--json"]
-    run([*_assay(arguments), "plan", config, *options], log, _environment(arguments), folder)
+    plan = [*_assay(arguments, name), "plan", config, *options]
+    finished = run(plan, log, _environment(arguments), folder)
     planned = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["estimates"]
     return {
         "estimated_mib": planned["memory_mib"]["total"],
+        "plan_mib": finished.peak_mib,
         "estimated_seconds": (planned["seconds"] or {}).get("total"),
         "estimated_workers_mib": planned["workers_mib"],
         "parts": planned["memory_mib"],
@@ -155,7 +171,7 @@ def estimate(
 def measure(name: str, config: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train a case; returns the measured fields of its result."""
     log = folder / f"{name}-train.log"
-    train = [*_assay(arguments), "train", config, "--json"]
+    train = [*_assay(arguments, name), "train", config, "--json"]
     finished = run(train, log, _environment(arguments), folder)
     ended = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
     metrics = (Path(ended["run"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -167,8 +183,9 @@ def measure(name: str, config: Path, folder: Path, arguments: argparse.Namespace
     }
 
 
-def _assay(arguments: argparse.Namespace) -> list[str | Path]:
-    return [sys.executable, "-c", PROGRAMS[arguments.clock]]
+def _assay(arguments: argparse.Namespace, name: str) -> list[str | Path]:
+    before = BY_MODULES if name.endswith("_modules") else ""
+    return [sys.executable, "-c", before + PROGRAMS[arguments.clock]]
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
@@ -177,7 +194,15 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def shown(results: Sequence[Result]) -> str:
     """Return all results as a table."""
-    heads = ["estimated, MiB", "measured", "error", "estimated, s a step", "measured", "error"]
+    heads = [
+        "estimated, MiB",
+        "measured",
+        "error",
+        "peak of the plan",
+        "estimated, s a step",
+        "measured",
+        "error",
+    ]
     rows = [["", *heads]]
     for one in results:
         mark = "" if abs(one.error) <= WITHIN else " (!)"
@@ -185,7 +210,7 @@ def shown(results: Sequence[Result]) -> str:
         if one.estimated_seconds is not None and one.seconds_error is not None:
             seconds = [f"{one.estimated_seconds:.2f}", seconds[1], f"{one.seconds_error:+.0%}"]
         memory = [f"{one.estimated_mib:.0f}", f"{one.measured_mib:.0f}", f"{one.error:+.1%}{mark}"]
-        rows.append([one.name, *memory, *seconds])
+        rows.append([one.name, *memory, f"{one.plan_mib:.0f}", *seconds])
     return table(rows)
 
 

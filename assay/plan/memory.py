@@ -103,6 +103,7 @@ def plan_memory(
     libraries_mib: float | None = None,
     num_heldout: int = 0,
     asked: Sequence[int] = (),
+    lean: bool = True,
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
@@ -111,7 +112,8 @@ def plan_memory(
     beside the policy, which is then the reference. libraries_mib: the interpreter with its
     libraries; None: what this process holds beside the models. num_heldout: problems of an
     evaluation. asked: how many tokens the teacher is asked about before the first step, and
-    never again, part by part; empty: it stays.
+    never again, part by part; empty: it stays. lean: what the probe found of the lean way through
+    the layers (`assay.model.probe`).
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -138,7 +140,7 @@ def plan_memory(
         "optimizer": moments,
         "slack": SLACK_MIB * MIB,
         "gradients": max(num_trained, num_critic) * FLOAT32,
-        **_update_parts(config, model, tokens, stays),
+        **_update_parts(config, model, tokens, stays, lean),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
     }
     found = {name: size / MIB for name, size in parts.items() if size}
@@ -260,13 +262,15 @@ def _asking_bytes(
     return here, weight_bytes(teacher) + layer
 
 
-def _update_parts(config: TrainConfig, model: Any, tokens: int, teacher: Any) -> dict[str, float]:
+def _update_parts(
+    config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool
+) -> dict[str, float]:
     """Return what an update takes beside the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    layer_bytes = kept_bytes(model)
+    layer_bytes = kept_bytes(model, lean)
     checkpointed = config.model.activation_checkpointing
     kept = layers * width * size if checkpointed else layers * layer_bytes
     at_once = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))

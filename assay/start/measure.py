@@ -209,6 +209,7 @@ def measure_machine(
         model_of(look.teacher),
         num_heldout=num_heldout,
         asked=look.asked,
+        lean=look.lean,
     )
     say("timing a few products and decoding steps")
     seconds, num_steps = None, None

@@ -347,6 +347,7 @@ def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, 
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
+    bench.generator.sleep()  # an update needs the memory, as in a run
     return found
 
 

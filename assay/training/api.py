@@ -251,7 +251,9 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
         length = len(bench.renderer.render(look.problem).tokens)
         needs = (look.has_reference, look.has_critic, model_of(look.teacher))
-        memory = plan_memory(settings, bench.loaded.model, length, *needs, asked=look.asked)
+        memory = plan_memory(
+            settings, bench.loaded.model, length, *needs, asked=look.asked, lean=look.lean
+        )
         first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 

@@ -142,7 +142,7 @@ def first_look(config: TrainConfig, bench: Bench, rows: Rows) -> FirstLook:
     layout = choose_layout(bench, problems.train, settings.group_size, teacher.model)
     steps = f"{settings.steps} steps of {config.completions_a_step} completions"
     notes = [*problems.notes, words, layout.reason, steps]
-    return FirstLook(problems.train[0], notes, teacher=teacher)
+    return FirstLook(problems.train[0], notes, teacher=teacher, lean=layout.lean)
 
 
 KIND = Kind(read_rows, first_look, run_distill)

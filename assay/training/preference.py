@@ -346,12 +346,16 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     if not settings.pairs:
         problems = fit_problems(rows, bench)
         steps = f"{settings.steps} steps of {config.completions_a_step} completions"
-        return FirstLook(problems.train[0], [*problems.notes, told, steps], row.needs_reference)
+        group_size = 2 if row.paired else settings.group_size
+        way = choose_layout(bench, problems.train, group_size)
+        notes = [*problems.notes, told, way.reason, steps]
+        return FirstLook(problems.train[0], notes, row.needs_reference, lean=way.lean)
     examples, notes = open_examples(bench, settings.pairs, settings, row)
     num_steps = _schedule(len(examples), settings, 0).num_steps
     steps = f"{num_steps} steps of {settings.pairs_per_step}"
     layout = pair_layout(bench, examples)
-    return FirstLook(examples[0].group.problem, [*notes, told, layout.reason, steps])
+    notes = [*notes, told, layout.reason, steps]
+    return FirstLook(examples[0].group.problem, notes, lean=layout.lean)
 
 
 KIND = Kind(read_rows, first_look, run_preference)

@@ -85,8 +85,9 @@ def lay_out_texts(bench: Bench, texts: Texts) -> Lessons:
 def first_look(config: TrainConfig, bench: Bench, texts: Texts) -> FirstLook:
     """Say what the stage would do with these documents; the problem is how the first begins."""
     lessons = lay_out_texts(bench, texts)
-    notes = [lessons.what, *lessons.notes, *filter(None, [prove_lean(bench.loaded.model)[1]])]
-    return FirstLook(Problem("document", texts.train[0].text[:SHOWN]), notes)
+    lean, note = prove_lean(bench.loaded.model)
+    notes = [lessons.what, *lessons.notes, *filter(None, [note])]
+    return FirstLook(Problem("document", texts.train[0].text[:SHOWN]), notes, lean=lean)
 
 
 KIND = Kind(read_texts, first_look, run_pretrain)

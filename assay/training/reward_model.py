@@ -89,7 +89,7 @@ def first_look(config: TrainConfig, bench: Bench, opened: OpenedRows) -> FirstLo
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
     first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, MarginPair) else first.prompt
-    return FirstLook(Problem("row", prompt), [size, way.reason, *warnings])
+    return FirstLook(Problem("row", prompt), [size, way.reason, *warnings], lean=way.lean)
 
 
 KIND = Kind(lambda config, verifiers: open_rows(config), first_look, run_reward_model)

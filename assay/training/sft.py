@@ -126,12 +126,12 @@ def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> Fi
     first = f"the first completion is {traces[0].completion!r}"
     probed = [traces[n] for n in range(min(NUM_PROMPTS, len(traces)))]
     prompts = [group.prompt.tokens for group in trace_groups(probed, bench.renderer)]
-    lean = prove_lean(bench.loaded.model, prompts=prompts)[1]
-    notes = [f"{len(traces)} traces", first, *filter(None, [lean])]
+    lean, note = prove_lean(bench.loaded.model, prompts=prompts)
+    notes = [f"{len(traces)} traces", first, *filter(None, [note])]
     first_problem = Problem(
         "trace", traces[0].prompt, think=traces[0].think, effort=traces[0].effort
     )
-    return FirstLook(first_problem, notes)
+    return FirstLook(first_problem, notes, lean=lean)
 
 
 KIND = Kind(read_traces, first_look, run_sft)

@@ -62,7 +62,8 @@ class FirstLook:
     """What a stage would do: its first problem, a line a finding, and what it needs memory for.
 
     teacher: who is asked beside the policy; None: nobody. asked: where it is asked once, before
-    the first step, how many tokens it is asked about, part by part.
+    the first step, how many tokens it is asked about, part by part. lean: what the probe found of
+    the lean way through the layers.
     """
 
     problem: Problem
@@ -71,6 +72,7 @@ class FirstLook:
     has_critic: bool = False
     teacher: AnyTeacher | None = None
     asked: Sequence[int] = ()
+    lean: bool = True
 
 
 @dataclass(frozen=True)

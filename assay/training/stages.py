@@ -101,16 +101,19 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, bench)
     teacher = open_reference(bench, row)
+    way = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
     notes = [
         *problems.notes,
         *notes_on(teacher),
         f"{row.name}: {row.paper}, {row.equation}",
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
-        choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher)).reason,
+        way.reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
         *(f"warning: {text}" for text in bench.verifiers.warnings()),
     ]
-    return FirstLook(problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher)
+    return FirstLook(
+        problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher, lean=way.lean
+    )
 
 
 KIND = Kind(read_problems, first_look, run_rl)

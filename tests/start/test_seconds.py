@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from assay.config import TrainConfig, parse
+from assay.config import EngineConfig, TrainConfig, parse
+from assay.generate.engine import Engine
 from assay.start import seconds
 from assay.start.seconds import (
     StepSeconds,
@@ -18,7 +20,8 @@ from assay.start.seconds import (
     estimate_sampled,
     measure_units,
 )
-from assay.types import Group
+from assay.testing import byte_tokenizer, tiny_model
+from assay.types import Group, Problem, Prompt
 
 ONE_STEP = UnitSeconds(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)
 
@@ -168,3 +171,22 @@ def test_an_update_is_taken_apart(
     found = measure_units(bench, (), *lengths, learn, group_size)
     assert found.update_fixed == pytest.approx(3)
     assert found.update_token == pytest.approx(0.01)
+
+
+def test_an_update_is_timed_without_the_engines_memory() -> None:
+    """As in a run: packed copies of the weights would lie beside gradients and activations."""
+    prompt = Prompt("1 + 1 =", np.arange(1, 8, dtype=np.int32))
+    settings, tokenizer = EngineConfig(num_slots=8), byte_tokenizer()
+    engine: Any = Engine(
+        tiny_model(), tokenizer, lambda _: prompt, eos_ids=(257,), settings=settings
+    )
+    bench: Any = SimpleNamespace(
+        config=parse({"model": {"path": "m"}, "data": {"train": ["t"]}, "rl": {}}).model_copy(
+            update={"engine": settings}
+        ),
+        generator=engine,
+    )
+    held: list[object] = []
+    problems = [Problem(f"p{n}", "1 + 1 =") for n in range(4)]
+    measure_units(bench, problems, 8, 8, lambda _: held.append(engine._choice.forward._products), 2)
+    assert held and set(held) == {None}

@@ -20,8 +20,9 @@ import assay.training
 from assay.config import TrainConfig, parse
 from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
 from assay.generate.engine import Engine
+from assay.model import operations
 from assay.training import stage
-from assay.training.api import checkpoint_of, train
+from assay.training.api import checkpoint_of, dry_run, train
 from assay.verify.selftest import SelfTest
 from assay.verify.service import VerifierService
 
@@ -348,6 +349,22 @@ def test_too_little_success_is_warned_of(world: World, capsys: pytest.CaptureFix
     assert [row["passed"] for row in events if row["kind"] == "cold_start"] == [0.0]
     train(resume=result.run, overrides=["rl.steps=3"])
     assert "first step's completions" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["rl", "preference"])
+def test_the_estimate_of_memory_follows_the_probe(
+    stage: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = world.tree()
+    if stage == "preference":
+        del tree["rl"]
+        tree["preference"] = {"steps": 1, "num_prompts": 2, "group_size": 2}
+    lean = dry_run(tree, quiet=True).memory
+    attend = operations.attend
+    monkeypatch.setattr(operations, "attend", lambda *args: attend(*args) / 2)
+    look = dry_run(tree, quiet=True)
+    assert any("layers by their modules" in note for note in look.notes)
+    assert look.memory.parts["activations"] > 1.5 * lean.parts["activations"]
 
 
 def test_success_that_is_cut_off_asks_for_longer_completions(

@@ -44,9 +44,12 @@ def test_layers_whose_lean_way_is_wrong_are_gone_through_by_their_modules(
     with monkeypatch.context() as patch:
         patch.setattr(decoder.Decoder, "of", by_modules)
         want = train(world.sft_tree(run={"name": "modules"}), quiet=True)
+    lean = dry_run(world.sft_tree())
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", lambda *args: attend(*args) / 2)
-    assert any("the lean way is off by" in note for note in dry_run(world.sft_tree()).notes)
+    look = dry_run(world.sft_tree())
+    assert any("the lean way is off by" in note for note in look.notes)
+    assert look.memory.parts["activations"] > 1.5 * lean.memory.parts["activations"]
     capsys.readouterr()
     got = train(world.sft_tree(run={"name": "wrong"}))
     assert "layers by their modules: the lean way is off by" in capsys.readouterr().err
