@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from assay.errors import AssayError, find_object, message
 from assay.terminal import one_line
@@ -31,8 +31,31 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), "package.module:object"))
-    with deadline(IMPORT_SECONDS, f"importing {name.partition(':')[0]}"):
+    with deadline(IMPORT_SECONDS, f"importing {name.partition(':')[0]}"), _kept_alive():
         return find_object(name, where, error)
+
+
+@contextmanager
+def _kept_alive() -> Iterator[None]:
+    """Make ``os._exit`` of this thread a SystemExit.
+
+    A module that calls it as it is imported would end the command without a word, with a code of
+    its choice: 0 says that all went well.
+    """
+    end, importing = os._exit, True
+    thread = threading.get_ident()
+
+    def raised(status: int) -> NoReturn:
+        # A module may keep this function; later, and in other threads, it is the real one.
+        if importing and threading.get_ident() == thread:
+            raise SystemExit(f"os._exit({status})")
+        end(status)
+
+    os._exit = raised
+    try:
+        yield
+    finally:
+        importing, os._exit = False, end
 
 
 @contextmanager

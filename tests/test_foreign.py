@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -137,3 +141,23 @@ def test_another_thread_has_no_deadline() -> None:
     thread.start()
     thread.join()
     assert done == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import os; os._exit(0)", "from os import _exit; _exit(0)", "import posix, os; os._exit(3)"],
+)
+def test_a_module_that_ends_the_process_is_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: without the check it would be this one that ends."""
+    (tmp_path / "ends.py").write_text(text)
+    program = (
+        "from assay.errors import ConfigError; from assay.foreign import import_object\n"
+        "import os; real = os._exit\n"
+        "try: import_object('ends:tool', 'tools.names', ConfigError)\n"
+        "except ConfigError as error: print(error, os._exit is real)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.search(r"SystemExit: os\._exit\([03]\).* in ends\.py:1.* True$", done.stdout.strip())

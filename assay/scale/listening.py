@@ -33,6 +33,8 @@ def server(app: Any, command: str, most_connections: int, **settings: Any) -> An
         # Anybody can make uvicorn warn, as often as they like, by what is no HTTP.
         "log_level": "error",
         "access_log": False,
+        # asyncio accepts so many at once before it looks at the first: far fewer than SPARE_FILES.
+        "backlog": 48,
         "lifespan": "on",
         "ws": "none",
         "timeout_keep_alive": 60,
