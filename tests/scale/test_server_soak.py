@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai_server import Model, served
@@ -118,14 +119,15 @@ def test_a_server_outlives_a_hostile_crowd(command: str, path: str, tmp_path: Pa
         assert num_asked > 100
         reply = httpx2.post(base + path, json=GOOD[path], timeout=60, trust_env=False)
         assert reply.status_code == 200
-        waiting = lambda: httpx2.get(f"{base}/health", timeout=60, trust_env=False).json()[
-            "waiting"
-        ]  # noqa: E731
-        assert until(lambda: waiting() == 0, 90.0)
+        assert until(lambda: health(base)["waiting"] == 0, 90.0)
         assert rss(process.pid) < memory + 200 * 2**20
         text = log.read_text()
         assert "Traceback" not in text and "a request failed" not in text, text[-3000:]
         assert len(text) < 2_000_000
+
+
+def health(base: str) -> dict[str, Any]:
+    return httpx2.get(f"{base}/health", timeout=60, trust_env=False).json()
 
 
 def rss(pid: int) -> int:
