@@ -6,6 +6,7 @@ verifier's name there, as ``remote:math``.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -163,7 +164,15 @@ def _client(process: int) -> httpx2.Client:
 def _open_client(process: int) -> httpx2.Client:
     import httpx2
 
-    return httpx2.Client(limits=httpx2.Limits(max_keepalive_connections=64), trust_env=False)
+    client = httpx2.Client(limits=httpx2.Limits(max_keepalive_connections=64), trust_env=False)
+    atexit.register(_close, client, process)
+    return client
+
+
+def _close(client: httpx2.Client, process: int) -> None:
+    """Close the connections of this process; a fork has inherited the call, and not the right."""
+    if process == os.getpid():
+        client.close()
 
 
 def _check(name: str, options: Mapping[str, Any]) -> None:

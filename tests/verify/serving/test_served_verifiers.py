@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -269,3 +271,24 @@ def test_the_threads_of_a_closed_expression_end(server: str) -> None:
             time.sleep(0.02)
         assert threads() == {"assay-remote:constant"}
         assert list(asking.engine._lanes) == ["remote:constant@1"]
+
+
+def test_connections_to_servers_are_closed_when_the_process_ends() -> None:
+    pytest.importorskip("httpx2")
+    program = (
+        "import http.server, os, threading\n"
+        "from assay.verify import remote\n"
+        "class Found(http.server.BaseHTTPRequestHandler):\n"
+        "    protocol_version = 'HTTP/1.1'\n"
+        "    log_message = lambda *_: None\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(204)\n"
+        "        self.end_headers()\n"
+        "server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Found)\n"
+        "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
+        "url = f'http://127.0.0.1:{server.server_address[1]}'\n"
+        "assert remote._client(os.getpid()).get(url).status_code == 204\n"
+    )
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
