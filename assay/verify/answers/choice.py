@@ -14,11 +14,11 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import (
     PHRASES,
-    clipped,
     last_marks,
     object_answers,
     phrases,
     retraction,
+    shown,
     unwrapped,
 )
 from assay.verify.answers.tables import opens, pattern, says
@@ -69,13 +69,13 @@ def judge_choice(problem: Problem, completion: Completion) -> Part:
     that has one; nothing inside the think block counts.
     """
     options, golds = read_spec(problem)
-    chosen = find_choice(clipped(completion.answer_text), options)
+    chosen = find_choice(shown(completion.answer_text), options)
     if not chosen:
         return Part(0.0, detail="no choice")
-    shown = ", ".join(chosen)
+    said = ", ".join(chosen)
     if len(golds) == 1 and len(chosen) > 1:
-        return Part(0.0, extracted=shown, detail=f"{len(chosen)} choices at once; accepted: one")
-    return Part(float(set(chosen) == set(golds)), extracted=shown)
+        return Part(0.0, extracted=said, detail=f"{len(chosen)} choices at once; accepted: one")
+    return Part(float(set(chosen) == set(golds)), extracted=said)
 
 
 @lru_cache(maxsize=4096)
@@ -181,6 +181,8 @@ def _alone(content: str, options: Options) -> Labels:
     if not match or not options.has(match["label"]):
         return _UNKNOWN
     label, rest = match["label"].upper(), match["rest"]
+    if opens("conditional", rest) and options.texts.get(label) != plain(rest):
+        return _UNSURE
     if options.texts:
         if options.texts[label] == plain(rest):
             return (label,)
@@ -226,7 +228,9 @@ def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int,
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
     for match in sorted((*said, *right), key=re.Match[str].span, reverse=True):
         if "label" in match.re.groupindex:
-            labels = _UNKNOWN if match["negated"] else (match["label"],)
+            before = text[max(0, match.start() - 80) : match.start()]
+            denied = match["negated"] or says("doubted", before)
+            labels = _UNKNOWN if denied else (match["label"],)
         else:
             labels = _after(text[match.end() : match.end() + MAX_CHOICE], options)
         if labels:
@@ -255,6 +259,8 @@ def _after(rest: str, options: Options) -> Labels:
     if not match or not options.has(match["label"]):
         return _UNKNOWN
     label, following = match["label"], line[match.end() :]
+    if opens("conditional", following):
+        return _UNSURE  # B if x > 0
     bare = label == match[0].strip("* ")
     if bare and (label in "AI" or label.islower()) and not opens("soft", following):
         text = options.texts.get(label.upper())
@@ -311,7 +317,7 @@ ANSWER = Field("answer", _ANSWER, needed=True, check=is_answer, equates=True)
 OPTIONS = Field("options", _OPTIONS, check=is_options)
 CHOICE = Verifier(
     name="choice",
-    version=2,
+    version=3,
     judge=judge_choice,
     check_spec=spec_check(read_spec),
     domain="multiple choice: one option, or a set of them",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 from assay.types import Completion, Problem, ThinkFormat
@@ -56,9 +57,12 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
 
 def has_content(text: str) -> bool:
     """Whether there is anything to see: not only white space, control or zero-width characters."""
-    return any(
-        char.isprintable() and not char.isspace() and char not in _UNSEEN for char in text.strip()
-    )
+    return any(map(_is_seen, text))
+
+
+def _is_seen(char: str) -> bool:
+    """Whether a character shows something by itself: no mark or selector, which needs another."""
+    return char.isprintable() and unicodedata.category(char)[0] not in "MZ" and char not in _UNSEEN
 
 
 def _think_fault(text: str, think: ThinkFormat, filled: bool) -> str:
@@ -107,7 +111,13 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
     if pattern is None or "<" not in text:
         return ""
     found = (match[0] for match in pattern.finditer(text))
-    return next((tag for tag in found if tag not in (open_tag, close_tag)), "")
+    near = next((tag for tag in found if tag not in (open_tag, close_tag)), "")
+    if near or text.isascii():
+        return near
+    # a tag with characters in it that nobody sees
+    plain = "".join(char for char in text if _is_seen(char) or char.isspace())
+    tags = [match[0] for match in pattern.finditer(plain)]
+    return tags[0] if len(tags) > len(pattern.findall(text)) else ""
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +132,7 @@ def _tag_pattern(open_tag: str, close_tag: str) -> re.Pattern[str] | None:
 
 THINK_FORMAT = Verifier(
     name="think_format",
-    version=2,
+    version=3,
     judge=judge_think_format,
     lane="inline",
     domain="the form of the reasoning block",
@@ -136,7 +146,7 @@ THINK_FORMAT = Verifier(
 
 ANSWER_TAGS = Verifier(
     name="answer_tags",
-    version=1,
+    version=2,
     judge=judge_answer_tags,
     lane="inline",
     domain="the form of the answer: between tags, once, at the end",

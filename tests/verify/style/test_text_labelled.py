@@ -17,14 +17,14 @@ NAMES = ("think_format", "answer_tags", "language", "repetition", "length_target
 
 # A verdict here changes only with its verifier's version.
 PINNED: dict[str, list[tuple[dict[str, Any], str, float]]] = {
-    "think_format@2": [
+    "think_format@3": [
         ({"think": "free"}, "<think>a</think>b", 1.0),
         ({"think": "free"}, "<think>a</think>b</Think>", 0.0),
         ({"think": "opened"}, "a</think>b", 1.0),
         ({"think": "empty"}, "<think></think>b", 0.0),
         ({"think": "off"}, "", 1.0),
     ],
-    "answer_tags@1": [
+    "answer_tags@2": [
         ({"think": "free"}, "<think>a</think>so <answer>5</answer>\n", 1.0),
         ({"think": "free", "only": True}, "<think>a</think>so <answer>5</answer>", 0.0),
         ({"think": "free"}, "<answer>5</answer>.", 0.0),
