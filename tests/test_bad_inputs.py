@@ -5,97 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import bad_inputs
 import pytest
 from bad_inputs import COMMANDS, MODULES, Case, write_world
+from forked_commands import Ended, import_commands, patience, run_forked
 
-SECONDS = 30.0
 CASES = bad_inputs.cases()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended. code: -9 and the like for a signal, None where it had to be killed."""
-
-    code: int | None
-    out: str
-    err: str
-
-
-def run_forked(arguments: tuple[str, ...], folder: Path, patience: float) -> Ended:
-    """Run a command in a fork of this process, which has imported all that it needs."""
-    files = [folder / ".out", folder / ".err"]
-    child = os.fork()
-    if child == 0:
-        _be_the_command(arguments, folder, files)
-    give_up = time.monotonic() + patience
-    status, code = 0, None
-    while time.monotonic() < give_up:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.01)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
-    return Ended(code, *(path.read_text(errors="replace") for path in files))
-
-
-def _be_the_command(arguments: tuple[str, ...], folder: Path, files: list[Path]) -> NoReturn:
-    code = 70
-    try:
-        os.setsid()
-        os.chdir(folder)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, path in enumerate(files, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r") for n in range(3))
-        sys.argv = ["assay", *arguments]
-        from assay import cli, foreign
-        from assay.verify.serving import pool, process
-
-        foreign.IMPORT_SECONDS = pool.IMPORT_DEADLINE = process.IMPORT_DEADLINE = 3.0
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 71
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command works, with a finished run."""
-    import torch
-
-    import assay.recipes.demo
-    import assay.run.report
-    import assay.start.plan
-    import assay.training.api
-    import assay.training.preference
-    import assay.training.rescore
-    import assay.training.reward_model
-    import assay.training.step_labels
-    import assay.verify.redteam.team  # noqa: F401
     from assay.testing import save_tiny_model
 
-    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    import_commands()
     folder = tmp_path_factory.mktemp("world")
     save_tiny_model(folder / "model")
     write_world(folder)
@@ -104,11 +31,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = run_forked(COMMANDS["train"], folder, 300.0)
     assert ended.code == 0, ended.err
     return folder
-
-
-def patience() -> float:
-    """Seconds for a command: more on a machine that does other things as well."""
-    return SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def run(
 
     how = {"overrides": overrides or [], "until": until, "resume": resume, "scale": scale}
     if dry_run:
-        looks = recipes.dry_run(name, **how, quiet=as_json)
+        looks = recipes.dry_run(name, **how, directory=directory, quiet=as_json)
         for one in looks:
             show(one, as_json)
         return

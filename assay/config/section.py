@@ -16,6 +16,8 @@ Positive = Annotated[float, Field(gt=0.0)]
 Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 MOST = 65536
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""Of random numbers: what 64 bits hold."""
 Count = Annotated[int, Field(ge=1, le=MOST)]
 """Of what takes memory or a process each."""
 Epochs = Annotated[float, Field(gt=0.0, le=10_000.0)]

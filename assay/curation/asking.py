@@ -39,7 +39,7 @@ class AskingSettings(StageSettings):
     """The first so many problems. None: all."""
     verifier: Text | None = None
     """Verifier of rows that name none. None: as the model's run had it, else ``math``."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Another seed gives other completions, and other ids."""
     device: Text | None = None
     """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if there is any."""

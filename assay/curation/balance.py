@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from assay.config.section import Natural, Positive, Text
+from assay.config.section import Natural, Positive, Seed, Text
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.mix import Lots, in_proportion
 from assay.curation.output import Output
@@ -43,7 +43,7 @@ class BalanceSettings(StageSettings):
     """With `at_most`: the tags that count. Empty: all. A row counts under the first of its tags
     that counts, and under ``(none)`` where it has none."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of the draw."""
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from assay.config.section import Count, Natural, Rate, Text
+from assay.config.section import Count, Natural, Rate, Seed, Text
 from assay.curation.examples import (
     call_of,
     changed_text,
@@ -94,7 +94,7 @@ class WriteTestsSettings(StageSettings):
     min_mutation_score: Rate = 0.0
     """A problem of which the row's and the written tests together find a smaller share of the
     mutants goes."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the inputs and the mutants."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from assay.config.section import Epochs, Natural, Text
+from assay.config.section import Epochs, Natural, Seed, Text
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.output import Output
 from assay.data.completions import Record
@@ -60,7 +60,7 @@ class MineSettings(StageSettings):
     labelled: the manifest then has precision and recall. Nothing is learned from it. None: they are
     not measured."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of the draw, and of the order in which is learned."""
 
 

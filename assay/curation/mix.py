@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from assay.config.section import Natural, Positive
+from assay.config.section import Natural, Positive, Seed
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.output import Output, Row
 from assay.data.completions import Record
@@ -31,7 +31,7 @@ class MixSettings(StageSettings):
     rows: Natural | None = None
     """Rows in all. Without it: one pass over the source that the weights use up first."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of the draw and of the order."""
 
     def most_written(self, num_read: int | None) -> int | None:

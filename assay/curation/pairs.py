@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
-from assay.config.section import Natural
+from assay.config.section import Natural, Seed
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.groups import by_problem, check_judged
 from assay.curation.output import Output
@@ -33,7 +33,7 @@ class PairsSettings(StageSettings):
     """Prefer pairs whose texts differ least in length, so that length is not what is learned. Only
     where there are more pairs than `most`."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of the choice among equals."""
 
     def most_written(self, num_read: int | None) -> int | None:

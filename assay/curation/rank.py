@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from assay.config.section import NonNegative, Text
+from assay.config.section import NonNegative, Seed, Text
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.groups import by_problem, check_judged
 from assay.curation.output import Output
@@ -40,7 +40,7 @@ class RankSettings(StageSettings):
     Assay's recipes. It is put beside the rows, as ``guide.md``. It changes no rank: the rewards
     should follow it."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of the errors."""
 
 

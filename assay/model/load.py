@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from assay.errors import ModelError, message
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
 from assay.model.allocator import keep_freed_memory
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
+from assay.removal import move, remove_empty, remove_temporary
+from assay.run.files import disk_full_as
 from assay.types import FACTS_FILE
 
 
@@ -153,7 +156,7 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     """Write a checkpoint as a plain model, adapters merged, for serving; returns the folder.
 
     Weights keep the type that the model, or an adapter's base, was saved in; adapters are merged in
-    float32.
+    float32. The folder is new or empty, and there whole or not at all: raises DiskFull.
     """
     silence_transformers()
     checkpoint, out = Path(checkpoint).expanduser(), Path(out).expanduser()
@@ -172,9 +175,18 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     generates = getattr(model, "generation_config", None) is not None  # a reward model does not
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
-    save_model(model, tokenizer, out)
-    if (facts := checkpoint / FACTS_FILE).is_file():
-        shutil.copyfile(facts, out / FACTS_FILE)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".saving-export-{os.getpid()}")
+    try:
+        with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):
+            save_model(model, tokenizer, partial)
+            if (facts := checkpoint / FACTS_FILE).is_file():
+                shutil.copyfile(facts, partial / FACTS_FILE)
+        if out.is_dir():
+            remove_empty(out)
+        move(partial, out)
+    finally:
+        remove_temporary(partial)
     return out
 
 

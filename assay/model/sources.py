@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from assay.errors import MissingExtra, ModelError, message
+from assay.model.shapes import check_config
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
@@ -53,6 +54,8 @@ class ModelSource:
             elif not _holds(folder, WEIGHTS):
                 found = "config.json and no weights"
                 raise ModelError(message(f"model.path {path}", found, ", ".join(WEIGHTS)))
+            else:
+                check_config(folder, f"model.path {path}")
             return cls(str(folder.resolve()), gguf, None, trust_remote_code)
         if not HUB_NAME.fullmatch(path):
             raise ModelError(message(f"model.path {path}", "nothing there", ACCEPTED))

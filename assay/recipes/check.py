@@ -14,7 +14,7 @@ from pydantic import Field
 
 from assay.complaints import at_its_line
 from assay.config import STAGES, TrainConfig, parse, read_section
-from assay.config.section import Natural, Section, Text
+from assay.config.section import Count, Section, Text
 from assay.curation.base import StageSettings, read_settings
 from assay.curation.output import rows_of
 from assay.data.sources import open_source
@@ -31,11 +31,11 @@ class ModelStage(Section):
 
     model: Text
     """A folder, a name of the hub, a run, or ``tiny``: 0.7M parameters that know nothing."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the weights of ``tiny``."""
-    max_positions: Natural = 128
+    max_positions: Count = 128
     """Tokens of a prompt and its completion together, of ``tiny``; a token is a byte."""
-    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 128
+    hidden_size: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
     """Width of ``tiny``; half of it is a quarter of the parameters."""
 
 
@@ -57,8 +57,9 @@ def settings_of_training(
 ) -> TrainConfig:
     """Return a training stage's configuration; run: the folder and the name of its run."""
     tree = stage.resolved(outputs)
-    for key in ("directory", "name"):
-        if key in tree.get("run", {}):
+    own = tree.get("run", {})
+    for key in ("directory", "name") if isinstance(own, dict) else ():
+        if key in own:
             found, accepted = tree["run"][key], "none: a stage's run lies in the recipe's directory"
             place = f"stage {stage.name}: run.{key}"
             raise ConfigError(message(place, f'"{found}"', accepted, "leave it out"))

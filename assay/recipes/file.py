@@ -178,7 +178,7 @@ def references(value: Any) -> Iterator[tuple[str, str, str]]:
 
 def _check_references(stage: RecipeStage, names: Sequence[str], earlier: Sequence[str]) -> None:
     *before, own = earlier
-    for text, name, _ in references(stage.tree):
+    for text, name, which in references(stage.tree):
         keys = [key for key, value in _leaves(stage.tree, "") if value == text]
         line = next((stage.lines[key] for key in keys if key in stage.lines), None)
         place = f"{stage.where}{f':{line}' if line else ''} stage.{stage.name}.{keys[0]}"
@@ -191,6 +191,9 @@ def _check_references(stage: RecipeStage, names: Sequence[str], earlier: Sequenc
         if name not in before:
             found = f"{text}, which no stage makes"
             raise ConfigError(message(place, found, accepted, did_you_mean(name, before)))
+        if which and not (which.isdecimal() or which in ("best", "last")):
+            accepted = f"@{name}, @{name}@best, @{name}@last or @{name}@STEP"
+            raise ConfigError(message(place, text, accepted, did_you_mean(which, ["best", "last"])))
 
 
 def _apply_scale(stages: Any, shared: Any, change: Any, where: str) -> None:

@@ -127,6 +127,7 @@ def dry_run(
     until: str | None = None,
     resume: Path | None = None,
     scale: str | None = None,
+    directory: Path = Path("runs"),
     quiet: bool = False,
 ) -> Iterator[Look | Total]:
     """Yield what each stage that is not done would do, and last what all of them take.
@@ -134,7 +135,7 @@ def dry_run(
     The parameters are those of `run_recipe`. All keys and rows are checked before the first model
     is loaded.
     """
-    plan = _plan(name, Path("runs"), overrides, until, resume, scale)
+    plan = _plan(name, directory, overrides, until, resume, scale)
     stages, outputs, costs = plan.recipe.stages, plan.outputs, dict[str, Cost | None]()
     data = [one for one in plan.stages if one.kind == "data"]
     settings = {one.name: settings_of_data(one, outputs) for one in data}

@@ -17,18 +17,21 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.config import STAGES
-from assay.errors import AssayError, RunError, did_you_mean, message
+from assay.errors import AssayError, RunError, cause, did_you_mean, message
 from assay.run.environment import flat
 from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.files import plain
 from assay.run.progress import format_seconds
-from assay.run.records import read_step_rows
+from assay.run.records import as_object, check_measures, read_step_rows
 from assay.terminal import aligned, lined
 
 _TAIL = 16_384
 """Bytes of a journal's end that hold its last rows."""
 STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
 STATES += ("unreadable",)
+# What a configuration raises that is read without being validated: wrong types, huge numbers.
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_DAMAGE += (RecursionError,)
 _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
 
 
@@ -137,10 +140,11 @@ def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
         raise RunError(message("assay runs", f"the folder {asked}", accepted, remedy))
 
 
-def run_folders(top: Path, seen: set[str] | None = None) -> Iterator[Path]:
+def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:
     """Yield the run directories below a folder; what lies in a run is not looked at.
 
-    seen: folders that are passed over, since links may lead to them again and again.
+    seen: folders that are passed over, since links may lead to them again and again. is_linked: a
+    link led here: what lies deeper is not looked at, since a link may lead to the whole disk.
     """
     seen = set() if seen is None else seen
     seen.add(os.path.realpath(top))
@@ -149,23 +153,26 @@ def run_folders(top: Path, seen: set[str] | None = None) -> Iterator[Path]:
     for path in folders:
         if os.path.isfile(os.path.join(path, "config.toml")):
             yield Path(path)
-        elif os.path.realpath(path) not in seen:
+        elif os.path.realpath(path) not in seen and not is_linked:
             with suppress(OSError):
-                yield from run_folders(Path(path), seen)
+                yield from run_folders(Path(path), seen, os.path.islink(path))
 
 
 def _read(folder: Path) -> ListedRun:
     """Return what a line needs; of a run that cannot be read, why."""
     try:
         return _listed(folder)
-    except (AssayError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except AssayError as error:
         return ListedRun(str(folder), folder.name, "unreadable", str(error))
+    except _DAMAGE as error:
+        return ListedRun(str(folder), folder.name, "unreadable", cause(error))
 
 
 def _listed(folder: Path) -> ListedRun:
     tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     events = [*_rows(_ends(folder / "events.jsonl"))]
-    last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {})
+    last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {"step": 0})
+    check_measures(last, str(folder / "metrics.jsonl"))
     evaluations = [*read_step_rows(folder / "evaluations.jsonl")]
     best = best_step(evaluations)
     stage = next((name for name in STAGES if name in tree), "")
@@ -224,6 +231,8 @@ def _is_locked(folder: Path) -> bool:
 
 def _ends(path: Path) -> list[bytes]:
     """Return the first line of a journal, and those of its end."""
+    if path.exists() and not path.is_file():
+        raise RunError(message(str(path), "no regular file", "a file", "restore it"))
     with suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
         file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
@@ -233,10 +242,8 @@ def _ends(path: Path) -> list[bytes]:
 
 def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                yield row
+        if (row := as_object(line)) is not None:
+            yield row
 
 
 def _same(found: Any, text: str) -> bool:

@@ -7,8 +7,10 @@ written.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from assay.errors import RunError, message
 
 T = TypeVar("T")
 MOST_STEPS = 2**53
+MOST_NESTED = 64
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
 """A number of steps, or of one."""
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False, le=1e15)]
@@ -60,6 +63,7 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     passed over.
     """
     try:
+        _check_regular(path)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 row = as_object(line)
@@ -99,7 +103,22 @@ def as_object(text: bytes) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):  # not UTF-8, not JSON, 100,000 brackets
         return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    if not isinstance(value, dict) or _is_deep(value, text):
+        return None
+    return cast("dict[str, Any]", value)
+
+
+def _is_deep(value: Any, text: bytes) -> bool:
+    """Whether a value is nested deeper than anything of ours, too deep to be walked."""
+    if text.count(b"{") + text.count(b"[") <= MOST_NESTED:
+        return False
+    level = [value]
+    for _ in range(MOST_NESTED):
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [x for one in inner for x in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
 
 
 @cache
@@ -109,10 +128,17 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _bytes_of(path: Path) -> bytes | None:
     try:
+        _check_regular(path)
         return path.read_bytes()
     except OSError as error:
         _check_absent(path, error)
         return None
+
+
+def _check_regular(path: Path) -> None:
+    """Raise OSError for what is no file: reading a pipe or a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _check_absent(path: Path, error: OSError) -> None:

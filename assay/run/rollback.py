@@ -60,6 +60,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     try:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
+        read_events(folder / "events.jsonl")  # before anything is moved: one is written at the end
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))

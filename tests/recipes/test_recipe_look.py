@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recipe_worlds import World
 
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, RunError
 from assay.recipes.check import Look
 from assay.recipes.cost import Cost, Total
 from assay.recipes.run import dry_run
@@ -156,3 +157,30 @@ def test_held_out_pairs_that_are_not_made_yet_are_read_later(world: World) -> No
     *_, last, _ = dry_run(str(world.file(world.tree(chosen=chosen, reward=reward))), quiet=True)
     assert isinstance(last, Look)
     assert "@chosen is not there yet: stage chosen makes it" in last.later
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"made": {"model": "tiny", "hidden_size": 800_000_000}}, r"hidden_size: found 800000000"),
+        ({"made": {"model": "tiny", "seed": 2**64 + 1}}, r"seed: found 18446744073709551617"),
+        ({"made": {"model": "tiny", "seed": -1}}, r"seed: found -1"),
+        ({"made": {"model": "tiny", "max_positions": 10**12}}, r"max_positions: found 1000000000000"),
+        ({"made": {"data": "mix", "inputs": ["a.jsonl"], "seed": 2**63}}, r"seed: found 9223372036854775808"),
+        ({"reason": {"model": {"path": "@cold@zzz"}}}, r"@cold@zzz; accepted: @cold, @cold@best"),
+        ({"cold": {"run": 1}}, r"run: found 1; accepted: a section"),
+        ({"cold": {"run": "directory"}}, r"run: found \"directory\"; accepted: a section"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_a_stage_is_looked_at(
+    world: World, change: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        list(dry_run(str(world.file(world.tree(**change)))))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_no_folder_for_a_run_also_when_it_is_only_looked_at(world: World) -> None:
+    file = world.rows("other", [{"a": 1}])
+    with pytest.raises(RunError, match=r"--directory .*a file; accepted: a folder"):
+        list(dry_run(str(world.file()), directory=file))

@@ -1,0 +1,68 @@
+"""Whether a model's config.json can be a model's: checked before anything is built of it.
+
+Transformers makes lists of ``num_hidden_layers`` items, and weights of every size that is written
+there, before it looks at what is saved: a stranger's numbers could take all memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from assay.complaints import toml_words
+from assay.errors import ModelError, message
+from assay.run.records import as_object
+
+# Ten times what the largest models have.
+MOST = {
+    "num_hidden_layers": 2_000,
+    "hidden_size": 2**18,
+    "intermediate_size": 2**20,
+    "num_attention_heads": 2**13,
+    "num_key_value_heads": 2**13,
+    "head_dim": 2**13,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**31,
+    "num_local_experts": 2**14,
+    "num_experts": 2**14,
+}
+PARAMETERS_A_BYTE = 16
+"""More parameters than this for each byte of weights are none that are saved there."""
+
+
+def check_config(folder: Path, where: str) -> None:
+    """Raise ModelError where a folder's config.json cannot be that of the weights beside it."""
+    try:
+        facts = as_object((folder / "config.json").read_bytes())
+    except OSError as error:
+        found = f"a config.json that cannot be read ({error.strerror or error})"
+        raise ModelError(message(where, found, "a model's")) from error
+    if facts is None:
+        raise ModelError(message(where, "a damaged config.json", "a JSON object"))
+    inner = facts.get("text_config")
+    shapes = [facts, cast("dict[str, Any]", inner)] if isinstance(inner, dict) else [facts]
+    for shape in shapes:
+        check_sizes(shape, where)
+        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        parameters = num_parameters(shape)
+        if weights and parameters > PARAMETERS_A_BYTE * weights:
+            found = f"a config.json of {parameters:.2g} parameters"
+            accepted = f"what the {weights:,} bytes of weights beside it can hold"
+            raise ModelError(message(where, found, accepted, "restore config.json"))
+
+
+def check_sizes(shape: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError for a size that no model has; keys that are not there are not missed."""
+    for key, most in MOST.items():
+        value = shape.get(key)
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            accepted = f"a whole number from 1 to {most:,}"
+            raise ModelError(message(f"{where} config.json {key}", toml_words(value, 40), accepted))
+
+
+def num_parameters(shape: Mapping[str, Any]) -> int:
+    """Return about how many parameters a decoder of these sizes has; without experts."""
+    width, layers = shape.get("hidden_size") or 0, shape.get("num_hidden_layers") or 0
+    inner, vocabulary = shape.get("intermediate_size") or 0, shape.get("vocab_size") or 0
+    return layers * width * (2 * width + 2 * inner) + vocabulary * width
