@@ -21,6 +21,7 @@ from torch import Tensor
 
 from assay.errors import MissingExtra, ModelError, message
 from assay.model.load import find_eos_ids
+from assay.removal import put_in_place, remove_file
 
 # llama.cpp's architecture by Transformers' model type. Other families have tensors of their own.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
@@ -89,9 +90,9 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         if extra is not None:
             writer.write_tensor_data(extra)
         writer.close()
-        partial.replace(out)
+        put_in_place(partial, out)
     finally:
-        partial.unlink(missing_ok=True)
+        remove_file(partial)
     return out
 
 

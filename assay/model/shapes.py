@@ -29,6 +29,8 @@ MOST = {
 }
 PARAMETERS_A_BYTE = 16
 """More parameters than this for each byte of weights are none that are saved there."""
+HARMLESS = 2**26
+"""Parameters that may be built to find what is wrong with the weights."""
 
 
 def check_config(folder: Path, where: str) -> None:
@@ -46,7 +48,7 @@ def check_config(folder: Path, where: str) -> None:
         check_sizes(shape, where)
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         parameters = num_parameters(shape)
-        if weights and parameters > PARAMETERS_A_BYTE * weights:
+        if weights and parameters > max(HARMLESS, PARAMETERS_A_BYTE * weights):
             found = f"a config.json of {parameters:.2g} parameters"
             accepted = f"what the {weights:,} bytes of weights beside it can hold"
             raise ModelError(message(where, found, accepted, "restore config.json"))
