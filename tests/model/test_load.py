@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from assay.config import LoraConfig, ModelConfig
-from assay.errors import DiskFull, MissingExtra, ModelError
-from assay.model import load as module
+from assay.errors import MissingExtra, ModelError
 from assay.model.load import (
     LoadedModel,
     choose_device,
@@ -482,30 +480,3 @@ def test_a_gguf_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "y.gguf").write_bytes(b"")
     with pytest.raises(ModelError, match="found 2 GGUF files; accepted: one; name one of them"):
         load(tmp_path)
-
-
-def test_an_export_onto_a_full_disk_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = save_tiny_model(tmp_path / "saved")
-
-    def full(model: Any, tokenizer: Any, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(module, "save_model", full)
-    for name in ("new", "empty"):
-        with pytest.raises(DiskFull, match=rf"{name}: the disk is full; nothing was exported"):
-            module.export(saved, tmp_path / name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "saved"]
-    assert not any((tmp_path / "empty").iterdir())
-
-
-def test_an_export_into_an_empty_folder_is_whole(tmp_path: Path) -> None:
-    saved, out = save_tiny_model(tmp_path / "saved"), tmp_path / "out"
-    out.mkdir()
-    module.export(saved, out)
-    assert (out / "model.safetensors").is_file() and (out / "tokenizer.json").is_file()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "saved"]
