@@ -131,7 +131,7 @@ class Critic:
     def values(self, batch: Batch) -> Tensor:
         """Return the value of the state in which each token was chosen, [T] float32."""
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
-        for micro_batch in self.passes.split(batch):
+        for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
         return values_T
 

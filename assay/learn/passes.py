@@ -58,6 +58,7 @@ class Passes:
         self.lean = lean
         self.tokenizer = tokenizer
         self.max_tokens = micro_batch_tokens(max_tokens_per_micro_batch, self.device.type)
+        self.clock = PhaseClock()
         self._room = HeadRoom()
         self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
 
@@ -122,14 +123,16 @@ class Passes:
         return other
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+    def logprobs(
+        self, batch: Batch, model: nn.Module | None = None, what: str = "scoring"
+    ) -> Tensor:
         """Return the log-probability of each token, [T] float32, under the policy or ``model``.
 
-        A model may be on another device than the batch.
+        A model may be on another device than the batch. what: for who watches.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         there = batch if model is None else batch.to(next(model.parameters()).device)
-        for micro_batch in self.split(there):
+        for micro_batch in self.clock.each(self.split(there), what):
             stats = self.stats(micro_batch, model=model)
             index_T = micro_batch.token_index_T.to(batch.device)
             logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
@@ -139,7 +142,7 @@ class Passes:
     def logprobs_and(self, head: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities, and what ``head`` gives for the states, [T] float32 each."""
         logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
-        for micro_batch in self.split(batch):
+        for micro_batch in self.clock.each(self.split(batch), "scoring"):
             stats = self.stats(micro_batch)
             logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
             found_T[micro_batch.token_index_T] = head(stats.hidden_TD).float()
@@ -161,14 +164,19 @@ class Passes:
 
 
 class PassesLearner:
-    """What learners on passes have in common: the live model, its version, and its state.
-
-    clock: counts the seconds of scoring and updates; a run's, once there is one.
-    """
+    """What learners on passes have in common: the live model, its version, and its state."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
-        self.clock = PhaseClock()
+
+    @property
+    def clock(self) -> PhaseClock:
+        """Counts the seconds of scoring and updates; a run's, once there is one."""
+        return self.passes.clock
+
+    @clock.setter
+    def clock(self, clock: PhaseClock) -> None:
+        self.passes.clock = clock
 
     @property
     def policy(self) -> Any:

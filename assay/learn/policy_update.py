@@ -165,7 +165,8 @@ class PolicyUpdate:
     @torch.no_grad()
     def _look_at(self, groups: Sequence[int]) -> None:
         """Measure groups that carry no gradient: a forward pass, without the backward one."""
-        for micro_batch in self.passes.split(self.batch, groups) if groups else []:
+        micro_batches = self.passes.split(self.batch, groups) if groups else []
+        for micro_batch in self.passes.clock.each(micro_batches, "measuring groups"):
             self.see(micro_batch, self.passes.stats(micro_batch))
 
     def _natural_step(self, max_kl: float) -> StepReport:

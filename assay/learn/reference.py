@@ -50,7 +50,7 @@ class Reference:
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return the log-probability of each token, [T] float32."""
         with self.policy() as model:
-            return passes.logprobs(batch, model)
+            return passes.logprobs(batch, model, "scoring by the reference")
 
     def _swap(self) -> None:
         """Exchange what both hold, without a copy: memory that others share stays as it is."""

@@ -41,7 +41,8 @@ class RewardLearner(PassesLearner):
         seen: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
         with self.clock.phase("update"), passes.open():
-            for part in micro_batches(groups, passes.max_tokens, passes.layout):
+            rows = [*micro_batches(groups, passes.max_tokens, passes.layout)]
+            for part in self.clock.each(rows, "update"):
                 batch = pack_scores(part, self.device)
                 with passes.recomputed():
                     scores_M = self._scores(batch, learns=True)

@@ -48,7 +48,7 @@ class SFTLearner(PassesLearner):
         ).float()
         sums: list[Tensor] = []
         with self.clock.phase("update"), passes.open():
-            for micro_batch in passes.split(batch):
+            for micro_batch in self.clock.each(passes.split(batch), "update"):
                 part_T = weights_T[micro_batch.token_index_T]
                 target = None if teacher is None else teacher.target(micro_batch, passes)
                 pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2

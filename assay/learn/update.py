@@ -24,6 +24,7 @@ from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
+from assay.run.timing import PhaseClock
 from assay.types import Group, Verdict
 
 STATE_FILE = "learner.json"
@@ -80,6 +81,17 @@ class PolicyLearner(PassesLearner):
             of_policy = (passes, critic or CriticConfig(), self.optimizer.config)
             self.critic = Critic.beside(*of_policy, total_steps, critic_start)
         self._check_trust_region()
+
+    @property
+    def clock(self) -> PhaseClock:
+        """Counts the seconds of scoring and updates; a run's, once there is one."""
+        return self.passes.clock
+
+    @clock.setter
+    def clock(self, clock: PhaseClock) -> None:
+        self.passes.clock = clock
+        if self.critic is not None:
+            self.critic.passes.clock = clock
 
     @property
     def scores_first(self) -> bool:
@@ -141,11 +153,13 @@ class PolicyLearner(PassesLearner):
         learns = self.critic is None or not self.critic.warms_up
         policy = PolicyUpdate(passes, row, batch, advantages, carries_T, learns)
         with self.clock.phase("update"), passes.open():
-            for epoch, groups in self._minibatches(batch):
+            steps = [*self._minibatches(batch)]
+            for number, (epoch, groups) in enumerate(steps):
                 if lesson is not None:
                     lesson.turn_to(groups)
                 micro_batches = policy.begin_step(groups, epoch)
-                for micro_batch in micro_batches:
+                part = number, len(steps)
+                for micro_batch in self.clock.each(micro_batches, "update", part):
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
                         stats = passes.stats(micro_batch, expected=gains)

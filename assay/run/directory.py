@@ -27,6 +27,7 @@ from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
 from assay.run.evaluation_log import discard_answers
 from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
+from assay.run.heartbeat import Heartbeat
 from assay.run.history import History
 from assay.run.listeners import Journals, Listener
 from assay.run.loaded import state_of
@@ -46,10 +47,11 @@ from assay.run.resume import (
     check_has_use,
     notes_on_resume,
     stretched_schedule,
+    without_limit,
 )
 from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
-from assay.run.stop import StopSignal
+from assay.run.stop import StepInterrupted, StopSignal
 from assay.run.timing import RunClock
 from assay.types import Group, Verdict
 
@@ -72,7 +74,7 @@ class Run:
         self, folder: Path, config: TrainConfig, num_steps: int | None, quiet: bool
     ) -> None:
         self.folder = folder
-        self.config, self._max_minutes = _without_limit(config), config.run.max_minutes
+        self.config, self._max_minutes = without_limit(config), config.run.max_minutes
         self.num_steps = num_steps if num_steps is not None else config.rl and config.rl.steps
         self.step = self.first_step = 0
         self.metrics: dict[str, float] = {}
@@ -94,6 +96,8 @@ class Run:
         self._resumed: dict[str, Any] | None = None
         self._config_before = config
         self._stop = StopSignal()
+        self.clock.check = self._stop.check
+        self._heartbeat = Heartbeat(self.clock.now, self._journals.tell)
         self._paused: str | None = None
         GlobalRandomState.seed(config.run.seed)
         every, limit = config.evaluation.every, config.run.max_minutes
@@ -123,7 +127,7 @@ class Run:
         parent = Path(config.run.directory)
         try:
             folder = files.make_folder(parent, name)
-            write_config(folder / "config.toml", dump(_without_limit(config)))
+            write_config(folder / "config.toml", dump(without_limit(config)))
             if decision is not None:
                 files.write_atomic(folder / DECISION, decision.encode())
             run = cls(folder, config, num_steps, quiet)
@@ -133,7 +137,7 @@ class Run:
             raise RunError(
                 f"{parent / name}: cannot be written ({reason}); set run.directory"
             ) from error
-        run.event("created")
+        run.event("created", steps=run.num_steps)
         if (taken := parent / name) != folder:
             run.note(f"{taken} is taken by {state_of(taken)}; this run is {folder}")
         run.check_verifiers(verifiers or {})
@@ -158,7 +162,7 @@ class Run:
         """
         folder = Path(path)
         file = files.config_of(folder)
-        before = _without_limit(load(file))
+        before = without_limit(load(file))
         config = load(file, ["run.max_minutes=", *overrides])
         run = cls(folder, config, num_steps, quiet)
         try:
@@ -246,10 +250,7 @@ class Run:
         return row
 
     def hold_state(self) -> None:
-        """Hold the state between two steps, until `finish_step`.
-
-        A run that is stopped in the middle of a step has drawn that step's problems already.
-        """
+        """Hold the state between two steps: a step that is stopped has drawn problems already."""
         self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
@@ -307,8 +308,7 @@ class Run:
     def save_checkpoint(self) -> Path | None:
         """Save the state after the last step, unless it is saved or its loss is not finite.
 
-        Nothing is saved where the step under way has changed the weights already: that step, and
-        those since the last checkpoint, are taken again from the rollout log.
+        Nothing is saved where the step under way has changed the weights already.
         """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
@@ -374,20 +374,26 @@ class Run:
 
     def __enter__(self) -> Run:
         self._stop.__enter__()
+        self._heartbeat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        """End the run: save what can be saved, write down why it ended, release the lock."""
+    ) -> bool:
+        """End the run: save what can be saved, write down why it ended, release the lock.
+
+        An interrupt within a step is not raised: `stop_reason` tells of it.
+        """
+        interrupted = isinstance(error, StepInterrupted)
         try:
-            if error is None or isinstance(error, RunStopped):
+            if error is None or isinstance(error, RunStopped | StepInterrupted):
                 self.rollouts.sampled.flush()
                 self.save_checkpoint() if self.step else None
-            self._write_end(error)
+            self._write_end(None if interrupted else error)
         finally:
             self._stop.__exit__()
             self._release()
+        return interrupted
 
     def _write_end(self, error: BaseException | None) -> None:
         if error is None:
@@ -408,6 +414,7 @@ class Run:
                 raise
 
     def _release(self) -> None:
+        self._heartbeat.end()
         try:
             self.rollouts.close()
         finally:
@@ -472,7 +479,7 @@ class Run:
         rate = self.metrics.get("optimizer/learning_rate")
         stretched = stretched_schedule(self._config_before, self.config, rate) if last else None
         facts["schedule"] = stretched
-        self.event("resumed", **{key: value for key, value in facts.items() if value})
+        self.event("resumed", steps=self.num_steps, **{k: v for k, v in facts.items() if v})
         for note in notes_on_resume(facts, self.checkpoints.folder):
             self.note(note)
         at = f"after step {last}" if last else "at the start (no checkpoint)"
@@ -489,8 +496,3 @@ class Run:
         return self.checkpoints.full_words(
             f"{self.folder}: the disk is full after step {self.step}"
         )
-
-
-def _without_limit(config: TrainConfig) -> TrainConfig:
-    """Return what a run keeps of its configuration: a time limit is of one start."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})

@@ -14,7 +14,9 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 """Is told of a run: ``(kind, row)``.
 
 kind: ``metrics``, ``evaluations`` and ``events``, with the row of the file of that name;
-``rollouts``, with ``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``.
+``rollouts``, with ``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``;
+``progress``, every second of work that takes longer, with ``what``, ``seconds`` and, where they are
+known, ``done``, ``of``, ``unit`` and ``eta`` in seconds.
 """
 
 MOST_WAITING = 10_000

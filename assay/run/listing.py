@@ -188,7 +188,7 @@ def _listed(folder: Path) -> ListedRun:
         state=state,
         why=why,
         step=int(last.get("step") or 0),
-        of_steps=(tree.get(stage) or {}).get("steps"),
+        of_steps=_num_steps(events) or (tree.get(stage) or {}).get("steps"),
         stage=stage,
         algorithm=str(method.get("name") or method.get("method") or ""),
         start=str(events[0].get("time") or "") if events else "",
@@ -200,6 +200,13 @@ def _listed(folder: Path) -> ListedRun:
     )
 
 
+def _num_steps(events: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many steps the newest start was to come to; None: an older version did not say."""
+    said = (one.get("steps") for one in reversed(events) if one.get("kind") in _STARTS)
+    return next((int(steps) for steps in said if isinstance(steps, int)), None)
+
+
+_STARTS = ("created", "resumed")
 _ENDS = {"interrupted": "interrupted", "finished early": "finished", "finished": "finished"}
 
 

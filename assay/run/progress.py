@@ -24,7 +24,16 @@ from assay.terminal import escaped, one_line
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
 _SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is
+_SILENT_AFTER = 5.0
 _LIVE_EVERY = 0.25
+_WORDS = {
+    "generate": "sampling",
+    "verify": "judging",
+    "score": "scoring",
+    "record": "writing the log",
+    "load_policy": "handing on the weights",
+    "checkpoint": "saving a checkpoint",
+}
 _NOTEBOOK_WIDTH = 100
 _SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
@@ -84,21 +93,33 @@ class SamplingWatch:
         self._every = every
         self._last = time.monotonic()
         self._what, self._num_wanted, self._num_before = "sampling", 0, 0
+        self._heard = float("-inf")
         self._call: SamplingCall | None = None
         self._shown: SamplingCall | None = None
 
     def __call__(self, call: SamplingCall) -> None:
         """Take in how far a call of the generator is."""
+        self._heard = time.monotonic()
         if call is not self._call:
             if self._call is not None and self._num_wanted:
                 self._num_before += self._call.num_completions
             self._call = call
         ended = self._shown is call and call.num_completions == call.num_wanted
-        if ended or time.monotonic() - self._last >= self._every:
+        if ended or self.is_due:
             self._shown = call
             self.showed()
             done = self._num_before + call.num_completions
             self._show(HowFar(self._what, done, self._num_wanted or call.num_wanted, call))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing was shown for so long that something should be."""
+        return time.monotonic() - self._last >= self._every
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the generator has told nothing for long."""
+        return time.monotonic() - self._heard >= _SILENT_AFTER
 
     def showed(self) -> None:
         """Begin the wait for the next line anew."""
@@ -197,6 +218,8 @@ class Progress:
             self._step(row["step"], row)
         elif kind == "evaluations":
             self._evaluated(row)
+        elif kind == "progress" and not self.quiet:
+            self._working(row)
         elif kind == "notes" and not self.quiet:
             self._print(one_line(row["text"]))
 
@@ -213,6 +236,19 @@ class Progress:
             if now - self._last_line >= _PLAIN_EVERY or step == self.num_steps:
                 self._last_line = now
                 self._print(self._line(step, metrics))
+
+    def _working(self, row: Row) -> None:
+        """Show what takes long: at once on a terminal, elsewhere where all was silent for long.
+
+        How far a generation is says the generator itself, for as long as it says anything.
+        """
+        if row["what"] == "generate" and not self.sampling.is_silent:
+            return
+        if self._live is not None:
+            shown = Text(working_words(row), "dim")
+            self._live.update(shown if self._head is None else Group(self._head, shown))
+        elif self.sampling.is_due:
+            self._print(working_words(row))
 
     def _evaluated(self, row: Row) -> None:
         self.evaluations.append(row)
@@ -286,6 +322,15 @@ class Progress:
 
 def _shown(metrics: Row) -> list[tuple[str, str]]:
     return [(label, form.format(metrics[key])) for key, label, form in _SHOWN if key in metrics]
+
+
+def working_words(row: Row) -> str:
+    """Return what takes long: ``update: 3 of 17 micro-batches, 41 s, ETA 3 min 10 s``."""
+    what = _WORDS.get(row["what"], row["what"])
+    parts = [f"{row['done']:,} of {row['of']:,} {row['unit']}"] if "of" in row else []
+    parts.append(format_seconds(row["seconds"]))
+    parts += [f"ETA {format_seconds(row['eta'])}"] if "eta" in row else []
+    return f"{what}: {', '.join(parts)}"
 
 
 def evaluation_seconds_left(

@@ -96,3 +96,8 @@ def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None
     return (
         f"{changes}: the {kind} learning rate goes on where a run of the new length would be{last}"
     )
+
+
+def without_limit(config: TrainConfig) -> TrainConfig:
+    """Return what a run keeps of its configuration: a time limit is of one start."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})

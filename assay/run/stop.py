@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a clean stop after the step, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first asks for a clean stop soon, the second stops at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-NOTICE = b"\nstopping cleanly after this step; once more to stop at once\n"
+NOTICE = b"\nstopping cleanly at the next micro-batch; once more to stop at once\n"
+
+
+class StepInterrupted(KeyboardInterrupt):
+    """Ends a step between two of its parts. A run that meets it ends in order."""
 
 
 class StopSignal:
@@ -21,6 +25,11 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
         self._before: dict[int, Any] = {}
+
+    def check(self) -> None:
+        """Raise StepInterrupted where a stop is asked for."""
+        if self.requested:
+            raise StepInterrupted
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():

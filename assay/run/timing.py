@@ -1,20 +1,84 @@
-"""Seconds by phase. A phase that runs inside another is counted once, in its own name."""
+"""What a run is doing: seconds by phase, and how far the work at hand is.
+
+A phase that runs inside another is counted once, in its own name.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False)
+class Work:
+    """A piece of work. total: 0 where nobody knows how much of it there is."""
+
+    what: str
+    total: int = 0
+    unit: str = ""
+    done: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def as_row(self) -> dict[str, Any]:
+        """Return what listeners are told: seconds so far, and the rest at the pace so far."""
+        seconds = time.perf_counter() - self.started
+        row: dict[str, Any] = {"what": self.what, "seconds": seconds}
+        if self.total:
+            row |= {"done": self.done, "of": self.total, "unit": self.unit}
+        if self.done:
+            row["eta"] = seconds / self.done * (self.total - self.done)
+        return row
 
 
 class PhaseClock:
-    """Adds up the seconds spent in named phases; `drain` hands them out and starts anew."""
+    """Adds up the seconds spent in named phases; `drain` hands them out and starts anew.
+
+    check: is called between two parts of a piece of work, and raises where it is to end.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._local = threading.local()
         self._lock = threading.Lock()
+        self._at_hand: list[Work] = []
+        self.check: Callable[[], None] = lambda: None
+
+    def now(self) -> dict[str, Any] | None:
+        """Return how far the work at hand is, as a row; safe from any thread.
+
+        Of work within work the outermost of known size, or the innermost.
+        """
+        at_hand = [*self._at_hand]
+        known = [one for one in at_hand if one.total]
+        return (known[0] if known else at_hand[-1]).as_row() if at_hand else None
+
+    @contextmanager
+    def working(self, what: str, total: int = 0, unit: str = "") -> Iterator[Work]:
+        """Say what is done inside; who does it counts ``done`` up."""
+        work = Work(what, total, unit)
+        self._at_hand.append(work)
+        try:
+            yield work
+        finally:
+            self._at_hand.remove(work)
+
+    def each(
+        self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[Item]:
+        """Yield micro-batches, and count them. part: which of how many such pieces of work it is;
+        all are taken to be of one size."""
+        number, parts = part
+        with self.working(what, parts * len(items), "micro-batches") as work:
+            for done, item in enumerate(items, number * len(items)):
+                self.check()
+                work.done = done
+                yield item
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -23,7 +87,8 @@ class PhaseClock:
         stack.append(0.0)
         started = time.perf_counter()
         try:
-            yield
+            with self.working(name):
+                yield
         finally:
             total = time.perf_counter() - started
             own = total - stack.pop()

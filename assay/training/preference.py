@@ -128,7 +128,8 @@ def run_preference(stage: Stage) -> Path:
 
         for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
-    return run.folder
+    assert opening.run is not None  # pairs may be scored no further than to an interrupt
+    return opening.run.folder
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
@@ -159,9 +160,9 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Opening:
-    """What a preference run is made from. rows: as `read_rows` gives them."""
+    """What a preference run is made from. rows: as `read_rows` gives them. run: once it is open."""
 
     stage: Stage
     settings: PreferenceConfig
@@ -170,6 +171,7 @@ class _Opening:
     rows: Problems
     guard: Guard
     stack: ExitStack
+    run: Run | None = None
 
     def given(self) -> PreferenceLoop:
         """Open pairs that are there already, and score them by the policy at the start, once.
@@ -185,13 +187,15 @@ class _Opening:
         layout = pair_layout(bench, examples)
         learner = self._learner(schedule.num_steps, layout)
         run = self._run(schedule.num_steps, [*notes, layout.reason])
+        learner.clock = run.clock
         table = ReferenceTable(run.folder)
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
         if watched:
-            steps = map(drawn, range(schedule.num_steps))
-            groups = groups_to_score(steps, examples, row)
-            scored = table.fill(groups, learner.logprobs, learner.device)
+            steps = [drawn(step) for step in range(schedule.num_steps)]
+            used = {id(one): one for step in steps for one in step}
+            groups = groups_to_score(iter(steps), [*used.values()], row)
+            scored = table.fill(groups, learner.logprobs, learner.device, run.clock)
             run.event("reference", scored=scored)
             if scored:
                 name = table.path.name
@@ -201,7 +205,6 @@ class _Opening:
             run.note(f"warning: {warning}")
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
         run.attach(model=learner)
-        learner.clock = run.clock
 
         def draw(step: int) -> PreferenceBatch:
             """Return the pairs of a step."""
@@ -258,6 +261,7 @@ class _Opening:
 
     def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
         run = open_run(self.stage, num_steps, self.bench.loaded.model, self.stack, self.bench)
+        self.run = run
         for note in (*notes, f"{self.row.name}: {self.row.paper}, {self.row.equation}"):
             run.note(note)
         return run
@@ -284,7 +288,7 @@ class _Opening:
         if not heldout:
             return None
         groups = groups_to_score(iter([heldout]), heldout, self.row)
-        table.fill(groups, learner.logprobs, learner.device)
+        table.fill(groups, learner.logprobs, learner.device, run.clock)
         pairs = pack_examples(heldout, learner, _looked_up(table))
         return lambda: record_pairs(run, learner, pairs)
 
@@ -351,11 +355,22 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
         notes = [*problems.notes, told, way.reason, steps]
         return FirstLook(problems.train[0], notes, row.needs_reference, lean=way.lean)
     examples, notes = open_examples(bench, settings.pairs, settings, row)
-    num_steps = _schedule(len(examples), settings, 0).num_steps
-    steps = f"{num_steps} steps of {settings.pairs_per_step}"
+    schedule = _schedule(len(examples), settings, config.run.seed)
+    steps = f"{schedule.num_steps} steps of {settings.pairs_per_step}"
     layout = pair_layout(bench, examples)
-    notes = [*notes, told, layout.reason, steps]
+    notes = [*notes, told, layout.reason, steps, *_first_words(examples[0])]
+    if row.needs_reference or settings.watch_start:
+        used = {n for step in range(schedule.num_steps) for n in schedule.draw(step)}
+        count = sum(len(examples[n].group.completions) for n in used)
+        notes.append(f"{count} completions are scored by the policy at the start, before step 1")
     return FirstLook(examples[0].group.problem, notes, lean=layout.lean)
+
+
+def _first_words(example: Example) -> list[str]:
+    """Return what is learned from first, good and bad."""
+    pairs = zip(example.group.completions, example.verdicts, strict=True)
+    names = {True: "chosen", False: "rejected"}
+    return [f"the first {names[verdict.correct]}: {one.text!r}" for one, verdict in pairs]
 
 
 KIND = Kind(read_rows, first_look, run_preference)

@@ -15,13 +15,15 @@ from torch import Tensor
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import Batch, pack
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.timing import PhaseClock
 from assay.training.given import GOOD, keys_of, parts
 from assay.training.preference_data import Example, mismatched
 from assay.types import Group
 
 FILE = "reference.safetensors"
-GROUPS_AT_ONCE = 64
-SECONDS_BETWEEN_SAVES = 60.0
+GROUPS_AT_ONCE = 16
+SECONDS_BETWEEN_SAVES = 20.0
+SCORING = "scoring by the policy at the start"
 
 Score = Callable[[Batch], Tensor]
 """The log-probability of each row of a batch, [R] float64."""
@@ -73,22 +75,36 @@ class ReferenceTable:
     def __len__(self) -> int:
         return len(self._known)
 
-    def fill(self, groups: Iterable[Group], score: Score, device: torch.device) -> int:
-        """Score missing groups by the policy as it is now; returns the number of rows."""
+    def fill(
+        self, groups: Iterable[Group], score: Score, device: torch.device, clock: PhaseClock
+    ) -> int:
+        """Score missing groups by the policy as it is now; returns the number of rows.
+
+        Whoever watches the clock sees how far it is. What is scored is kept, however it ends.
+        """
         before, saved = len(self._known), time.monotonic()
-        for part in parts(groups, GROUPS_AT_ONCE):
-            missing = [group for group in part if any(k not in self._known for k in keys_of(group))]
-            if not missing:
-                continue
-            keys = [key for group in missing for key in keys_of(group)]
-            values = score(_packed(missing, device)).tolist()
-            self._known.update(zip(keys, values, strict=True))
-            if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+        wanted = [self._missing(part) for part in parts(groups, GROUPS_AT_ONCE)]
+        total = sum(len(group.completions) for part in wanted for group in part)
+        try:
+            with clock.working(SCORING, total, "completions") as work:
+                for part in wanted:
+                    missing = self._missing(part)  # an equal group may have been in a part before
+                    if missing:
+                        clock.check()
+                        keys = [key for group in missing for key in keys_of(group)]
+                        values = score(_packed(missing, device)).tolist()
+                        self._known.update(zip(keys, values, strict=True))
+                    work.done += sum(len(group.completions) for group in part)
+                    if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                        self._save()
+                        saved = time.monotonic()
+        finally:
+            if len(self._known) > before:
                 self._save()
-                saved = time.monotonic()
-        if len(self._known) > before:
-            self._save()
         return len(self._known) - before
+
+    def _missing(self, groups: Sequence[Group]) -> list[Group]:
+        return [group for group in groups if any(k not in self._known for k in keys_of(group))]
 
     def rows(self, groups: Sequence[Group], device: torch.device) -> Tensor:
         """Return the log-probability of each completion of these groups, [R] float64."""

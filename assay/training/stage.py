@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.errors import VerifierError
+from assay.generate.engine import EngineStats
 from assay.learn.spans import AnyTeacher
 from assay.model.probe import LayoutChoice
 from assay.plan.configured import facts_of_config
@@ -119,7 +121,7 @@ def open_run(
             quiet=stage.quiet,
         )
     if bench is not None:
-        bench.sampler.watch = run.progress.sampling
+        bench.sampler.watch = partial(_watch_sampling, run)
         bench.verifiers.listen(run.event)
         if bench.actors is not None:
             bench.actors.on_event = run.event
@@ -127,6 +129,12 @@ def open_run(
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
     return stack.enter_context(run)
+
+
+def _watch_sampling(run: Run, call: EngineStats) -> None:
+    """Show how far the generator is; end the step where a stop is asked for."""
+    run.clock.check()
+    run.progress.sampling(call)
 
 
 def attach_sampling(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from assay import RunStopped, load_config
 from assay.cli import main
 from assay.generate import engine as engine_module
 from assay.generate.engine import Engine
+from assay.generate.slots import Slots
 from assay.generate.threads import on_threads
+from assay.learn.policy_update import PolicyUpdate
 from assay.training.api import train
 
 HERE = Path(__file__).parent
@@ -64,7 +67,7 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
 
     said, run = ended["said"], world.folder / "runs" / "run"
     assert ended["code"] == 130
-    assert "stopping cleanly after this step" in said
+    assert "stopping cleanly at the next micro-batch" in said
     assert "Traceback" not in said and "interrupted after" in said
     assert f"go on with: assay train --resume {run}" in said
     steps = len(rows_of(run, "metrics"))
@@ -164,6 +167,46 @@ def test_a_run_that_is_stopped_within_a_step_takes_that_step_again(
         train(tree("stopped"), quiet=True)
     assert [one.name for one in (run / "checkpoints").iterdir()] == ["step-000004"]
     train(resume=run, quiet=True)
+    assert last_files(str(run)) == last_files(whole)
+
+
+@pytest.mark.parametrize("place", ["sampling", "update", "between optimizer steps"])
+def test_a_signal_ends_a_step_in_its_middle_and_the_run_goes_on_to_the_same_bits(
+    world: World, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Where the weights have changed within the step, the last checkpoint is an earlier one."""
+
+    def tree(name: str) -> dict[str, Any]:
+        found = world.tree(algorithm={"name": "grpo", "kl_weight": 0.01})
+        found["run"]["name"] = name
+        parts = 2 if place == "between optimizer steps" else 1
+        found["rl"] |= {"steps": 6, "max_tokens_per_micro_batch": 1, "num_minibatches": parts}
+        found["checkpoint"] = {"every": 1000, "keep_best": False}
+        return found
+
+    whole = train(tree("whole"), quiet=True).run
+    run = world.folder / "runs" / "stopped"
+    places = {"sampling": (Slots, "record"), "update": (PolicyUpdate, "add_loss")}
+    owner, name = places.get(place, (PolicyUpdate, "step"))
+    plain, done = getattr(owner, name), list[int]()
+
+    def signal_after_two_steps(one: Any, *rest: Any) -> Any:
+        taken = (run / "metrics.jsonl").exists() and len(rows_of(run, "metrics"))
+        if taken and taken >= 2:
+            done.append(taken)
+            if len(done) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+        return plain(one, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, signal_after_two_steps)
+        result = train(tree("stopped"), quiet=True)
+    assert result.ended == "interrupted" and len(done) == 1, "nothing was done after it"
+    saved = [one.name for one in (run / "checkpoints").glob("*")]
+    steps = len(rows_of(run, "metrics"))
+    assert steps == done[0] and steps < 6
+    assert saved == ([] if place == "between optimizer steps" else [f"step-{steps:06d}"])
+    assert train(resume=run, quiet=True).ended == "finished"
     assert last_files(str(run)) == last_files(whole)
 
 

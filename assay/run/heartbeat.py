@@ -1,0 +1,34 @@
+"""Tells a run's listeners every second what it is doing, also where that takes minutes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SECONDS = 1.0
+
+
+class Heartbeat(threading.Thread):
+    """Tells ``progress`` rows. now: returns the row; None: there is nothing to tell."""
+
+    def __init__(
+        self,
+        now: Callable[[], Mapping[str, Any] | None],
+        tell: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        super().__init__(name="run-heartbeat", daemon=True)
+        self._now, self._tell = now, tell
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(SECONDS):
+            row = self._now()
+            if row is not None and row["seconds"] >= SECONDS:
+                self._tell("progress", row)
+
+    def end(self) -> None:
+        """Tell no more."""
+        self._ended.set()
+        if self.is_alive():
+            self.join()
