@@ -20,6 +20,7 @@ from assay.data.pairs import Labelled, Pair, load_preferences
 from assay.errors import DataError
 from assay.learn.algorithms import PREFERENCES
 from assay.model.packing import Batch
+from assay.run.timing import PhaseClock
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
 from assay.training import preference_reference
 from assay.training.given import BAD, GOOD, RowSchedule
@@ -200,12 +201,12 @@ def test_a_table_goes_on_with_the_same_parts(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    assert ReferenceTable(whole).fill(groups, Scorer(), CPU) == 11
+    assert ReferenceTable(whole).fill(groups, Scorer(), CPU, PhaseClock()) == 11
     with pytest.raises(KeyboardInterrupt):
-        ReferenceTable(killed).fill(groups, Scorer(dies_at=2), CPU)
+        ReferenceTable(killed).fill(groups, Scorer(dies_at=2), CPU, PhaseClock())
     table, scorer = ReferenceTable(killed), Scorer()
     assert len(table) == 8
-    assert table.fill(groups, scorer, CPU) == 3 and scorer.calls == [3]
+    assert table.fill(groups, scorer, CPU, PhaseClock()) == 3 and scorer.calls == [3]
     name = preference_reference.FILE
     assert (killed / name).read_bytes() == (whole / name).read_bytes()
     assert torch.equal(table.rows(groups, CPU), ReferenceTable(whole).rows(groups, CPU))
