@@ -11,8 +11,10 @@ from assay.verify.judge.replies import JudgeTrouble, read_usage
 from assay.verify.judge.settings import Endpoint
 
 CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
-COUNTS = ("requests", "failures", "reused", "unstructured")
-COUNTS += ("input_tokens", "output_tokens", "estimated", "cost")
+COUNTS = (
+    *("requests", "failures", "reused", "unstructured"),
+    *("input_tokens", "output_tokens", "estimated", "cost"),
+)
 
 _lock = threading.Lock()
 _costs: dict[str, dict[str, float]] = {}
