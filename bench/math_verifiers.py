@@ -108,7 +108,7 @@ def assay_math() -> Judge:
 PEERS: dict[str, Callable[[], Judge]] = {
     "math-verify": math_verify,
     "TRL accuracy_reward": trl_accuracy,
-    "Assay math@6, in process": assay_math,
+    "Assay math@7, in process": assay_math,
 }
 
 
@@ -273,7 +273,7 @@ def measure_peer(name: str, sets: dict[str, list[Row]]) -> dict[str, Any]:
 
 def measure_service(sets: dict[str, list[Row]]) -> dict[str, Any]:
     """Judge every set through worker processes."""
-    result: dict[str, Any] = {"name": "Assay math@6, service"}
+    result: dict[str, Any] = {"name": "Assay math@7, service"}
     with VerifierService("math", num_workers=2, deadline=HANG_SECONDS) as service:
         list(service.judge_text([(Problem("warm", "", {"answer": "x+x"}), r"\boxed{2x}")] * 64))
         for title, rows in sets.items():

@@ -164,6 +164,9 @@ def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commi
     rest = rest[:200]
     if not rest.strip(" .$\n"):
         return found
+    if says("in_a_case", found.phrase or found.parts[0]) and (other := opens("other_case", rest)):
+        value = other["value"].strip(" $(\\")
+        return found if value in found.parts else replace(found, parts=(*found.parts, value))
     thought = opens("beside", rest)
     if thought is None or not thought["line"]:
         if corrected := opens("corrected", rest):

@@ -137,7 +137,7 @@ def _is_factor(value: str, text: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=6,
+    version=7,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
     "relations",

@@ -40,6 +40,9 @@ _IF = re.compile(
     r"\A\W{0,4}if\b[^.?]{1,300}?,?\s(?:then\s)(?=[^.?]*\d\s*=)|\A\W{0,4}if\b[^.?,]{1,300},\s(?=[^.?]*\d\s*=)",
     re.I,
 )
+_OF_ALL = re.compile(
+    r"[\s,]{0,3}(?:for|where|with)\s(?:(?:all|any|every|some|an)\s)?(?:arbitrary\s)?integers?\s"
+)
 _SAYS_VALUE = re.compile(_SAYING + r"-?\d")
 _COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
 _FOLLOWING = re.compile(r"(?:[ ]?[/°]?[ ]?[A-Za-z°]+(?:[²³]|\^\{?-?\d\}?)?){1,5}")
@@ -62,6 +65,10 @@ _SUM = re.compile(
 )
 _ARITHMETIC = re.compile(r"[\d\s.]*\d(?:\s*[+*×·]\s*|\s+[-/]\s+)[\d\s.+*×·/-]*\d")
 _OPEN_BEFORE = re.compile(r"[\\{}\[\]+*/^_&|~…(]\s*$|\.\.$|\d")
+_WORKED_ON = re.compile(
+    r"\s?[nkxyz](?![a-zA-Z])|\s*(?:[+*^×·]\s?[\w({\\]|/\s?[\d(\\]|[-−]\s?(?:\d|[a-zA-Z]\b)"
+    r"|\\(?:[cd]dot|times|div|pi|sqrt|[dt]?frac))"
+)
 _OPEN_AFTER = re.compile(r"\s*(?:\\|[+&|~^_{}\[\]*/…]|\.\.)")
 
 
@@ -78,7 +85,7 @@ def is_answer_alone(text: str) -> bool:
         return len(words) <= 4 and len(text) <= MAX_SHORT
     if len(words) > 1 or (words and len(text) > MAX_SHORT):
         return False
-    return not re.search(r"[^\W\d_a-zA-Z]{2,}|[?؟]|[A-Za-z][.!]\s", text)
+    return not re.search(r"[^\W\d_a-zA-Z]{2,}|[?؟]|[A-Za-z][.!]\s|\d[.!]\s+[A-Z][a-z]", text)
 
 
 def is_phrase(text: str) -> bool:
@@ -104,7 +111,10 @@ def value_of(sentence: str) -> str | None:
         first, last = found[0], found[-1]
         if is_value := _IS_VALUE.search(sentence, last.end()):
             return is_value[1]  # the number right after $42$ is 43
-        if not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
+        if len(found) > 1 and _OF_ALL.fullmatch(sentence, found[-2].end(), last.start()):
+            if len(found) == 2 and not re.search(r"\w", sentence[last.end() :]):
+                return sentence[first.start() : last.end()]  # x = 3k for all integers k
+        elif not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
             if says("beside_it", sentence, 0, last.start()):
                 return None
             return last[each.groups].strip()
@@ -117,9 +127,11 @@ def value_of(sentence: str) -> str | None:
 def _number_of(sentence: str) -> str | None:
     """Return the number a sentence is about: after its last equals sign, the only one, at its end,
     or money."""
-    equals = sentence.rpartition("=")[2] if "=" in sentence else ""
+    equals = sentence.rpartition("=")[2].replace("**", "") if "=" in sentence else ""
     if equals and (after := numbers_of(equals)):
-        return after[0][2]
+        if not _is_in_formula(equals, *after[0]):
+            return after[0][2]
+        return equals.strip() if is_answer_alone(equals) else None
     numbers = numbers_of(sentence)
     if not numbers:
         return None
@@ -133,6 +145,14 @@ def _number_of(sentence: str) -> str | None:
         return sentence[numbers[first][0] : numbers[-1][1]].strip()
     money = [text for _, _, text in numbers if re.search(r"[$€£¥₹%]", text)]
     return money[0] if len(money) == 1 else None
+
+
+def _is_in_formula(text: str, start: int, end: int, number: str) -> bool:
+    """Whether a number is only a part of a formula around it, as 1 in ``2x + 1`` is."""
+    before = text[:start].rstrip()
+    if _OPEN_BEFORE.search(before) or before[-1:] in ("-", "−") or _WORKED_ON.match(text, end):
+        return True
+    return text[start:end].strip() != number  # a minus before it
 
 
 def numbers_of(text: str) -> list[tuple[int, int, str]]:
@@ -154,7 +174,7 @@ def with_unit(text: str, start: int, end: int, number: str) -> str:
     following = _FOLLOWING.match(text, end)
     words = following[0] if following else ""
     while words:
-        unit = read_unit(words.strip())
+        unit = read_unit(canonical(words))
         if unit and (unit.factors or unit.scale) and not unit.nouns:
             return number + words
         shorter = re.match(r"(.*\S)[\s/]+\S+$", words, re.DOTALL)
@@ -169,7 +189,7 @@ def of_one_sentence(text: str) -> str | None:
     """
     if "\n" in text or len(text) > MAX_SENTENCE or says("hedge", text) or says("supposed", text):
         return None
-    if is_anothers(text):
+    if is_anothers(text) or opens("step", text):
         return None
     named = pattern("connective").sub("", pattern("the_answer").sub("", text))
     if named != text and is_answer_alone(named) and re.search(r"\d", named):
@@ -233,14 +253,21 @@ def of_last_line(text: str) -> str | None:
     displayed = bool(_MATH.fullmatch(last))
     if not re.search(r"[\d\\]", last) or not (displayed or is_answer_alone(last)):
         return None
-    if _MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before)):
-        names = [re.split(r"[=<>]", canonical(line), maxsplit=1) for line in (before, last)]
-        worked_out = _ARITHMETIC.fullmatch(before.rpartition("=")[2].strip(" .$"))
-        if (len(names[0]) == 1 or not worked_out) and (
-            min(map(len, names)) == 1 or names[0][0].strip() == names[1][0].strip()
-        ):
-            return None
+    if _are_listed(before, last):
+        return None
     return last if displayed else last.rstrip(".").strip("*").strip()
+
+
+def _are_listed(before: str, last: str) -> bool:
+    """Whether two lines or sentences are values alike, as those of an enumeration are."""
+    if not (_MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before))):
+        return False
+    pair = (pattern("connective").sub("", each) for each in (before, last))
+    names = [re.split(r"[=<>]", canonical(each), maxsplit=1) for each in pair]
+    worked_out = _ARITHMETIC.fullmatch(before.rpartition("=")[2].strip(" .$"))
+    return (len(names[0]) == 1 or not worked_out) and (
+        min(map(len, names)) == 1 or names[0][0].strip() == names[1][0].strip()
+    )
 
 
 def of_final_emphasis(text: str) -> str | None:
@@ -260,9 +287,11 @@ def of_final_emphasis(text: str) -> str | None:
 def of_last_sentence(text: str) -> tuple[str, str] | None:
     """Return (value, sentence) of the last sentence that concludes, else of the one before it.
 
-    A value without words is none: `of_last_line` has judged whether it is one of a list.
+    A value without words is none, unless a word draws it as a conclusion: `of_last_line` has judged
+    whether it is one of a list.
     """
-    for sentence in reversed(_sentences(text)[-2:]):
+    sentences = _sentences(text)[-2:]
+    for sentence in reversed(sentences):
         sentence = _IF.sub("", _BULLET.sub("", sentence, count=1), count=1)
         if is_anothers(sentence) or says("hedge", sentence) or says("supposed", sentence):
             return None
@@ -275,8 +304,15 @@ def of_last_sentence(text: str) -> tuple[str, str] | None:
             if copula := _COPULA.search(sentence.rstrip(".!。* ")):
                 return copula[1], ""
             continue
-        if is_answer_alone(sentence) or opens("task", sentence) or says("unfinished", sentence):
+        if any(opens(name, sentence) for name in ("task", "step")) or says("unfinished", sentence):
             return None
+        if is_answer_alone(sentence):
+            if not opens("concluding", sentence) or len(sentences) < 2:
+                return None
+            if _are_listed(sentences[0].strip(), sentence.strip()):
+                return None
+            value = pattern("connective").sub("", sentence.strip()).rstrip(".").strip("* ")
+            return value, value
         if (value := value_of(sentence)) is None or not re.search(r"[\d\\$]", value):
             return None
         computed = re.compile(rf"=\s*{re.escape(value)}(?![\d.,]*\d)")

@@ -100,9 +100,9 @@ PINNED = [
 
 
 @pytest.mark.parametrize(("answer", "text", "verdict"), PINNED)
-def test_verdicts_of_version_6(answer: str, text: str, verdict: bool) -> None:
-    """These verdicts belong to math@6: who changes one raises the version."""
-    assert MATH.version == 6
+def test_verdicts_of_version_7(answer: str, text: str, verdict: bool) -> None:
+    """These verdicts belong to math@7: who changes one raises the version."""
+    assert MATH.version == 7
     assert passes(answer, text) == verdict
 
 
