@@ -75,7 +75,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
             target = names.get_name(key, try_suffixes=(".weight", ".bias"))
             if target is None:
                 raise _refused(f"a tensor {key}", f"the tensors of {arch}")
-            kind = _kind(gguf, dtype, len(shape))
+            kind = _kind(gguf, key, dtype, len(shape))
             size = math.prod(shape) * (4 if kind == gguf.GGMLQuantizationType.F32 else 2)
             writer.add_tensor_info(target, shape, np.dtype(np.float32), size, raw_dtype=kind)
             targets.append((path, key))
@@ -104,15 +104,23 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise _refused("a tokenizer that is not byte-level BPE", "byte-level BPE")
+    # llama.cpp does not normalize text; Qwen's NFC is accepted, as by its own converter
+    normalizer = (tokenizer.get("normalizer") or {}).get("type")
+    if normalizer not in (None, "NFC"):
+        raise _refused(f"a tokenizer with the normalizer {normalizer}", "NFC or none")
     steps: Sequence[Mapping[str, Any]] = first.get("pretokenizers") or [first]
     kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+    last = steps[-1]
+    if last.get("add_prefix_space"):
+        raise _refused("a tokenizer that puts a space before every text", "add_prefix_space false")
+    splits_too = last.get("use_regex", True)
+    if kinds == ["ByteLevel"] and splits_too:
         return GPT2_SPLIT
-    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits") and splits_too:
         return DIGITS_SPLIT
-    if kinds == ["Split", "ByteLevel"]:
-        pattern = steps[0].get("pattern", {}).get("Regex", "")
-        if pattern in SPLITS:
+    if kinds == ["Split", "ByteLevel"] and not splits_too:
+        pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
+        if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
@@ -226,11 +234,12 @@ def _stored(folder: Path) -> Iterator[tuple[Path, str, list[int], str]]:
                 yield path, key, part.get_shape(), part.get_dtype()
 
 
-def _kind(gguf: Any, dtype: str, num_axes: int) -> Any:
+def _kind(gguf: Any, key: str, dtype: str, num_axes: int) -> Any:
     kinds = gguf.GGMLQuantizationType
-    if num_axes < 2 or dtype == "F32":
-        return kinds.F32
-    return {"BF16": kinds.BF16, "F16": kinds.F16}[dtype]
+    known = {"F32": kinds.F32, "BF16": kinds.BF16, "F16": kinds.F16}
+    if dtype not in known:
+        raise _refused(f"a tensor {key} of type {dtype}", ", ".join(known))
+    return kinds.F32 if num_axes < 2 else known[dtype]
 
 
 def _bytes_of(path: Path, key: str, config: Any, arch: str) -> np.ndarray:

@@ -123,10 +123,13 @@ def _rates_in(kept: object) -> dict[str, float] | None:
 
 
 def is_busy() -> bool:
-    """Whether more processes want to run than there are cores, this one left out."""
+    """Whether more processes want to run than there are cores; False where no system says it."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > cores
+    try:
+        return os.getloadavg()[0] > cores
+    except (AttributeError, OSError):  # Windows; a container that hides the load
+        return False
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -27,6 +27,8 @@ MOST = {
     "num_local_experts": 2**14,
     "num_experts": 2**14,
 }
+MAY_BE_NONE = {"num_local_experts", "num_experts"}
+"""Sizes that are 0 in a model that could have such a part, and has none."""
 PARAMETERS_A_BYTE = 16
 """More parameters than this for each byte of weights are none that are saved there."""
 HARMLESS = 2**26
@@ -55,16 +57,27 @@ def check_config(folder: Path, where: str) -> None:
 
 
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:
-    """Raise ModelError for a size that no model has; keys that are not there are not missed."""
+    """Raise ModelError for a size that no model has; keys that are not there are not missed.
+
+    A list has a size for each layer.
+    """
     for key, most in MOST.items():
+        least = 0 if key in MAY_BE_NONE else 1
         value = shape.get(key)
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            accepted = f"a whole number from 1 to {most:,}"
+        sizes = cast("list[Any]", value) if isinstance(value, list) and value else [value]
+        if value is not None and not all(type(n) is int and least <= n <= most for n in sizes):
+            accepted = f"a whole number from {least} to {most:,}"
             raise ModelError(message(f"{where} config.json {key}", toml_words(value, 40), accepted))
 
 
 def num_parameters(shape: Mapping[str, Any]) -> int:
-    """Return about how many parameters a decoder of these sizes has; without experts."""
-    width, layers = shape.get("hidden_size") or 0, shape.get("num_hidden_layers") or 0
-    inner, vocabulary = shape.get("intermediate_size") or 0, shape.get("vocab_size") or 0
+    """Return about how many parameters a decoder of these sizes has; without experts.
+
+    Of sizes that differ by layer the smallest counts.
+    """
+    names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+    sizes = [shape.get(name) or 0 for name in names]
+    width, layers, inner, vocabulary = (
+        min(size) if isinstance(size, list) else size for size in sizes
+    )
     return layers * width * (2 * width + 2 * inner) + vocabulary * width

@@ -82,7 +82,8 @@ def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
         known = [n for n, step in enumerate(part.steps) if step > seen.after]
         mean = float(part.values[known].sum()) / rule.window
         if mean > rule.bound:
-            return CheckFound(part.steps[known[0]], [name], {"value": float(part.values[-1])})
+            value = float(part.values[known].mean())
+            return CheckFound(part.steps[known[0]], [name], {"value": value})
     return None
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from assay.errors import ModelError
-from assay.model.gguf_export import _rotary_factors, splitting_rule, write_gguf
+from assay.model.gguf_export import SPLITS, _rotary_factors, splitting_rule, write_gguf
 
 gguf = pytest.importorskip("gguf", reason='needs the extra: pip install -e ".[gguf]"')
 
@@ -144,9 +144,42 @@ def test_splitting_rules_are_known_by_their_steps(first: Mapping[str, Any], rule
     assert splitting_rule({"model": {"type": "BPE"}, "pre_tokenizer": first}) == rule
 
 
+SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": next(iter(SPLITS))},
+    "behavior": "Isolated",
+    "invert": False,
+}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+
+
+def split(**changes: Any) -> dict[str, Any]:
+    """Return Qwen's tokenizer.json, as far as it says how text is split, with changes."""
+    steps = [
+        {**one, **{key: value for key, value in changes.items() if key in one}}
+        for one in (SPLIT, BYTES)
+    ]
+    normalizer = {"type": changes.get("normalizer", "NFC")}
+    first = {"type": "Sequence", "pretokenizers": steps}
+    return {"model": {"type": "BPE"}, "normalizer": normalizer, "pre_tokenizer": first}
+
+
+def test_a_pattern_is_known_where_nothing_else_changes_the_text() -> None:
+    assert splitting_rule(split()) == "qwen2"
+
+
 @pytest.mark.parametrize(
     "tokenizer",
     [
+        split(normalizer="Lowercase"),
+        split(add_prefix_space=True),
+        split(use_regex=True),
+        split(behavior="Removed"),
+        split(invert=True),
+        {
+            "model": {"type": "BPE"},
+            "pre_tokenizer": {**BYTES, "add_prefix_space": True, "use_regex": True},
+        },
         {"model": {"type": "Unigram"}, "pre_tokenizer": {"type": "Metaspace"}},
         {"model": {"type": "BPE", "byte_fallback": True}, "pre_tokenizer": None},
         {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "x"}}},
@@ -182,6 +215,13 @@ def test_an_unknown_rotary_embedding_is_refused_and_leaves_no_file(
 ) -> None:
     write_model(tmp_path / "hf", family, torch.float32, rope_parameters=dict(rope))
     with pytest.raises(ModelError, match=r"rotary embedding of type (linear|llama3)"):
+        write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_an_unknown_type_of_number_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    write_model(tmp_path / "hf", "qwen3", torch.float64)
+    with pytest.raises(ModelError, match="of type F64; accepted: F32, BF16, F16"):
         write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 

@@ -89,6 +89,17 @@ def test_a_damaged_file_of_rates_is_measured_again(
     assert "0.9 GFLOP/s" in (slow_type(torch.bfloat16, CPU) or "")
 
 
+def test_a_machine_that_hides_its_load_is_taken_for_idle(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden() -> tuple[float, float, float]:
+        raise OSError("Load averages are unobtainable")
+
+    fake_rates(monkeypatch, 0.9e9)
+    monkeypatch.setattr(os, "getloadavg", hidden)
+    assert "set model.dtype" in (slow_type(torch.bfloat16, CPU) or "")
+
+
 def test_other_processes_do_not_lower_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a busy machine cannot hold up."""
     seconds = iter(range(10**6))

@@ -31,6 +31,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("vocab_size", 2**40),
         ("num_attention_heads", []),
         ("intermediate_size", 0),
+        ("intermediate_size", [64, 0]),
+        ("intermediate_size", [64, [64]]),
+        ("num_local_experts", -1),
     ],
 )
 def test_a_size_that_no_model_has_is_refused(
@@ -62,6 +65,20 @@ def test_a_damaged_configuration_is_told(saved: Path, tmp_path: Path, text: str)
     (folder / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"a damaged config\.json"):
         ModelSource.find(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_local_experts": 0},  # Granite 4 without experts
+        {"intermediate_size": [96, 64]},  # Gemma 3n: a size for each layer
+        {"text_config": {"intermediate_size": [96, 64], "hidden_size": 32}},
+    ],
+)
+def test_sizes_that_models_have_are_accepted(
+    saved: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    assert ModelSource.find(str(copied(saved, tmp_path, change))).place == str(tmp_path)
 
 
 def test_a_model_as_it_was_saved_is_found(saved: Path) -> None:

@@ -129,6 +129,14 @@ def test_a_whole_step_that_is_not_judged_is_enough() -> None:
     assert ask("not_judged", two_of_eight_problems) is None
 
 
+@pytest.mark.parametrize(("shares", "said"), [([0.6], 0.6), ([0.5, 0.04], 0.27), ([0.0, 0.6], 0.3)])
+def test_the_share_that_is_reported_is_the_one_that_was_compared(
+    shares: Sequence[float], said: float
+) -> None:
+    found = ask("not_judged", {"verdict/not_judged_share": shares})
+    assert found is not None and found.numbers["value"] == pytest.approx(said)
+
+
 def test_a_rule_that_tests_against_chance_pays_for_its_looks() -> None:
     """The longer a run is, the more often it is looked at, and the more one look must show."""
     rng = np.random.default_rng(3)
