@@ -1,5 +1,6 @@
 """The linear maps of a decoding step: the live parameters themselves, or packed copies of them.
-Adapters are computed beside live maps, and merged into packed ones, as they are into an export.
+Adapters are computed beside live maps and those of a narrow type, and merged into packed ones of
+float32.
 
 On a CPU most of a step is products of a few rows with every weight, and the library reorders a
 weight each time it meets it. Packed once at the start of a generation (query, key and value as one
@@ -41,18 +42,29 @@ class Live:
 
 
 class Packed:
-    """Maps that take the same input, as one weight in oneDNN's own layout."""
+    """Maps that take the same input, as one weight in oneDNN's own layout. adapters: are added to
+    their results."""
 
-    def __init__(self, maps: Sequence[Map], num_rows: int) -> None:
+    def __init__(
+        self, maps: Sequence[Map], num_rows: int, adapters: Sequence[Adapter | None] = ()
+    ) -> None:
         kernels: Any = torch.ops.mkldnn
         weight = torch.cat([weight for weight, _ in maps]) if len(maps) > 1 else maps[0][0]
         self._weight = kernels._reorder_linear_weight(weight.detach(), num_rows)
         self._bias = _joined_bias(maps)
         self._product = kernels._linear_pointwise
+        self._sizes = [len(weight) for weight, _ in maps]
+        self._adapters = tuple(adapters)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return every map of rows [n, D], concatenated."""
-        return self._product(rows, self._weight, self._bias, "none", [], "")
+        found = self._product(rows, self._weight, self._bias, "none", [], "")
+        if any(self._adapters):
+            parts = found.split(self._sizes, -1)
+            for part, adapter in zip(parts, self._adapters, strict=True):
+                if adapter is not None:
+                    adapter.add(part, rows)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +115,10 @@ def _product(
 ) -> Live | Packed:
     if not packed_for:
         return Live(maps, adapters)
+    if maps[0][0].element_size() < torch.float32.itemsize:
+        # A narrow type rounds what an adapter has learned away: of a weight of 1 bfloat16 keeps
+        # nothing below 0.004, and the policy that is sampled from would be the base.
+        return Packed(maps, packed_for, adapters)
     whole = [
         (weight if adapter is None else adapter.merged(weight), bias)
         for (weight, bias), adapter in zip(maps, adapters, strict=True)

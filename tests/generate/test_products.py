@@ -12,7 +12,7 @@ from assay.generate import products as products_module
 from assay.generate.forward import choose_forward
 from assay.generate.lean import LeanForward
 from assay.generate.products import Live, Packed, Products, can_pack
-from assay.model.family import NotLean
+from assay.model.family import Adapter, NotLean
 from assay.model.weights import Weights
 from assay.testing import tiny_model
 
@@ -157,3 +157,17 @@ def test_a_fingerprint_sees_the_last_bit(dtype: torch.dtype, width: int) -> None
     assert before != products_module._mark(weight)
     turned = weight.repeat(1, 2).T
     assert products_module._mark(turned) != products_module._mark(turned)
+
+
+@needs_packing
+@pytest.mark.parametrize("packed_for", [0, 8])
+def test_what_an_adapter_has_learned_is_not_rounded_away(packed_for: int) -> None:
+    """It changes weights of 1 by 0.001, of which bfloat16 keeps nothing once it is merged."""
+    sign_D = torch.tensor([1.0, -1.0]).repeat(32)
+    weight = torch.ones(16, 64, dtype=torch.bfloat16)
+    adapter = Adapter(0.01 * sign_D[None], torch.full((16, 1), 0.1), 1.0)
+    product = products_module._product([(weight, None)] * 2, [None, adapter], packed_for)
+    with torch.inference_mode():
+        found = product(sign_D.repeat(3, 1).bfloat16())
+    assert torch.equal(found[:, :16], torch.zeros(3, 16, dtype=torch.bfloat16))
+    assert torch.allclose(found[:, 16:].float(), torch.tensor(0.064), rtol=0.01)
