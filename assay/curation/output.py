@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from assay.config.section import Section, Text
 from assay.data.completions import Record
@@ -21,6 +21,7 @@ from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, DiskFull, RunError, message
 from assay.removal import put_in_place, remove_file
 from assay.run.files import is_disk_full, plain, sync_file, write_atomic
+from assay.run.records import checked, read_record
 from assay.terminal import lined
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
@@ -41,6 +42,11 @@ class Filter:
     def __str__(self) -> str:
         first = f" (the first: {self.examples[0]['reason']})" if self.examples else ""
         return f"{self.name} took {self.took}{first}"
+
+
+class _Input(BaseModel):
+    source: str
+    rows: int
 
 
 @dataclass
@@ -78,12 +84,12 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest that a stage has written; raises RunError where it is none."""
-    try:
-        found = json.loads(path.read_bytes())
-        return Manifest(**{**found, "filters": [Filter(**each) for each in found["filters"]]})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    found = read_record(path, Manifest)
+    if found is None:
         accepted = f"the {MANIFEST} of a data stage"
-        raise RunError(message(str(path), "no manifest that can be read", accepted)) from error
+        raise RunError(message(str(path), "no file", accepted))
+    checked(found.inputs, list[_Input], f"{path} inputs")
+    return found
 
 
 class StageSettings(Section):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 MANIFEST = "manifest.json"
 """Beside the rows that a data stage has written."""
@@ -21,19 +23,34 @@ def verified_words(sources: Sequence[str]) -> str:
     return ", ".join(words for words in (VERIFIED, UNVERIFIED, GIVEN) if words in found)
 
 
-def _found(source: str) -> Iterator[str]:
+class _Input(BaseModel):
+    source: str
+
+
+class _Made(BaseModel):
+    """What of a data stage's manifest is looked at."""
+
+    stage: str
+    settings: dict[str, Any]
+    inputs: list[_Input]
+
+
+def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield what is said of a source, followed back to the stage that decides it."""
     path = Path(source).expanduser()
     try:
-        made = json.loads(((path if path.is_dir() else path.parent) / MANIFEST).read_bytes())
-        stage, settings, inputs = made["stage"], made["settings"], made["inputs"]
-    except (OSError, ValueError, TypeError, KeyError):  # a file of the user's, or no file
+        file = (path if path.is_dir() else path.parent) / MANIFEST
+        # reading a pipe may never end
+        made = _Made.model_validate_json(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError):  # a file of the user's, or damaged
+        made = None
+    if made is None or source in seen:  # a damaged manifest may name itself as its input
         yield GIVEN
         return
-    if stage == "collect":
+    if made.stage == "collect":
         yield UNVERIFIED
-    elif stage == "select" and settings.get("keep") == "verified":
+    elif made.stage == "select" and made.settings.get("keep") == "verified":
         yield VERIFIED
     else:
-        for one in inputs:
-            yield from _found(one["source"])
+        for one in made.inputs:
+            yield from _found(one.source, seen | {source})

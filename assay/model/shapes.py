@@ -42,18 +42,40 @@ def check_config(folder: Path, where: str) -> None:
     except OSError as error:
         found = f"a config.json that cannot be read ({error.strerror or error})"
         raise ModelError(message(where, found, "a model's")) from error
-    if facts is None:
-        raise ModelError(message(where, "a damaged config.json", "a JSON object"))
-    inner = facts.get("text_config")
-    shapes = [facts, cast("dict[str, Any]", inner)] if isinstance(inner, dict) else [facts]
-    for shape in shapes:
-        check_sizes(shape, where)
+    for shape in _shapes_of(facts, where):
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         parameters = num_parameters(shape)
         if weights and parameters > max(HARMLESS, PARAMETERS_A_BYTE * weights):
             found = f"a config.json of {parameters:.2g} parameters"
             accepted = f"what the {weights:,} bytes of weights beside it can hold"
             raise ModelError(message(where, found, accepted, "restore config.json"))
+
+
+def check_hub_config(name: str, revision: str | None, cached: bool, where: str) -> None:
+    """Raise ModelError where a hub model's config.json has a size that no model has.
+
+    cached: read it from the local cache alone. The weights are not measured: the cache may hold a
+    part of them. A name without a config.json is left to Transformers.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(name, "config.json", revision=revision, local_files_only=cached)
+        facts = as_object(Path(file).read_bytes())
+    except Exception:  # a network may fail in any way; Transformers asks again, and reports it
+        return
+    _shapes_of(facts, where)
+
+
+def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]:
+    """Return a configuration and that of the text model inside it; raises ModelError."""
+    if facts is None:
+        raise ModelError(message(where, "a damaged config.json", "a JSON object"))
+    inner = facts.get("text_config")
+    shapes = [facts, cast("dict[str, Any]", inner)] if isinstance(inner, dict) else [facts]
+    for shape in shapes:
+        check_sizes(shape, where)
+    return shapes
 
 
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:

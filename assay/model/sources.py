@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import nullcontext, redirect_stderr
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 
 from assay.errors import MissingExtra, ModelError, message
-from assay.model.shapes import check_config
+from assay.model.shapes import check_config, check_hub_config
+from assay.run.records import as_object
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
@@ -59,7 +59,9 @@ class ModelSource:
             return cls(str(folder.resolve()), gguf, None, trust_remote_code)
         if not HUB_NAME.fullmatch(path):
             raise ModelError(message(f"model.path {path}", "nothing there", ACCEPTED))
-        return cls(path, None, revision, trust_remote_code, _ask_hub(path, revision))
+        cached = _ask_hub(path, revision)
+        check_hub_config(path, revision, cached, f"model.path {path}")
+        return cls(path, None, revision, trust_remote_code, cached)
 
     @classmethod
     def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> ModelSource:
@@ -69,7 +71,10 @@ class ModelSource:
             return cls(str(folder.resolve()), trust_remote_code=trust_remote_code)
         if not HUB_NAME.fullmatch(path):
             raise ModelError(message(f"model.tokenizer {path}", "nothing there", "a folder"))
-        return cls(path, trust_remote_code=trust_remote_code, cached=_ask_hub(path, None))
+        cached = _ask_hub(path, None)
+        # the tokenizer's class is found by way of the model's configuration
+        check_hub_config(path, None, cached, f"model.tokenizer {path}")
+        return cls(path, trust_remote_code=trust_remote_code, cached=cached)
 
     @property
     def name(self) -> str:
@@ -138,11 +143,11 @@ def saved_family(source: ModelSource) -> str:
     causal model's."""
     file = Path(source.place) / "config.json"
     try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError):
-        names = []
+        names = (as_object(file.read_bytes()) or {}).get("architectures")
+    except OSError:
+        names = None
     for ending in ("ForSequenceClassification", "ForTokenClassification"):
-        if any(str(name).endswith(ending) for name in names):
+        if isinstance(names, list) and any(str(name).endswith(ending) for name in names):
             return f"AutoModel{ending}"
     return "AutoModelForCausalLM"
 

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, Field
 
 from assay.data.completions import Record
-from assay.errors import DataError, VerifierError, message
+from assay.errors import DataError, RunError, VerifierError, message
 from assay.reward_models.checkpoint import checkpoint_hash
 from assay.reward_models.options import is_text, place
 from assay.run.files import read_json, write_json
+from assay.run.records import checked
 from assay.types import Completion, Problem
 from assay.verify.base import is_number
 
@@ -70,13 +73,18 @@ def scales_of(
     for member, path in enumerate(paths):
         key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
         key = f"{checkpoint_hash(path)}-{key}"
-        if key not in stored:
+        if not _is_scale(stored.get(key)):  # absent, or damaged: measured again
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
             with suppress(OSError):  # a folder that cannot be written: measured again next time
                 write_json(store, stored)
         scales.append(_scale(stored[key]))
     return tuple(scales)
+
+
+class _Facts(BaseModel):
+    mean: Annotated[float, Field(allow_inf_nan=False)]
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _given(table: Mapping[str, Any], count: int) -> tuple[Scale, ...]:
@@ -93,6 +101,14 @@ def _scale(facts: Mapping[str, float]) -> Scale:
     if not facts["std"] > 0:
         raise VerifierError(message(f"{_WHERE}.std", facts["std"], "a number above 0"))
     return Scale(float(facts["mean"]), float(facts["std"]))
+
+
+def _is_scale(facts: Any) -> bool:
+    try:
+        checked(facts, _Facts, "")
+    except RunError:
+        return False
+    return True
 
 
 def _measure(raws: Sequence[float]) -> dict[str, float]:

@@ -14,12 +14,19 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from assay.config import CheckpointConfig
 from assay.errors import AssayError, DiskFull, RunError, cause
 from assay.removal import is_temporary, move, move_aside, remove_temporary
-from assay.run.files import has_room, is_disk_full, read_json, sync_file, write_json
+from assay.run.files import (
+    has_room,
+    is_disk_full,
+    read_facts,
+    read_json,
+    sync_file,
+    write_json,
+)
 
 MANIFEST = "manifest.json"
 PINNED = "pinned.json"
@@ -93,8 +100,8 @@ class Checkpoints:
         write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
 
     def pinned(self) -> dict[str, Any]:
-        """Return why checkpoints are pinned, by their steps."""
-        return read_json(self.folder / PINNED) or {}
+        """Return why checkpoints are pinned, by their steps; raises RunError."""
+        return read_facts(self.folder / PINNED) or {}
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
         """Return the newest step whose files are whole, and what is wrong with later ones."""
@@ -109,8 +116,9 @@ class Checkpoints:
     def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
         """Load every part from the checkpoint of a step."""
         folder = self.path(step)
-        manifest = read_json(folder / MANIFEST) or {}
-        missing = sorted(set(parts) - set(manifest.get("parts", ())))
+        saved = (read_json(folder / MANIFEST) or {}).get("parts")
+        held = cast("list[Any]", saved) if isinstance(saved, list) else []
+        missing = [name for name in sorted(parts) if name not in held]
         if missing:
             raise RunError(f"{folder}: holds no state of {', '.join(missing)}; start a new run")
         for name, part in parts.items():
@@ -152,7 +160,11 @@ class Checkpoints:
 
     def _sizes(self) -> dict[int, int]:
         """Return the bytes that each step's checkpoint takes; of those that may be dropped."""
-        free = [step for step in self.steps() if str(step) not in self.pinned()]
+        try:
+            pinned = self.pinned()
+        except RunError:  # damaged: any may be pinned, so none may be dropped
+            return {}
+        free = [step for step in self.steps() if str(step) not in pinned]
         files = {step: _files_of(self.path(step)) for step in free}
         return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
@@ -231,13 +243,13 @@ def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -
 
 def find_damage(folder: Path) -> str | None:
     """Return what differs between a checkpoint's files and its manifest; None when nothing does."""
-    manifest = read_json(folder / MANIFEST)
-    files: Any = manifest.get("files") if manifest else None
-    if not isinstance(files, dict):
+    files = listed_files(folder)
+    if files is None:
         return f"{MANIFEST} is missing or damaged"
     for name, facts in files.items():
         path = folder / name
-        if not path.is_file():
+        # not `Path.is_file`, which raises for a name that is too long
+        if not os.path.isfile(path):
             return f"{name} is missing"
         if _describe(path) != facts:
             return f"{name} is not as it was written"
@@ -246,9 +258,15 @@ def find_damage(folder: Path) -> str | None:
 
 def _is_as_listed(folder: Path) -> bool:
     """Whether a checkpoint holds no file but those that its manifest lists."""
-    listed = (read_json(folder / MANIFEST) or {}).get("files")
+    listed = listed_files(folder)
     found = {str(path.relative_to(folder)) for path in _files_of(folder)}
-    return isinstance(listed, dict) and found <= {MANIFEST, *listed}
+    return listed is not None and found <= {MANIFEST, *listed}
+
+
+def listed_files(folder: Path) -> dict[str, Any] | None:
+    """Return size and digest of each file that a checkpoint's manifest lists; None: damaged."""
+    listed = (read_json(folder / MANIFEST) or {}).get("files")
+    return cast("dict[str, Any]", listed) if isinstance(listed, dict) else None
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -162,7 +162,8 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, or None where it is absent or not one."""
     with suppress(OSError):
-        return as_object(path.read_bytes())
+        # reading a pipe or a device may never end
+        return as_object(path.read_bytes()) if path.is_file() else None
     return None
 
 
@@ -257,6 +258,9 @@ class DirectoryLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / ".lock"
+        if path.exists() and not path.is_file():
+            remedy = "move it away"
+            raise RunError(message(str(path), "what is no regular file", "a file", remedy))
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until `release`)
         give_up = time.monotonic() + LOCK_PATIENCE
         try:

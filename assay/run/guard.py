@@ -112,7 +112,9 @@ def _spoken(run: Run) -> dict[str, int]:
 def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
     """Yield what a built-in rule finds."""
     planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
-    seen = Seen(run.history, run.evaluations(), run.metrics, after, price, planned)
+    # a resumed run whose metrics.jsonl was lost has no row of its step
+    row = {"step": float(run.step), **run.metrics}
+    seen = Seen(run.history, run.evaluations(), row, after, price, planned)
     found = CHECKS[rule.check](rule, seen)
     if found is not None:
         known = {"key": rule.key, "limit": rule.limit, "window": rule.window}

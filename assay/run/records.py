@@ -63,7 +63,7 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     passed over.
     """
     try:
-        _check_regular(path)
+        check_regular(path)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 row = as_object(line)
@@ -128,14 +128,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _bytes_of(path: Path) -> bytes | None:
     try:
-        _check_regular(path)
+        check_regular(path)
         return path.read_bytes()
     except OSError as error:
         _check_absent(path, error)
         return None
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raise OSError for what is no file: reading a pipe or a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

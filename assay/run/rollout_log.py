@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from assay.removal import remove_file
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.records import as_object, check_regular, checked
 from assay.run.rollout_schema import (
     ADDED_IN,
     DERIVED,
@@ -149,7 +150,8 @@ class RolloutLog:
         """Return what the step put back; None where it put nothing back, or cannot be read."""
         table = self.table(step)
         said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
-        return None if said is None else PutBack(**json.loads(said))
+        found = None if said is None else as_object(said)
+        return None if found is None else checked(found, PutBack, str(self.path(step)))
 
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of steps after this one; returns those steps."""
@@ -233,6 +235,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Return the columns of a shard; one that an older version did not write is null."""
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    check_regular(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         written = file.schema_arrow
         about = written.metadata or {}

@@ -93,7 +93,8 @@ def _kind_of(folder: str, name: str) -> str:
     facts: dict[str, Any] = read_json(place / FACTS_FILE) or {}
     if facts.get("verifier") in (OUTCOME, PROCESS):
         return facts["verifier"]
-    architectures = (read_json(place / "config.json") or {}).get("architectures") or ["no model"]
+    named = (read_json(place / "config.json") or {}).get("architectures")
+    architectures = named if named and isinstance(named, list) else ["no model"]
     for end, verifier in _HEADS.items():
         if str(architectures[0]).endswith(end):
             return verifier

@@ -29,6 +29,7 @@ from assay.plan.record import (
 from assay.removal import remove_file
 from assay.run.environment import memory_mib
 from assay.start.measure import MEASURED_PROBLEMS, measure
+from assay.toml_text import one_line
 
 PILOT_FILE = "pilot.toml"
 
@@ -140,7 +141,8 @@ def _write(
 ) -> tuple[Path, ...]:
     """Write the page, and the pilot's configuration beside it; return their paths."""
     page = out or (config.parent if config is not None else Path()) / FILE
-    title = config.name if config is not None else "a plan"
+    # a file's name may hold a line break, which would end the comment and go on as TOML
+    title = one_line(config.name) if config is not None else "a plan"
     sections = [("Pilot", str(found.pilot))]
     toml = found.pilot.toml()
     if toml:

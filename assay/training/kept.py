@@ -26,6 +26,7 @@ from assay.model.probe import prove_lean
 from assay.model.targets import KeptLogprobs
 from assay.run.directory import Run
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.records import as_object, check_regular
 from assay.training.assemble import Bench
 from assay.training.given import GOOD, check_length, keys_of, parts
 from assay.training.teachers import divergence_of, head_size, open_teacher
@@ -108,8 +109,11 @@ class Kept:
     def _take(self, path: Path) -> None:
         """Note where the traces of a file are; raises ConfigError for a file of another kind."""
         try:
+            check_regular(path)
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                about = json.loads((file.schema_arrow.metadata or {})[ABOUT])
+                about = as_object((file.schema_arrow.metadata or {})[ABOUT])
+                if about is None:
+                    raise ValueError("metadata that are no JSON object")
                 keys = file.read(columns=["key"], use_threads=False).column("key").to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             found = "a file that is not of a kept teacher, or damaged"

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from assay.run.checkpoints import step_of
 from assay.run.environment import verifier_text
 from assay.run.evaluations import Row, by_kind, gain_between
-from assay.run.files import read_json
 from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
+from assay.run.records import read_record
 from assay.run.report import changed_settings, stage_words
 from assay.training.lineage import lineage
 from assay.verify.base import known_errors
@@ -91,16 +93,31 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
         yield f"The checkpoint of step {step} itself was not evaluated."
 
 
+class _Check(BaseModel):
+    name: str
+    found: str
+    limit: str | None
+    outcome: str
+
+
+class _Gate(BaseModel):
+    """The keys of a gate's result that a card shows."""
+
+    passed: bool
+    against: str
+    checks: list[_Check]
+
+
 def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
     """What the newest gate found of this checkpoint, and whether it was passed."""
-    found = read_json(run.folder / "gates" / f"step-{step:06d}.json")
+    found = read_record(run.folder / "gates" / f"step-{step:06d}.json", _Gate)
     if found is None:
         return
-    said = "passed" if found["passed"] else "refused: it did not pass"
-    yield from ("", "## Gate", "", f"{said.capitalize()}, against {_code(found['against'])}.", "")
+    said = "passed" if found.passed else "refused: it did not pass"
+    yield from ("", "## Gate", "", f"{said.capitalize()}, against {_code(found.against)}.", "")
     yield from ("| | found | asked for | |", "|---|---|---|---|")
-    for check in found["checks"]:
-        cells = (check["name"], check["found"], check["limit"] or "", check["outcome"])
+    for check in found.checks:
+        cells = (check.name, check.found, check.limit or "", check.outcome)
         yield f"| {' | '.join(map(_plain, cells))} |"
 
 

@@ -65,12 +65,10 @@ class ReferenceTable:
         if self.path.is_file():
             try:
                 held = load_file(self.path)
-                keys, logprobs = held["keys"], held["logprobs"]
-            except (OSError, SafetensorError, KeyError):
-                return  # cut short: all is computed again
-            self._known = {
-                key.tobytes(): value for key, value in zip(keys, logprobs.tolist(), strict=True)
-            }
+                pairs = zip(held["keys"], held["logprobs"].tolist(), strict=True)
+                self._known = {key.tobytes(): float(value) for key, value in pairs}
+            except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+                return  # cut short, or of other shapes: all is computed again
 
     def __len__(self) -> int:
         return len(self._known)

@@ -26,7 +26,7 @@ from assay.generate.base import Generator
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
 from assay.model.packing import pack
-from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage
+from assay.run.checkpoints import Checkpoints, find_damage, listed_files
 from assay.run.environment import (
     collect_environment,
     find_differences,
@@ -34,7 +34,7 @@ from assay.run.environment import (
     kept_source,
     read_environment,
 )
-from assay.run.files import Journal, config_of, read_json
+from assay.run.files import Journal, config_of
 from assay.run.metrics import is_timing
 from assay.run.records import read_events, read_step_rows
 from assay.run.rollout_log import RolloutLog
@@ -382,10 +382,7 @@ def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
 
 def weights_again(folder: Path, fresh: Path) -> Again:
     """Compare the files of a checkpoint with those that came out now."""
-    then, now = (
-        (read_json(each / MANIFEST) or {}).get("files") or {}
-        for each in (folder / "checkpoints" / fresh.name, fresh)
-    )
+    then, now = (listed_files(each) or {} for each in (folder / "checkpoints" / fresh.name, fresh))
     names = [one for one in then if not one.startswith(_NOT_OF_THE_STEP)]
     if not names or not now:
         last = "its metrics, and the old log-probabilities of the step after, tell of the weights"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, RunError, message
-from assay.run.files import plain, read_json, write_json
+from assay.run.files import plain, write_json
 from assay.run.intervals import share_interval
 from assay.run.loaded import load_run
+from assay.run.records import read_record
 from assay.terminal import aligned
 from assay.training.rescore import Pairs, rescore
 from assay.types import Group, Verdict
@@ -148,13 +149,11 @@ def audit_steps(
 
 
 def read_step_audit(folder: Path) -> StepAudit | None:
-    """Return what the steps of a run's passes came to, when they were judged last."""
-    kept = read_json(folder / "audit" / STEPS)
-    if kept is None:
-        return None
-    names = Milestone.__dataclass_fields__
-    rows = [Milestone(**{name: row[name] for name in names}) for row in kept.pop("milestones")]
-    return StepAudit(**kept, milestones=rows)
+    """Return what the steps of a run's passes came to, when they were judged last.
+
+    Raises RunError.
+    """
+    return read_record(folder / "audit" / STEPS, StepAudit)
 
 
 def _is_wrong(verdict: Verdict, below: float) -> bool:

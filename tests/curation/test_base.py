@@ -205,7 +205,10 @@ def test_every_stage_is_described(name: str) -> None:
 
 
 def test_a_manifest_that_is_none() -> None:
-    for text in ("", "[]", '{"stage": 1}', '{"filters": [], "what": 1}'):
+    lacking = {"stage": "select", "settings": {}, "inputs": [{"source": "x"}]}
+    texts = ("", "[]", '{"stage": 1}', '{"filters": [], "what": 1}', "[" * 100_000)
+    for text in (*texts, json.dumps(lacking)):
         Path("manifest.json").write_text(text)
-        with pytest.raises(RunError, match="no manifest that can be read"):
+        with pytest.raises(RunError, match=r"manifest\.json.*: found .*; accepted: ") as error:
             read_manifest(Path("manifest.json"))
+        assert "\n" not in str(error.value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from assay.errors import ModelError
 from assay.model.sources import ModelSource
@@ -91,3 +93,21 @@ def copied(saved: Path, to: Path, change: dict[str, Any]) -> Path:
         (to / file.name).write_bytes(file.read_bytes())
     (to / "config.json").write_text(json.dumps({**facts, **change}))
     return to
+
+
+@pytest.mark.parametrize("find", [ModelSource.find, ModelSource.of_tokenizer])
+def test_sizes_of_a_hub_model_are_checked_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: Callable[[str], ModelSource]
+) -> None:
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"num_hidden_layers": 2}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert find("some/model").place == "some/model"
+    (snapshot / "config.json").write_text('{"num_hidden_layers": 1000000000}')
+    with pytest.raises(ModelError, match=r"some/model config\.json num_hidden_layers: found 1000"):
+        find("some/model")

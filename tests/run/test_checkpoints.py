@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import subprocess
 import sys
@@ -243,3 +244,34 @@ def test_a_state_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     checkpoints.save(1, {"odd": Odd()})
     with pytest.raises(RunError, match=r"step-000001: the state of odd cannot be read \(KeyError"):
         checkpoints.restore(1, {"odd": Odd()})
+
+
+def test_a_damaged_list_of_pins_drops_nothing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=1, keep_best=False))
+    for step in (1, 2):
+        if step == 2:
+            checkpoints.pin(1, "mine")
+        checkpoints.save(step, {"learner": FakeLearner()})
+    (tmp_path / "pinned.json").write_text("{")
+    checkpoints.save(3, {"learner": FakeLearner()})
+    assert checkpoints.steps() == [1, 2, 3]
+    with pytest.raises(RunError, match=r"pinned\.json: found a damaged file"):
+        checkpoints.pin(3, "mine too")
+    (tmp_path / "pinned.json").unlink()
+    checkpoints.prune(None)
+    assert checkpoints.steps() == [3]
+
+
+@pytest.mark.parametrize("parts", [5, {"a": []}, [["learner"]], None])
+def test_a_manifest_with_damaged_parts_is_one_line(tmp_path: Path, parts: object) -> None:
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    manifest = checkpoints.save(1, {"learner": FakeLearner()}) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "parts": parts}))
+    with pytest.raises(RunError, match="holds no state of learner"):
+        checkpoints.restore(1, {"learner": FakeLearner()})
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "\0", "\ud800"])
+def test_a_manifest_of_impossible_names_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {name: {}}}))
+    assert find_damage(tmp_path) == f"{name} is missing"

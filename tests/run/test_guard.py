@@ -165,3 +165,10 @@ def test_a_rule_that_raises_stops_the_run_with_its_own_words(
 def test_a_rule_that_cannot_be_had_is_a_configuration_error(name: str) -> None:
     with pytest.raises(ConfigError, match=r"guard\.rules"):
         Guard(GuardConfig(rules=(name,)))
+
+
+def test_a_resumed_run_without_a_row_of_metrics_is_guarded(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path)
+    run.metrics = {}
+    Guard(GuardConfig()).check(run)  # pyright: ignore[reportArgumentType]
+    assert not run.events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -308,3 +309,10 @@ def test_any_verdict_and_text_survive(
     written = detail.encode("utf-8", "backslashreplace").decode()
     assert found.verdicts == [(replace(verdict, detail=written),)]
     assert list(found.verdicts[0][0].components) == list(components)
+
+
+def test_a_pipe_for_a_shard_is_not_waited_for(log: RolloutLog) -> None:
+    log.folder.mkdir(exist_ok=True)
+    os.mkfifo(log.path(3))
+    assert log.read(3) is None and log.put_back(3) is None
+    assert read_columns(log.path(3), ["tokens"]) is None

@@ -236,3 +236,11 @@ def test_an_event_is_of_a_kind(tmp_path: Path) -> None:
     path.write_text('{"kind": "created"}\n{"step": 1}\n')
     with pytest.raises(RunError, match=r"events\.jsonl:2 kind: found nothing; accepted: a value"):
         read_events(path)
+
+
+def test_a_pipe_is_neither_read_nor_locked(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    assert read_json(tmp_path / "manifest.json") is None
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(RunError, match=r"\.lock: found what is no regular file; accepted: a file"):
+        DirectoryLock(tmp_path)

@@ -278,3 +278,16 @@ def test_help_loads_no_torch() -> None:
         "import assay.start.plan\nassert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_file_name_cannot_write_into_the_pilot(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["model"]["path"] = str(tmp_path / "nowhere")
+    config = tmp_path / "a\n[run]\nseed = 7\n#.toml"
+    config.write_text(tomli_w.dumps(tree))
+    found = planning.plan(config)
+    page, pilot = found.files
+    assert pilot.read_text().splitlines()[1] == ""
+    made = tomllib.loads(pilot.read_text())
+    assert made.get("run", {}).get("seed") != 7
+    assert "\n[run]" not in page.read_text().partition("\n\n")[0]
+    assert planning.plan(config).files == found.files
