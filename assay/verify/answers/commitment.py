@@ -36,6 +36,7 @@ _COMMENT = re.compile(
     r"|^[ \t]*(?<!\\)%[^\n]*|^\[[^\]\n]{1,40}\]:\s?\#[^\n]*",
     re.DOTALL | re.MULTILINE,
 )
+HTML_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _STRUCK = re.compile(
     r"~~[^~]{1,1000}~~|<(?P<tag>del|s|strike)>[^<]{1,1000}</(?P=tag)>", re.IGNORECASE
 )
@@ -99,6 +100,17 @@ def clipped(text: str) -> str:
             return ""  # another speaker's turn
         text = text[opening.end() :]
     return _SPECIAL.split(text, maxsplit=1)[0].strip()
+
+
+def uncommented(text: str, marked: bool = False) -> str:
+    """Return a text without its HTML comments, which no reader sees.
+
+    marked: only without those that mark an answer; the others may belong to an answer in HTML.
+    """
+    if "<!--" not in text:
+        return text
+    hidden = HTML_COMMENT.sub(lambda m: m[0] if marked and not _MARK.search(m[0]) else " ", text)
+    return hidden.strip()
 
 
 def shown(text: str) -> str:

@@ -6,12 +6,13 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
+from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, marks
 from assay.verify.answers.tables import says
 from assay.verify.base import Field, Part, Verifier, flag, spec_check
 from assay.verify.loading import slow_import
@@ -49,7 +50,8 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
     if len(whole) > MAX_TEXT:
         return Part(0.0, detail=f"more than {MAX_TEXT} characters")
     try:
-        text, value = find_json(clipped(whole), SURROUNDING.read(problem))
+        surrounding, seen = SURROUNDING.read(problem), clipped(whole)
+        text, value = find_json(_uncommented(seen) if surrounding else seen, surrounding)
         check_size(value)
         fault = _first_fault(validator, value, f"problem {problem.id}: spec.schema")
     except BadJson as error:
@@ -102,6 +104,24 @@ def every_json(text: str) -> Iterator[Any]:
         _check_affirmed(text[:start])
         check_size(value)
         yield value
+
+
+def _uncommented(text: str) -> str:
+    """Drop the HTML comments, which no reader sees; those inside a JSON value belong to it."""
+    if "<!--" not in text:
+        return text
+    with suppress(NoJson):
+        _whole(text)
+        return text
+    values = [(start, end) for start, end, _ in _values(text)]
+    kept: list[str] = []
+    position = 0
+    while comment := HTML_COMMENT.search(text, position):
+        start = comment.start()
+        inside = next((end for first, end in values if first <= start < end), 0)
+        kept.append(text[position : inside or start])
+        position = inside or comment.end()
+    return " ".join((*kept, text[position:])).strip()
 
 
 def _whole(text: str) -> Any:
@@ -282,7 +302,7 @@ _SURROUNDED = "true, or false: the reply is the value alone, fenced or not"
 SURROUNDING = flag("allow_surrounding_text", _SURROUNDED, True)
 JSON_SCHEMA = Verifier(
     name="json_schema",
-    version=2,
+    version=3,
     judge=judge_json,
     check_spec=spec_check(read_schema),
     domain="structured output: JSON by a schema",

@@ -7,7 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import MAX_TEXT, STOPS, bare, clipped, committed, unwrapped
+from assay.verify.answers.commitment import (
+    MAX_TEXT,
+    STOPS,
+    bare,
+    clipped,
+    committed,
+    uncommented,
+    unwrapped,
+)
 from assay.verify.answers.tables import says
 from assay.verify.base import (
     ANSWER,
@@ -92,8 +100,11 @@ def place(completion: Completion, where: str) -> str | None:
     if len(whole) > MAX_TEXT:
         return None
     text = clipped(whole)
-    if where in ("auto", "marked") and (found := committed(text)):
-        return " | ".join(found)
+    if where in ("auto", "marked"):
+        seen = uncommented(text, marked=True)
+        if found := committed(seen):
+            return " | ".join(found)
+        text = seen or text
     if where == "last_line":
         text = text.rpartition("\n")[2].strip()
     return text if text and where != "marked" else None
@@ -143,7 +154,7 @@ IGNORE_PUNCTUATION = flag("ignore_punctuation", _EITHER)
 IGNORE_ACCENTS = flag("ignore_accents", _EITHER)
 EXACT = Verifier(
     name="exact",
-    version=2,
+    version=3,
     judge=judge_exact,
     domain="answers that are one text: a name, a word, a line",
     fields=(
@@ -176,7 +187,7 @@ REGEX_PLACE = Field(
 )
 REGEX = Verifier(
     name="regex",
-    version=2,
+    version=3,
     judge=judge_regex,
     domain="answers whose form a pattern describes",
     fields=(PATTERN, MODE, FLAGS, REGEX_PLACE),

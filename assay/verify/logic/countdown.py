@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
+from assay.verify.answers.commitment import bare, clipped, committed, uncommented, unwrapped
 from assay.verify.base import (
     Field,
     Part,
@@ -92,7 +92,7 @@ def judge_countdown(problem: Problem, completion: Completion) -> Part:
     Reads ``numbers``, ``target`` (or both from ``metadata``) and ``use`` of the spec.
     """
     numbers, target, use = read_countdown(problem)
-    found = expression_of(clipped(completion.answer_text))
+    found = expression_of(uncommented(clipped(completion.answer_text)))
     if found is None:
         return Part(0.0, detail="no expression")
     fault = fault_of(found, numbers, target, use)
@@ -211,7 +211,7 @@ def _value(node: ast.expr) -> int | Fraction:
 
 COUNTDOWN = Verifier(
     name="countdown",
-    version=2,
+    version=3,
     judge=judge_countdown,
     check_spec=spec_check(read_countdown),
     domain="arithmetic puzzles: reach a target from given numbers",

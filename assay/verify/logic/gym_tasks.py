@@ -12,7 +12,14 @@ from typing import Any
 
 from assay.errors import VerifierError, message, nearest
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import bare, clipped, last_marks, last_phrase, unwrapped
+from assay.verify.answers.commitment import (
+    bare,
+    clipped,
+    last_marks,
+    last_phrase,
+    uncommented,
+    unwrapped,
+)
 from assay.verify.base import Field, Limits, Part, Verifier, flag, spec_check
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
@@ -52,7 +59,7 @@ def judge_gym(problem: Problem, completion: Completion) -> Part:
     gives full marks too easily, or would evaluate the model's text, another stands in its place.
     """
     task, gold, metadata = read_gym(problem)
-    found = answers_of(clipped(completion.answer_text), task, gold, metadata)
+    found = answers_of(uncommented(clipped(completion.answer_text)), task, gold, metadata)
     if not found:
         return Part(0.0, detail="no answer")
     answer, *others = found
@@ -204,7 +211,7 @@ def needed_keys(task: str) -> frozenset[str] | None:
 
 GYM = Verifier(
     name="gym",
-    version=2,
+    version=3,
     judge=judge_gym,
     check_spec=spec_check(read_gym),
     domain="the tasks of reasoning-gym: puzzles, logic, algorithms, games, arithmetic",

@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import bare, clipped
+from assay.verify.answers.commitment import bare, clipped, uncommented
 from assay.verify.base import (
     Field,
     Limits,
@@ -149,7 +149,7 @@ def judge_entailment(problem: Problem, completion: Completion) -> Part:
         gold = label if goal is None else label_of(premises, goal)
     except Unknown as error:
         return Part.not_judged("timeout", f"{error}")
-    found = find_label(clipped(completion.answer_text))
+    found = find_label(uncommented(clipped(completion.answer_text)))
     detail = "" if found else "no label, or several"
     return Part(float(found == gold), extracted=found, detail=detail)
 
@@ -202,7 +202,7 @@ def label_of(premises: Sequence[Formula], conclusion: Formula) -> str:
 
 
 def _committed_formula(completion: Completion) -> str | None:
-    found = marked_or_last(clipped(completion.answer_text))
+    found = marked_or_last(uncommented(clipped(completion.answer_text)))
     content = bare(found[0]) if len(found) == 1 else ""
     return bare(_SAID.sub("", _NAMED.sub("", content, count=1), count=1)) or None
 
@@ -271,7 +271,7 @@ _SHARED: Mapping[str, Any] = {
 
 BOOLEAN_EQUIVALENCE = Verifier(
     name="boolean_equivalence",
-    version=2,
+    version=3,
     judge=judge_boolean,
     check_spec=spec_check(read_boolean),
     domain="propositional formulas: equivalence, normal forms, simplification",
@@ -283,7 +283,7 @@ BOOLEAN_EQUIVALENCE = Verifier(
 
 ENTAILMENT = Verifier(
     name="entailment",
-    version=2,
+    version=3,
     judge=judge_entailment,
     check_spec=spec_check(read_entailment),
     domain="what follows from premises: a label (True, False, Uncertain), or a formula that "
