@@ -174,8 +174,8 @@ def _strict(rule: Rule, seen: Seen) -> float | None:
     `chance` (Bonferroni: looks at windows that overlap depend on each other, which only makes the
     sum smaller). The steps of both halves, or of two windows, give the degrees of freedom.
     """
-    stride, step = max(1, rule.window // LOOKS), int(seen.row["step"])
-    if step % stride:
+    stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
+    if not step or step % stride:
         return None
     num_looks = math.ceil(max(seen.planned, step) / stride)
     num_steps = rule.window if rule.check in HALVED else 2 * rule.window
