@@ -137,7 +137,7 @@ def test_the_share_that_is_reported_is_the_one_that_was_compared(
     assert found is not None and found.numbers["value"] == pytest.approx(said)
 
 
-@pytest.mark.parametrize("rule", GuardConfig().active(), ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [*GuardConfig().active()], ids=lambda rule: rule.name)
 def test_a_run_whose_metrics_are_lost_is_asked_nothing(rule: Rule) -> None:
     """It goes on from a checkpoint, and the guard is asked before its next step."""
     assert CHECKS[rule.check](rule, Seen(History())) is None
