@@ -211,7 +211,8 @@ class Lesson:
         """
         critic, passes = self.critic, self.critic.passes
         if not self.joins:
-            for micro_batch in passes.split(self.batch, self._groups) if self._groups else []:
+            micro_batches = passes.split(self.batch, self._groups) if self._groups else []
+            for micro_batch in passes.clock.each(micro_batches, "critic"):
                 with passes.recomputed():
                     with torch.set_grad_enabled(not critic.shared):
                         hidden_TD = passes.hidden(micro_batch)

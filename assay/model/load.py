@@ -20,6 +20,7 @@ from assay.model.allocator import keep_freed_memory
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
 from assay.removal import move, remove_empty, remove_temporary
 from assay.run.files import disk_full_as
+from assay.run.startup import doing
 from assay.types import FACTS_FILE
 
 
@@ -39,6 +40,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
 
 
+@doing("loading the model")
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
     """Load the model and tokenizer that a configuration names; dropout is off.
 

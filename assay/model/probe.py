@@ -22,6 +22,7 @@ from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
 from assay.model.rates import best_seconds, processor_seconds
 from assay.model.widened import in_float32
+from assay.run.startup import doing
 from assay.types import Tokens
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -52,6 +53,7 @@ class LayoutChoice:
     seconds: float
 
 
+@doing("probing the layers")
 def probe_layouts(
     model: nn.Module,
     prompt_length: int,
@@ -91,6 +93,7 @@ def probe_layouts(
     return LayoutChoice(layout, lean, reason, difference, tree_tokens, plain_tokens, seconds)
 
 
+@doing("probing the layers")
 def prove_lean(
     *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
 ) -> tuple[bool, str]:

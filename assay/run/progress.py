@@ -28,6 +28,8 @@ _SILENT_AFTER = 5.0
 _LIVE_EVERY = 0.25
 _WORDS = {
     "generate": "sampling",
+    "evaluate": "evaluating",
+    "critic": "updating the critic",
     "verify": "judging",
     "score": "scoring",
     "record": "writing the log",
@@ -242,7 +244,7 @@ class Progress:
 
         How far a generation is says the generator itself, for as long as it says anything.
         """
-        if row["what"] == "generate" and not self.sampling.is_silent:
+        if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return
         if self._live is not None:
             shown = Text(working_words(row), "dim")

@@ -26,6 +26,7 @@ from assay.run.files import check_folder, check_new_folder, check_output
 from assay.run.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
+from assay.run.startup import doing, show_startup
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
@@ -118,7 +119,9 @@ def run_stage(stage: Stage) -> TrainResult:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
     stage = replace(stage, config=settled(stage.config))
-    return read_result(kind_of(stage.config).run(stage))
+    with show_startup(stage.quiet):
+        folder = kind_of(stage.config).run(stage)
+    return read_result(folder)
 
 
 KINDS = {name: name for name in STAGES} | {"rl": "stages"}
@@ -176,7 +179,8 @@ def evaluate(
         max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
     )
     with ExitStack() as stack:
-        bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
+        with show_startup(quiet):
+            bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
         sampling = configuration.at_temperature(bench.config.sampling, temperature)
         sink = None
         if out is not None:
@@ -225,7 +229,9 @@ def sample(
     )
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
-        bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack, given)
+        asked = (str(model), sources, max_problems, num_samples)
+        with show_startup(quiet):
+            bench, rows = open_asked(*asked, how, stack, given)
         show_sampling(bench, stack, quiet)
         found = _sample(bench, rows, num_samples, temperature)
     return found if prompt is None else replace(found, remedy="give one with --answer")
@@ -243,11 +249,13 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
         taught = settings.scale.teacher_actors is not None
-        kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
-        rows = kind.read(settings, verifiers)
-        bench = open_bench(settings, verifiers)
+        with show_startup(quiet):
+            kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
+            with doing("checking the rows"):
+                rows = kind.read(settings, verifiers)
+            bench = open_bench(settings, verifiers)
+            look = kind.look(settings, bench, rows)
         show_sampling(bench, stack, quiet)
-        look = kind.look(settings, bench, rows)
         rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
         length = len(bench.renderer.render(look.problem).tokens)
         needs = (look.has_reference, look.has_critic, model_of(look.teacher))

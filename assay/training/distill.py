@@ -12,6 +12,7 @@ from assay.data.traces import Trace
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
+from assay.run.startup import doing
 from assay.training import sft
 from assay.training.assemble import (
     Bench,
@@ -87,7 +88,8 @@ def run_on_policy(stage: Stage) -> Path:
     with ExitStack() as stack:
         guard = Guard(config.watched)
         service = open_verifiers(config, stack, actors=True)
-        rows = read_problems(config, service)
+        with doing("checking the rows"):
+            rows = read_problems(config, service)
         bench = on_actors(open_bench(config, service), stack)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, service)

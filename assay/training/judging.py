@@ -12,6 +12,7 @@ from assay.data.completions import Record, read_completions
 from assay.data.problems import check_spec, load_problems
 from assay.data.sources import Rows, as_sources, rows_in
 from assay.errors import DataError, VerifierError, message
+from assay.run.startup import doing
 from assay.run.table import Table
 from assay.types import Completion, Problem
 from assay.verify.redteam.team import RedTeamResult, red_team
@@ -130,6 +131,7 @@ def redteam(
     )
 
 
+@doing("starting the verifiers")
 def open_service(settings: VerificationConfig, expression: str, **more: Any) -> VerifierService:
     """Start verifiers as a configuration has them.
 

@@ -219,9 +219,13 @@ class Keeping:
 
             def ask(groups: Sequence[Group]) -> list[Likeliest]:
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
-                return teacher.likeliest(batch, way, self.settings.keep_top, self.size)
+                found = teacher.likeliest(batch, way, self.settings.keep_top, self.size)
+                work.done += len(groups)
+                return found
 
-            asked = self.kept.fill(self.groups, ask)
+            lacking = len(self.kept.lacks(self.groups))
+            with run.clock.working("asking the teacher", lacking, "traces") as work:
+                asked = self.kept.fill(self.groups, ask)
             run.note(f"{asked} traces were shown to the teacher: {self.kept.folder}")
             self.teacher = None
         run.event("kept", traces=len(self.groups))

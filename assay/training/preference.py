@@ -24,6 +24,7 @@ from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.run.guard import Guard
+from assay.run.startup import doing
 from assay.training.assemble import (
     Bench,
     Problems,
@@ -115,7 +116,8 @@ def run_preference(stage: Stage) -> Path:
     with ExitStack() as stack:
         guard = Guard(config.watched)
         verifiers = open_verifiers(config, stack, actors=True)
-        rows = read_rows(config, verifiers)
+        with doing("checking the rows"):
+            rows = read_rows(config, verifiers)
         bench = on_actors(open_bench(config, verifiers), stack)
         opening = _Opening(stage, settings, row, bench, rows, guard, stack)
         loop = opening.given() if settings.pairs else opening.on_policy()

@@ -17,6 +17,7 @@ from assay.model.packing import pack
 from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.run.directory import Run
 from assay.run.guard import Guard
+from assay.run.startup import doing
 from assay.training.assemble import (
     Bench,
     fit_heldout,
@@ -72,11 +73,13 @@ def learn_given(
     with ExitStack() as stack:
         guard = Guard(config.watched)
         verifiers = open_verifiers(config, stack, actors=True)
-        given = read(config, verifiers)
-        rows = read_heldout(config, verifiers)
+        with doing("checking the rows"):
+            given = read(config, verifiers)
+            rows = read_heldout(config, verifiers)
         bench = open_bench(config, verifiers)
         heldout = fit_heldout(rows, bench)
-        lessons = lay_out(bench, given)
+        with doing("rendering the rows"):
+            lessons = lay_out(bench, given)
         groups, per_step = lessons.groups, settings.tokens_per_step
         schedule = RowSchedule(
             len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths

@@ -25,6 +25,7 @@ from assay.run.evaluation_log import record_answers
 from assay.run.evaluations import kind_of
 from assay.run.guard import Guard
 from assay.run.report import write_report
+from assay.run.startup import doing, end_startup
 from assay.run.trackers import report_to_trackers
 from assay.terminal import warn
 from assay.training.assemble import Bench, Problems, open_curriculum, rate_words
@@ -97,6 +98,7 @@ def open_run(
 
     bench: what samples and judges; None for a stage that does neither.
     """
+    end_startup()
     verifiers = None
     if bench is not None and not stage.replay:
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
@@ -171,7 +173,8 @@ def attach_sampling(
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     for warning in bench.verifiers.warnings():
         run.note(f"warning: {warning}")
-    bench.sampler.load_policy(learner.weights())
+    with run.clock.working("load_policy"):
+        bench.sampler.load_policy(learner.weights())
     judge = judge or bench.verifiers
     verifiers = RunVerifiers(judge, run, judge.describe)
     return curriculum, RunGenerator(bench.sampler, run), verifiers
@@ -251,13 +254,15 @@ def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature
         if settings.keep_completions:
             judged.append((group, verdicts))
 
-    with run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many):
+    shown = run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many)
+    with run.clock.working("evaluate"), shown:
         result = evaluate(bench.sampler, bench.verifiers, heldout, sampling, many, keep)
     if judged:
         record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
     run.record_evaluation(result.as_row())
 
 
+@doing("testing the verifiers")
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
     """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from assay.config import TrainConfig
 from assay.learn.algorithms import describe
 from assay.run.guard import Guard
+from assay.run.startup import doing
 from assay.scale.ahead import AheadGenerator
 from assay.scale.rollouts import ActorGenerator
 from assay.training.assemble import (
@@ -55,7 +56,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     guard = Guard(config.watched)
     used = not stage.replay or config.scale.teacher_actors is not None
     verifiers = open_verifiers(config, stack, actors=used)
-    rows = read_problems(config, verifiers)
+    with doing("checking the rows"):
+        rows = read_problems(config, verifiers)
     bench = open_bench(config, verifiers)
     if stage.replay:  # what vLLM sampled, or was sampled a step ahead, is weighed again
         by_engine = config.scale.generator == "engine"
