@@ -60,7 +60,7 @@ def _literal(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFormat:
+class CallMarkup:
     """A named way to mark calls. pattern: finds one mark; read: returns the calls inside it, where
     inner reads those of plain text."""
 
@@ -134,8 +134,8 @@ def _of_tokens(found: re.Match[str], _: Callable[[str], list[FunctionCall]]) -> 
     return [FunctionCall(found["name"].strip(), cast("dict[str, Any]", arguments))]
 
 
-def _format(name: str, pattern: str, read: Any) -> CallFormat:
-    return CallFormat(name, re.compile(pattern, re.DOTALL), read)
+def _format(name: str, pattern: str, read: Any) -> CallMarkup:
+    return CallMarkup(name, re.compile(pattern, re.DOTALL), read)
 
 
 FORMATS = (
