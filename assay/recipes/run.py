@@ -280,7 +280,7 @@ def _run_stage(
         stays = (
             f"what was finished stays; mend it, then: assay recipe run --resume {manifest.folder}"
         )
-        error.args = (f"{error}\n{stays}", *error.args[1:])
+        error.args = (f"{error}; {stays}", *error.args[1:])
         raise
     finally:
         seconds = row.seconds + time.perf_counter() - started

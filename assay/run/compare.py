@@ -153,8 +153,8 @@ class ComparedRuns:
         numbers = {name: self.metrics[name] for name in _SHOWN if name in self.metrics}
         lines = [f"{letter}: {run}" for letter, run in zip(LETTERS, self.runs, strict=False)]
         lines += _section("settings that differ", self.settings, _text)
-        lines += ["", "=== held-out accuracy ===", *(map(_heldout_line, self.heldout))]
-        lines += [] if self.heldout else ["none"]
+        lines += ["", "=== held-out accuracy ==="]
+        lines += [line for one in self.heldout for line in _heldout_lines(one)] or ["none"]
         lines += _section("last steps, mean", numbers, _number)
         lines += _section("speed", self.speed, _number)
         lines += _section("machine and versions that differ", self.surroundings, _text)
@@ -256,7 +256,7 @@ def _differing(*sides: Mapping[str, Any]) -> dict[str, Each]:
     return {name: each for name, each in found.items() if any(one != each[0] for one in each)}
 
 
-def _heldout_line(one: HeldOut) -> str:
+def _heldout_lines(one: HeldOut) -> Iterator[str]:
     shown = [
         "not measured"
         if row is None
@@ -265,21 +265,25 @@ def _heldout_line(one: HeldOut) -> str:
     ]
     line = f"{one.kind}: A {shown[0]}, {one.other} {shown[1]}"
     if one.on_other_problems:
-        return f"{line}; not compared: they were evaluated on different problems"
+        yield f"{line}; not compared: they were evaluated on different problems"
+        return
     if one.difference is None:
-        return line
+        yield line
+        return
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
     words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
     line += f"; {one.other} less A {words}{_overlap(one)}"
     if one.p_value is None:
-        return line
-    ways = [[id for id, each in one.differences.items() if way * each > 0] for way in (1, -1)]
-    line += f", p {one.p_value:.2g}"
-    for what, ids in zip(("better on", "worse on"), ways, strict=True):
-        line += f"\n  {what} {len(ids)}{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
-        line += ", ..." if len(ids) > _NAMED else ""
-    return "\n".join([line, *(line for flip in one.flips for line in _flip_lines(flip, one.other))])
+        yield line
+        return
+    yield f"{line}, p {one.p_value:.2g}"
+    for what, way in (("better on", 1), ("worse on", -1)):
+        ids = [id for id, each in one.differences.items() if way * each > 0]
+        named = f"{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
+        yield f"  {what} {len(ids)}{named}{', ...' if len(ids) > _NAMED else ''}"
+    for flip in one.flips:
+        yield from _flip_lines(flip, one.other)
 
 
 def _overlap(one: HeldOut) -> str:
