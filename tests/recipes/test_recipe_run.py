@@ -103,7 +103,9 @@ def test_what_has_not_changed_is_not_run_again(world: World) -> None:
 
 def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
     recipe = world.file(world.tree(reason={"model": {"path": "@cold@7"}}))
-    with pytest.raises(RunError, match=r"stage reason: .*cold@7; accepted.*; what was finished stays.*--resume") as caught:
+    with pytest.raises(
+        RunError, match=r"stage reason: .*cold@7; accepted.*; what was finished stays.*--resume"
+    ) as caught:
         world.run(recipe)
     folder = world.folder / "runs" / "two"
     assert RecipeManifest.read(folder).rows["cold"].finished and caught.value.exit_code == 2
