@@ -96,7 +96,7 @@ STUDY = Study(
     reading=(
         "In short: without a tool this model never gets a product right, so there is nothing to"
         " reinforce. With the calculator the cold start is right in one product of five at"
-        " temperature 1, and RL makes it three of four, in all sixteen runs. What it learns is to"
+        " temperature 1, and RL makes it about three of four, in 24 runs. What it learns is to"
         " call at all, and to copy both numbers without a slip. Greedily the recipe's cold start"
         " is right as often before RL as after it, so this is a gain of sampled answers."
     ),
