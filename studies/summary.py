@@ -98,8 +98,8 @@ def readme_row() -> str:
     return (
         f"{len(every)} studies tested {total.total()} claims with a small model, each with eight"
         f" seeds, twice: {total['reproduced']} were reproduced, {total['not reproduced']} were not,"
-        f" {total['undecided']} are undecided. In {seeds} of them the second run has other seeds, in"
-        f" {len(every) - seeds} the same seeds with other rounding"
+        f" {total['undecided']} are undecided. In {seeds} of them the second run has other seeds,"
+        f" in {len(every) - seeds} the same seeds with other rounding"
     )
 
 
