@@ -201,8 +201,8 @@ class SamplingConfig(Section):
     """The text that ends thinking; ``{close}`` is the tag that closes the block."""
     min_think: Natural | None = None
     """Fewest tokens of thinking, counted as in `think_budget`. Where the policy ends its thinking
-    before, the end is replaced by `think_more_text`. Whether to end there was the policy's choice,
-    of which nothing is learned. None: it may end anywhere."""
+    before, the end is replaced by `think_more_text`, and nothing is learned from the replaced end.
+    None: it may end anywhere."""
     think_more_text: Text = "Wait"
     """The text that makes thinking go on."""
     max_think_more: Natural = 1

@@ -58,7 +58,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
     Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). Under
     credit ``turns`` a step's weighted score is a part of the outcome that arises where the step
-    ends; what is left of the outcome arises at the end. A row's sum is `shape_rewards`.
+    ends; the rest of the outcome arises at the end. A row's sum is `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)

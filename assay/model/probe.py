@@ -118,7 +118,7 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
 class Probe:
     """A few tokens, and their distributions by the model's own modules.
 
-    In a narrow type the tokens are the model's own likeliest continuations of the first two
+    In a narrow type the tokens are the model's own greedy continuations of the first two
     ``prompts``, and every way through the model is held against the modules in float32: on text
     that the model finds unlikely, rounding alone moves a log-probability by more than an error of
     the computation. Its limit is `MOST_OF_PLAIN` times the error of the modules in the model's own
@@ -274,8 +274,8 @@ def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> T
 
 @torch.no_grad()
 def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
-    """Return two groups of two completions: what the model itself finds likely behind each prompt,
-    from the likeliest token on and from the next."""
+    """Return two groups of two completions: greedy continuations of each prompt, one that begins
+    with its most likely token and one with the second."""
     device = next(model.parameters()).device
     output = model(input_ids=prompts_PL.to(device), use_cache=True)
     first_R1 = output.logits[:, -1].topk(2).indices.reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""Tells a run's listeners every second what it is doing, also where that takes minutes."""
+"""Report the current phase to a run's listeners every second, however long the phase takes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Work:
     started: float = field(default_factory=time.perf_counter)
 
     def as_row(self) -> dict[str, Any]:
-        """Return what listeners are told: seconds so far, and the rest at the pace so far."""
+        """Return a progress row: seconds so far, and the estimated rest."""
         seconds = time.perf_counter() - self.started
         row: dict[str, Any] = {"what": self.what, "seconds": seconds}
         if self.total:

@@ -80,7 +80,7 @@ class Interpreter:
 
     Where a cell ends its process, the cells before it run once more in a fresh one, so that only
     the state of that cell is lost. They may take half of a call's seconds; if they take more, or
-    one of them ends the process now, all state is lost, and the policy is told.
+    one of them ends the process now, all state is lost, and the result says so.
     """
 
     seconds: float
@@ -145,7 +145,7 @@ class Interpreter:
 
 
 def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
-    """Return what the policy is told of a cell. lost: no variable of earlier calls is there."""
+    """Return a cell's result as the policy sees it. lost: earlier variables are gone."""
     said = (LOST if lost else "") + outcome.stdout + outcome.stderr
     if outcome.status == "ok":
         return said.rstrip("\n") or "(no output)"

@@ -37,7 +37,7 @@ Kinds = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that a gate looked at. limit: what it was held against; None: it is only told."""
+    """One check of a gate. limit: the bound; None: the value is shown and decides nothing."""
 
     name: str
     found: str

@@ -164,15 +164,19 @@ def test_bodies_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "SEND_SECONDS", 0.01)
+    begun, taken = list[str](), list[str]()
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"1"}
 
     async def send(event: Any) -> None:
+        begun.append(event["type"])
         await asyncio.sleep(60)
+        taken.append(event["type"])
 
     scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
     asyncio.run(Echo(None, 4)(scope, receive, send))
+    assert begun[0] == "http.response.start" and not taken
 
 
 def test_long_expressions_and_schemas_are_refused() -> None:
