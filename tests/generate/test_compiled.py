@@ -77,11 +77,19 @@ def test_adapters_are_decoded_by_compiled_steps(dtype: torch.dtype) -> None:
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
                 parameter.add_(0.5)
-    (found,) = engine.generate([problem_of(12)], GREEDY, 1)
-    whole: Any = copy.deepcopy(wrapped).merge_and_unload()
-    (expected,) = engine_of(whole).generate([problem_of(12)], GREEDY, 1)
-    assert found.completions[0].tokens.tolist() == expected.completions[0].tokens.tolist()
-    assert found.completions[0].tokens.tolist() != before[0].completions[0].tokens.tolist()
+    (group,) = engine.generate([problem_of(12)], GREEDY, 1)
+    (found,) = group.completions
+    assert found.tokens.tolist() != before[0].completions[0].tokens.tolist()
+    if dtype == torch.float32:
+        whole: Any = copy.deepcopy(wrapped).merge_and_unload()
+        (expected,) = engine_of(whole).generate([problem_of(12)], GREEDY, 1)
+        assert found.tokens.tolist() == expected.completions[0].tokens.tolist()
+    # Narrow adapters are not merged. Modules in bfloat16 are no measure: one of these tokens is
+    # 9.4 nats from float32 there, merged or not, and 0.001 here.
+    exact_LV = plain_logprobs(copy.deepcopy(wrapped).float(), group, found).numpy()
+    exact = exact_LV[np.arange(len(found.tokens)), found.tokens]
+    difference = np.abs(found.model_logprobs - exact).mean()
+    assert difference < (2e-4 if dtype == torch.float32 else 0.05)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
