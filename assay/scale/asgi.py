@@ -27,7 +27,7 @@ from assay.terminal import warn
 MOST_BYTES = 32 * 2**20  # of a request
 MOST_HELD = 8 * MOST_BYTES  # of all requests whose work is under way
 BODY_SECONDS = 60.0  # for the whole of a request to arrive
-SEND_SECONDS = 60.0  # for a client to take what it is sent
+SEND_SECONDS = 60.0  # for a client to read a part of a response
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Found = TypeVar("Found")

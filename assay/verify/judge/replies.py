@@ -1,7 +1,7 @@
 """Read what a judge replied: the one JSON object of its text with the key of this request.
 
 A judge quotes what it examines, and a candidate may write what looks like a verdict. So the key
-of the verdict holds a code that is made from the quoted texts and stands in none of them.
+of the verdict holds a code that is a hash of the quoted texts and appears in none of them.
 """
 
 from __future__ import annotations
