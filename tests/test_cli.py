@@ -290,7 +290,7 @@ def test_a_time_limit_is_a_number_of_minutes(
     assert not Path("runs").exists()
 
 
-def test_what_people_read(assay: Assay, here: Path, model: Path) -> None:
+def test_human_output_of_train_sample_and_eval(assay: Assay, here: Path, model: Path) -> None:
     config = write_config(model, rl={"steps": 2})
     done = assay("train", config, "--max-minutes", 0.000001)
     assert done.code == 0 and "out of time after 1 step\n" in done.out

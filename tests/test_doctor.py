@@ -29,7 +29,9 @@ def test_this_install_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
-def test_the_table_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_report_calls_a_sound_install_sound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert doctor.report(directory=tmp_path) == 0
     text = capsys.readouterr().out
     assert "the install is sound" in text

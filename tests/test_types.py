@@ -102,7 +102,7 @@ def test_no_letter_of_the_answer_is_invented(mode: ThinkMode, before: str, after
     assert answer in text
 
 
-def test_tags_are_the_users() -> None:
+def test_think_tags_are_configurable() -> None:
     think = ThinkFormat("free", "[R]", "[/R]")
     assert think.split("[R] a [/R] 4") == ("a", " 4")
     assert think.split("<think> a </think> 4") == ("a", " 4")  # what a model writes of its own

@@ -114,7 +114,7 @@ def test_a_device_that_tells_nothing_costs_no_part(
     assert "tells no facts" in capsys.readouterr().err
 
 
-def test_the_parts(tmp_path: Path) -> None:
+def test_parts_run_in_order_and_the_peer_only_where_present(tmp_path: Path) -> None:
     parts = parts_of("cuda", tmp_path, "/trl/python")
     names = ["doctor", "gpu tests", "bench.gpu", "demo", "bench.vs_trl"]
     assert [part.name for part in parts] == names

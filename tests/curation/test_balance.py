@@ -36,7 +36,7 @@ def test_at_most_so_many_of_each_tag(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_seed_draws_others(tmp_path: Path) -> None:
+def test_another_seed_draws_other_rows(tmp_path: Path) -> None:
     drawn = [
         [row["id"] for row in run_on(tmp_path / str(n), "balance", ROWS, at_most=5, seed=seed)[0]]
         for n, seed in enumerate((0, 0, 1))
@@ -56,7 +56,7 @@ def test_another_key_is_counted_by(tmp_path: Path) -> None:
     assert Counter(row["level"] for row in kept) == {0: 10, 2: 5}
 
 
-def test_in_proportion(tmp_path: Path) -> None:
+def test_weights_give_each_tag_its_share(tmp_path: Path) -> None:
     rows = [*ROWS, {"id": "x", "prompt": "p", "tags": "chat"}]
     kept, manifest = run_on(tmp_path, "balance", rows, weights={"math": 2.0, "code": 1.0})
     assert tags(kept) == {"math": 20, "code": 10}

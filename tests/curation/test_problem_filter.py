@@ -125,7 +125,7 @@ def test_what_is_too_long_is_taken() -> None:
     assert manifest.filters[0].examples[0]["reason"] == "4 words, more than 3"
 
 
-def test_the_first_filter_takes() -> None:
+def test_a_row_counts_for_the_first_filter_that_drops_it() -> None:
     rows = [{**labelled(0), "prompt": PROOFS[0]}, labelled(4)]
     _, manifest = keep(rows, min_pass_rate=0.1, without=["proof"], max_words=2)
     assert [(each.name, each.took) for each in manifest.filters] == [

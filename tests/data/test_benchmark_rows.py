@@ -130,7 +130,7 @@ def test_gpqa_does_not_tell_the_right_option_by_its_place() -> None:
         ),
     ],
 )  # fmt: skip
-def test_answers_that_are_written(
+def test_written_answers_become_the_spec(
     row: dict[str, Any], id: str, answer: Any, tags: tuple[str, ...]
 ) -> None:
     problem = read(row)

@@ -109,7 +109,7 @@ def test_pass_rates_leave_out_what_was_not_judged() -> None:
     }
 
 
-def test_order_is_even() -> None:
+def test_every_problem_comes_first_equally_often() -> None:
     """Over many seeds each problem comes first about equally often."""
     firsts = Counter(Curriculum(PROBLEMS, seed).draw(1)[0].id for seed in range(1000))
     assert len(firsts) == 10

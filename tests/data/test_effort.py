@@ -73,7 +73,7 @@ def test_every_kind_of_row_may_have_it_and_is_shown_the_same_prompt() -> None:
 
 
 @pytest.mark.parametrize("effort", [3, "", ["low"]])
-def test_what_is_no_name_is_refused_when_it_is_read(effort: Any) -> None:
+def test_an_unknown_effort_name_is_refused_on_reading(effort: Any) -> None:
     with pytest.raises(DataError, match=r"f:1 effort: found .*; accepted: a name of sampling\.eff"):
         read_problem({"question": "2+2?", "effort": effort}, "f:1", "f:1")
 

@@ -32,9 +32,7 @@ def sets(tmp_path: Path, train: list[str], heldout: list[str]) -> tuple[ProblemS
         ("Straße, 1.", "STRASSE 1"),
     ],
 )
-def test_the_same_question_in_other_clothes_is_an_error(
-    tmp_path: Path, one: str, other: str
-) -> None:
+def test_a_reformatted_heldout_question_is_an_error(tmp_path: Path, one: str, other: str) -> None:
     train, heldout = sets(tmp_path, ["something else", one], ["not that", other])
     with pytest.raises(DataError) as caught:
         check_overlap(train, heldout, near="ignore")

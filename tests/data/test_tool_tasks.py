@@ -67,7 +67,7 @@ def test_rows_say_where_the_policy_speaks() -> None:
 @pytest.mark.parametrize(
     "said", [[[0, 99]], [[4, 2]], [[0, 5], [3, 6]], [["a", "b"]], "all", [[0]], [[0, 1.5]], 3]
 )
-def test_said_that_cannot_be(said: object) -> None:
+def test_malformed_assistant_spans_are_refused(said: object) -> None:
     row = {"prompt": "6*7", "completion": "c(6*7)=42;42", "said": said}
     with pytest.raises(
         DataError, match=r"said: found .*pairs of places in the completion, in order"

@@ -52,7 +52,7 @@ def test_so_many_traces_miss_something(missed: float, low: float, high: float) -
     assert len(found) > 300 and low <= sum(found) / len(found) <= high
 
 
-def test_they_are_sources() -> None:
+def test_word_lists_load_as_problems_and_traces() -> None:
     name = "assay.data.word_tasks:word_lists?size=20&split=heldout"
     problems = load_problems([name])
     assert problems[3] == load_problems([name])[3]

@@ -153,7 +153,7 @@ def test_norms_and_gates_are_those_of_tensor_operations(dtype: torch.dtype) -> N
     torch.testing.assert_close(forward._gated(gate_up), F.silu(gate) * up)
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     for dtype in KINDS:
         forward = CompiledForward(wide_model(dtype=dtype))
         forward.refresh(8)

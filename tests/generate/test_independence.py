@@ -146,7 +146,7 @@ def test_bits_hold_at_any_number_of_slots(num_slots: int) -> None:
 
 
 @pytest.mark.parametrize("place", ["extent", "row"])
-def test_what_depends_on_neighbors_is_not_called_independent(
+def test_a_model_that_depends_on_neighbors_is_found(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = kv_cache_module.attend

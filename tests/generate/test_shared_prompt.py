@@ -252,7 +252,7 @@ def test_memory_stays_within_its_bound() -> None:
 
 
 @pytest.mark.parametrize("place", ["extent", "row"])
-def test_what_depends_on_neighbors_is_not_called_independent(
+def test_a_shared_prompt_that_depends_on_neighbors_is_found(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = shared_module.block_sum

@@ -71,7 +71,7 @@ def test_a_budget_of_the_text_alone_stops_before_the_first_token() -> None:
     assert told("xyz", control_of(think_budget=14)) == STOPPED + "xyz"
 
 
-def test_what_has_ended_before_is_not_stopped() -> None:
+def test_thinking_that_ended_before_the_budget_is_not_stopped() -> None:
     assert told("abc</think>ANSWER", control_of(think_budget=25)) == "abc</think>ANSWER"
 
 
@@ -133,7 +133,7 @@ PIECES = ["<think>", "</think>", "</ THINK>", "a", "∑", "<", "/think>", "[THIN
     st.sampled_from([OPENED, FREE]),
     st.integers(14, 60),
 )
-def test_what_thinks_at_the_budget_is_stopped_there(
+def test_thinking_is_stopped_at_the_budget(
     pieces: list[str], think: ThinkFormat, budget: int
 ) -> None:
     """A slow reading of the whole text at every token finds the same place."""
@@ -265,6 +265,6 @@ def test_a_budget_that_does_not_hold_its_text_is_refused() -> None:
         engine_of(render=thinking).generate([problem_of(9)], sampling, 4)
 
 
-def test_it_thinks() -> None:
+def test_empty_and_off_modes_do_not_think() -> None:
     assert THINK.thinks and FREE.thinks
     assert not ThinkFormat("empty").thinks and not ThinkFormat("off").thinks

@@ -86,7 +86,7 @@ def test_a_parameter_that_is_a_transposed_view(dtype: torch.dtype) -> None:
     torch.testing.assert_close(turned.detach(), plain.detach())
 
 
-def test_what_is_kept_beside_a_weight() -> None:
+def test_bytes_of_state_for_each_weight() -> None:
     def kept(dtype: torch.dtype, state_dtype: str = "float32") -> int:
         rule = AdamW(made_parameters(dtype), OptimizerConfig(state_dtype=state_dtype))  # type: ignore[arg-type]
         rule.step({"matrix": made_gradients(0)["matrix"]}, 1.0, 0.01)

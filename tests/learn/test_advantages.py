@@ -147,7 +147,9 @@ def test_equal_rewards_are_exact_zeros_under_any_baseline(
 @pytest.mark.parametrize("whiten_rewards", ["none", "scale", "shift_and_scale"])
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_is_not_judged_enters_nothing(name: str, gate: bool, whiten_rewards: str) -> None:
+def test_not_judged_completions_enter_no_baseline(
+    name: str, gate: bool, whiten_rewards: str
+) -> None:
     """As if it were not there: in every row, whatever else is known of it."""
     row = algorithm(name, max_tokens=9, outcome_gate=gate, whiten_rewards=whiten_rewards)
     batch = full(make_batch([[1.0, None, 0.0, 0.5], [0.0, 0.3, None]], unsampled=[(0, 2, 0)]))

@@ -1,6 +1,6 @@
 """What each row's gradient is in expectation, by enumerating every group: the bias of baselines and scales.
 
-On-policy, unclipped. The bias of what is left out is in `test_enumeration_left_out`, that of credit in
+On-policy, unclipped. The bias of what is left out is in `test_enumeration_exclusions`, that of credit in
 `test_enumeration_credit`, that of surrogates and KL in `test_enumeration_surrogates`.
 """
 

@@ -35,7 +35,7 @@ def theirs(beta: float, temperature: float, student_TV: Tensor, teacher_TV: Tens
 
 
 @pytest.mark.parametrize("beta", KINDS)
-def test_the_loss_is_trls(beta: float) -> None:
+def test_divergence_and_gradient_equal_trls_gkd_loss(beta: float) -> None:
     dice = torch.Generator().manual_seed(0)
     teacher_TV, student_TV = 3 * torch.randn(2, 9, 31, generator=dice, dtype=torch.float64)
     student_TV.requires_grad_()

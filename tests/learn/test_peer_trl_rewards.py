@@ -116,7 +116,9 @@ def theirs(world: World, centering: float | None, margins: bool) -> tuple[float,
 
 @pytest.mark.parametrize("margins", [False, True])
 @pytest.mark.parametrize("centering", [None, 0.01, 1.0])
-def test_pairs_are_trls(peer_world: World, centering: float | None, margins: bool) -> None:
+def test_loss_and_gradients_of_pairs_equal_trls(
+    peer_world: World, centering: float | None, margins: bool
+) -> None:
     our_loss, our_gradients = ours(peer_world, centering or 0.0, margins)
     their_loss, their_gradients = theirs(peer_world, centering, margins)
     assert our_loss == pytest.approx(their_loss, abs=1e-5)

@@ -171,7 +171,7 @@ def test_metrics_are_those_of_the_policy_before_its_step(name: str) -> None:
             assert learned[key] == pytest.approx(value, rel=1e-5, abs=1e-6), key
 
 
-def test_a_look_changes_nothing() -> None:
+def test_a_look_leaves_the_weights() -> None:
     learner = a_learner("dpo")
     before = weights(learner.policy)
     learner.look(some_pairs("dpo"))

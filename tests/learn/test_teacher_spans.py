@@ -218,7 +218,7 @@ def test_with_one_tokenizer_it_is_what_a_teacher_of_tokens_says() -> None:
     assert torch.equal(found, passes.logprobs(batch, teacher.model))
 
 
-def test_where_it_has_no_say() -> None:
+def test_tokens_the_teacher_cannot_score_are_marked() -> None:
     raw = KINDS["bytes"]
     cut = [*encoded(raw, "the 数"), *encoded(raw, "学")[:2]]
     broken = [*encoded(raw, "the "), 0xFF, *encoded(raw, "answer"), raw.eos_token_id]

@@ -235,7 +235,7 @@ def test_a_batch_without_gradient_takes_no_step() -> None:
 
 @pytest.mark.parametrize("name", ["kimi", "ppo_penalty", "trpo"])
 @pytest.mark.parametrize("num_minibatches", [1, 2])
-def test_what_holds_a_policy_back_has_no_gradient_before_it_moves(
+def test_a_penalty_or_trust_region_alone_takes_no_step(
     name: str, num_minibatches: int, backward_passes: list[int]
 ) -> None:
     row = replace(ALGORITHMS[name], baseline="mean", credit="completion", kl_weight=0.0)

@@ -115,7 +115,7 @@ def test_a_second_backward_pass_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda gains: gains, lambda gains: None])
-def test_without_tokens(change: Callable[[Gains], Gains | None]) -> None:
+def test_no_tokens_give_zero_gradients(change: Callable[[Gains], Gains | None]) -> None:
     head, _, _, _ = a_case()
     nothing = torch.zeros(0, dtype=torch.float64)
     hidden_TD = torch.zeros(0, D, dtype=torch.float64, requires_grad=True)

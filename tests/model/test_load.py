@@ -59,7 +59,7 @@ def drop(*patterns: str) -> Callable[[Path], None]:
     return change
 
 
-def test_what_a_loaded_model_states(folder: Path) -> None:
+def test_a_loaded_model_reports_dtype_device_and_limits(folder: Path) -> None:
     loaded = load(folder)
     assert loaded.name == str(folder)
     assert (loaded.dtype, loaded.device) == (torch.float32, torch.device("cpu"))

@@ -254,7 +254,7 @@ def test_frozen_weights_get_no_gradient() -> None:
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_an_empty_completion_alone() -> None:
+def test_an_empty_completion_gives_empty_logprobs() -> None:
     (part,) = make_batch([3], [[0]]).split(10)
     for layout in LAYOUTS:
         stats = token_logprobs(a_model(), part, temperature=1.0, layout=layout)

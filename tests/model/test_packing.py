@@ -70,7 +70,7 @@ def test_judged_steps_stand_at_their_last_tokens() -> None:
         pack(groups, [[beyond, *verdicts[0][1:]]])
 
 
-def test_nothing_makes_an_empty_batch() -> None:
+def test_packing_no_groups_makes_an_empty_batch() -> None:
     batch = pack([], [])
     assert (batch.num_groups, batch.num_rows, batch.num_tokens) == (0, 0, 0)
     assert batch.split(10) == batch.split(10, "plain") == []
@@ -107,7 +107,9 @@ def test_a_missing_verdict_is_an_error(missing: str) -> None:
         ({"tokens_T": torch.zeros(29, device="meta")}, "is on cpu; tokens_T is on meta"),
     ],
 )
-def test_a_suffix_cannot_lie(wrong: dict[str, Any], complaint: str) -> None:
+def test_a_shape_that_contradicts_its_suffix_is_refused(
+    wrong: dict[str, Any], complaint: str
+) -> None:
     batch = make_batch(*SHAPE)
     with pytest.raises(ValueError, match=complaint):
         replace(batch, **wrong)

@@ -44,7 +44,7 @@ def test_a_layout_can_be_forced() -> None:
         assert choice.layout == layout and choice.reason == f"{layout}, chosen beforehand"
 
 
-def test_adapters_are_no_obstacle() -> None:
+def test_the_probe_accepts_the_tree_layout_under_adapters() -> None:
     model = add_adapter(a_model(), LoraConfig(rank=2), seed=0)
     assert probe_layouts(model, 60, 40, 8).layout == "tree"
 

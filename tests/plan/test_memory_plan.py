@@ -97,7 +97,7 @@ def test_parts_of_a_float32_run() -> None:
     assert "rl.max_tokens_per_micro_batch" in str(plan) and "peak" in str(plan)
 
 
-def test_what_lowers_the_estimate() -> None:
+def test_settings_that_lower_the_estimate() -> None:
     model = tiny_model()
 
     def planned(part: str, has_reference: bool = True, **sections: Any) -> float:

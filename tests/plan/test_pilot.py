@@ -76,7 +76,7 @@ def test_a_pilot_is_a_configuration_that_is_accepted(name: str, has_config: bool
 
 
 @pytest.mark.parametrize("name", BEFORE_A_RUN)
-def test_what_comes_before_a_run_has_none(name: str) -> None:
+def test_decisions_before_a_run_have_no_pilot_configuration(name: str) -> None:
     decision = decide(BEFORE_A_RUN[name])
     assert decision.name == name
     pilot = propose(decision, make_config())

@@ -97,7 +97,7 @@ def test_a_bidirectional_encoder_is_padded_aright(tmp_path: Path) -> None:
     )
 
 
-def test_a_known_score(tmp_path: Path) -> None:
+def test_the_score_equals_the_heads_product_by_hand(tmp_path: Path) -> None:
     made = fakes.looks_at_one_token(fakes.model("sequence"))
     path = fakes.save(tmp_path / "known", made, chat=False)
     expected = [
@@ -393,7 +393,7 @@ def test_the_hash_samples_large_tensors(tmp_path: Path) -> None:
     assert len(seen) >= 3
 
 
-def test_nothing_to_judge() -> None:
+def test_no_completions_give_no_verdicts() -> None:
     assert judge_reward_model([]) == []
 
 
@@ -422,7 +422,7 @@ def test_bfloat16_is_near(folder: str) -> None:
     assert near == pytest.approx(exact, abs=0.1)
 
 
-def test_through_the_service(folder: str) -> None:
+def test_scores_through_the_service_equal_direct_scores(folder: str) -> None:
     from assay.verify.service import VerifierService
 
     options = {"reward_model": {"path": folder, "device": "cpu", "squash": "sigmoid"}}

@@ -92,7 +92,7 @@ def test_known_scores_of_a_head_over_tokens(tmp_path: Path) -> None:
     assert steps_of(other) == pytest.approx([sigmoid(-2.0)] * 3, abs=1e-5)
 
 
-def test_one_logit_a_token(tmp_path: Path) -> None:
+def test_a_one_label_classifier_scores_by_sigmoid(tmp_path: Path) -> None:
     made = fakes.model("token", labels=1)
     path = fakes.save(tmp_path / "prm", made, chat=False)
     (part,) = judge("ab", path=path, style="classifier", step_tag="*")
@@ -130,7 +130,7 @@ def test_reductions(causal: str, reduce: str, function: Any) -> None:
     assert part.passed is (part.value >= 0.5)
 
 
-def test_no_step_fails(causal: str) -> None:
+def test_a_completion_without_steps_fails(causal: str) -> None:
     parts = judge("", " \n ", "<think></think>", path=causal)
     assert [(part.value, part.passed, part.detail) for part in parts] == [
         (0.0, False, "no steps")
@@ -198,7 +198,9 @@ def word_tokenizer(folder: Path) -> Any:
 
 
 @given(st.text(alphabet="ab \nü中😀", min_size=1, max_size=30), st.booleans(), st.data())
-def test_places_round_trip(text: str, canonical: bool, data: st.DataObject) -> None:
+def test_the_token_of_a_character_is_the_first_that_holds_it(
+    text: str, canonical: bool, data: st.DataObject
+) -> None:
     """A character's token is the first whose prefix holds it whole, however the text was cut."""
     policy = words()
     if canonical:
@@ -269,7 +271,7 @@ def test_steps_at_given_tokens(causal: str) -> None:
         assert right.value is not None
 
 
-def test_too_long(causal: str) -> None:
+def test_long_prompts_are_cut_or_not_judged(causal: str) -> None:
     (cut,) = judge("x" * 240, path=causal)
     assert "tokens of the prompt were cut" in cut.detail
     (refused,) = judge("x" * 300, path=causal)

@@ -127,7 +127,7 @@ def test_a_paired_interval_of_several_completions_is_students() -> None:
     assert paired_interval([0.5] * 3)[0] < 0.2, "nor do three that are alike"
 
 
-def test_where_nothing_differs_something_is_still_open() -> None:
+def test_the_interval_of_equal_values_has_width() -> None:
     few, many = paired_interval([0.0] * 2), paired_interval([0.0] * 200)
     assert few[0] < -0.6 < 0.6 < few[1] and -0.03 < many[0] < 0 < many[1] < 0.03
 

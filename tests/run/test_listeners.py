@@ -59,7 +59,7 @@ def test_all_is_told_and_was_written_before(
     assert kinds(folder) == ["created", "ended"]
 
 
-def test_one_that_raises_is_left_out_and_told_of(tmp_path: Path) -> None:
+def test_a_listener_that_raises_is_dropped_and_recorded(tmp_path: Path) -> None:
     heard: Told = []
 
     def broken(kind: str, row: Mapping[str, Any]) -> None:
@@ -72,7 +72,9 @@ def test_one_that_raises_is_left_out_and_told_of(tmp_path: Path) -> None:
     assert len(list(read_rows(folder / "metrics.jsonl"))) == 2
 
 
-def test_one_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_hangs_delays_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listeners, "CLOSE_SECONDS", 0.05)
     forever = threading.Event()
     heard: Told = []
@@ -87,7 +89,7 @@ def test_one_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert "metrics" in {kind for kind, _ in heard}
 
 
-def test_one_that_is_too_far_behind_hears_no_more(
+def test_a_listener_that_falls_behind_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "MOST_WAITING", 3)

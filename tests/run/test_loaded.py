@@ -83,7 +83,9 @@ def test_among_equal_rewards_the_newest_come_first(run: LoadedRun, monkeypatch: 
         ({"columns": ["rewards"]}, "found 'rewards'; accepted: step, group"),
     ],
 )
-def test_what_there_is_not_is_said(run: LoadedRun, asked: dict[str, Any], words: str) -> None:
+def test_impossible_rollout_queries_are_refused(
+    run: LoadedRun, asked: dict[str, Any], words: str
+) -> None:
     with pytest.raises(RunError, match=words):
         run.rollouts(**asked)
 

@@ -88,7 +88,7 @@ def test_what_a_guard_stopped_is_taken_only_by_name(tmp_path: Path) -> None:
     assert step_taken(str(run)) == "step-000016"  # it went on, and was not stopped again
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_names_that_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name in (tmp_path / "model", tmp_path / "absent", "org/model", "name@branch"):
         assert find_checkpoint(str(name)) is None

@@ -106,7 +106,7 @@ def test_who_rolls_back_has_answered(tmp_path: Path) -> None:
     check_approved(folder, None)
 
 
-def test_other_stops_need_nobody(tmp_path: Path) -> None:
+def test_a_stop_that_is_not_severe_needs_no_approver(tmp_path: Path) -> None:
     check_approved(make_run(tmp_path, rule="length", severe=False, reason="x"), None)
 
 

@@ -49,7 +49,9 @@ def settled(evaluations: Sequence[dict[str, Any]], patience: int | None = 2) -> 
         ([None, None, None, None], False),
     ],
 )
-def test_the_rule(accuracies: Sequence[float | None], expected: bool) -> None:
+def test_patience_counts_evaluations_without_improvement(
+    accuracies: Sequence[float | None], expected: bool
+) -> None:
     assert settled(rows(accuracies)) is expected
 
 
@@ -71,7 +73,7 @@ def test_an_evaluation_at_another_step_does_not_count() -> None:
     assert settled([*found, *rows([0.5] * 4)[3:]]), "nor does it raise the bar"
 
 
-def test_the_first_kind_decides() -> None:
+def test_patience_follows_the_first_kind_of_evaluation() -> None:
     warm = [{**row, "eval/temperature": 1.0} for row in rows([0.1, 0.2, 0.3, 0.4])]
     greedy = rows([0.1, 0.5, 0.5, 0.5])
     pairs = list(zip(greedy, warm, strict=True))
@@ -79,7 +81,7 @@ def test_the_first_kind_decides() -> None:
     assert not settled([row for pair in pairs for row in reversed(pair)])
 
 
-def test_it_says_why() -> None:
+def test_the_reason_names_the_best_evaluation() -> None:
     why = why_settled(rows([0.1, 0.5, 0.4, 0.45]), EvaluationConfig(every=10, patience=2)) or ""
     assert "2 evaluations in a row were not above 0.500 of step 10" in why
 

@@ -78,7 +78,7 @@ def test_it_is_gone_where_later_steps_are_dropped(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_it_is_no_shard(tmp_path: Path) -> None:
+def test_a_sampled_log_is_not_read_as_a_shard(tmp_path: Path) -> None:
     log, _ = sampled(tmp_path)
     assert log.steps() == [] and log.read(3) is None
 

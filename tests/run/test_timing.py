@@ -13,7 +13,7 @@ from assay.run.directory import Run
 from assay.run.files import read_rows
 
 
-def test_what_came_before_a_step_is_no_part_of_it(
+def test_time_before_a_step_is_no_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]

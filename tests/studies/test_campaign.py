@@ -279,7 +279,7 @@ def test_the_counts_of_the_pages_are_current() -> None:
     assert summary.table() in page, "run: python -m studies.summary"
 
 
-def test_what_was_made_is_kept_under_its_settings(tmp_path: Path) -> None:
+def test_results_are_cached_by_their_settings(tmp_path: Path) -> None:
     made: list[int] = []
 
     def make() -> dict[str, int]:

@@ -48,7 +48,7 @@ def test_values(expression: str, value: str) -> None:
         ("-" * 900 + "1", "too deep"),
     ],
 )
-def test_what_it_does_not_take(expression: str, words: str) -> None:
+def test_expressions_that_are_refused(expression: str, words: str) -> None:
     with pytest.raises(ToolError, match=words):
         calculate(expression)
 

@@ -88,7 +88,7 @@ def test_what_turns_earn_is_added_and_stands_where_they_end() -> None:
 @pytest.mark.parametrize(
     "answer", [{"messages": "no", "close": 1}, {"messages": "", "reward": "x"}]
 )
-def test_what_is_beside_messages_is_a_reward(answer: dict[str, Any]) -> None:
+def test_a_malformed_reward_of_an_environment_is_refused(answer: dict[str, Any]) -> None:
     class Says:
         def start(self, problem: Problem) -> str:
             return "?"
@@ -100,7 +100,7 @@ def test_what_is_beside_messages_is_a_reward(answer: dict[str, Any]) -> None:
         Environment(Says).respondent(PROBLEM, ThinkFormat()).hear("x")
 
 
-def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
+def test_an_environment_that_fails_ends_its_completion_as_not_judged() -> None:
     assert Faulty.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
     rows = [{"prompt": "?", "digit": 5, "completion": "5"}]
     (verdict,) = assay.judge(rows, verifier="own_games:Faulty")
@@ -263,7 +263,7 @@ def test_games_that_begin_alike_are_no_fault_unless_that_is_asked() -> None:
     assert "same_prompt" in rules(tools=game, guard=asked)
 
 
-def test_what_is_heard_is_what_the_log_holds() -> None:
+def test_an_environment_is_sent_the_turns_that_the_log_holds() -> None:
     """Turns end with an end token, which an environment neither hears at once nor on a replay."""
     heard: list[str] = []
 

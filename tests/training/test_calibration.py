@@ -21,7 +21,7 @@ from assay.training.reward_evaluation import (
 )
 
 
-def test_by_hand() -> None:
+def test_calibration_errors_equal_those_by_hand() -> None:
     """Two bins of width 1/2: three predictions of mean 0.2, one of which came true, and one of 0.9 that did."""
     predicted, observed = np.array([0.1, 0.2, 0.3, 0.9]), np.array([0.0, 0.0, 1.0, 1.0])
     found = calibrate(predicted, observed, num_bins=2)
@@ -144,7 +144,7 @@ def test_of_a_completion_the_last_token_counts() -> None:
     assert row["eval/auroc"] == 0.5 and row["eval/right_share"] == pytest.approx(1 / 3)
 
 
-def test_steps_count_each() -> None:
+def test_every_step_counts_once() -> None:
     fixed: Any = Fixed(RewardObjective("process"), [[1.0, -1.0], [1.0]])
     row = evaluate_reward_model(fixed, [group([1.0, 1.0]), group([0.75])]).as_row()
     assert row["eval/pass_at_1"] == pytest.approx(2 / 3) and row["eval/kind"] == "steps"

@@ -217,7 +217,7 @@ def test_bad_input_is_told_before_a_model_is_opened(
         compare("a/b", "c/d", problems, num_samples=2)
 
 
-def test_the_command(
+def test_the_command_compares_files_and_models(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a file, and of a model; where nothing could be judged the exit code is 1."""

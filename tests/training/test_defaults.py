@@ -67,7 +67,7 @@ def test_adapters_that_are_trained_on_are_adapters_still(world: World) -> None:
     assert rate == LEARNING_RATES["rl"][1]
 
 
-def test_a_configured_one_stands(world: World) -> None:
+def test_a_configured_learning_rate_is_used(world: World) -> None:
     run = Path(train(world.tree(rl={"steps": 1}), quiet=True).run)
     assert rows_of(run, "metrics")[0]["optimizer/learning_rate"] == 1e-3
     assert "0.001, as configured" in (run / "decision.md").read_text()

@@ -242,7 +242,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_refused(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_distillation_settings_are_refused(
+    world: World, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(world.folder)
     save_tiny_model("short", **{**SIZES, "max_positions": 32})
     changes, said = BAD[case]

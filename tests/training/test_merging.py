@@ -39,7 +39,9 @@ BASE = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor([5])}
         ("slerp", [1.0, 0.0], [1.0, 0.0]),
     ],
 )
-def test_the_arithmetic(method: Any, weights: list[float], want: list[float]) -> None:
+def test_merged_tensors_equal_those_by_hand(
+    method: Any, weights: list[float], want: list[float]
+) -> None:
     base = BASE if method == "task_arithmetic" else None
     merged = merge_tensors([A, B], weights, method, base)
     torch.testing.assert_close(merged["w"], torch.tensor(want))
@@ -133,7 +135,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_refused(case: str, tmp_path: Path) -> None:
+def test_impossible_merges_are_refused(case: str, tmp_path: Path) -> None:
     """Before a model is loaded: these are not there."""
     given, said = BAD[case]
     with pytest.raises(ConfigError, match=said):

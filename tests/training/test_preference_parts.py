@@ -144,7 +144,7 @@ def pairs(rewards: Sequence[float | None], **settings: Any) -> list[tuple[int, i
     return chosen_pairs(verdicts, judged, PreferenceConfig(**settings), rng)
 
 
-def test_best_against_worst() -> None:
+def test_pairs_join_the_best_with_the_worst() -> None:
     assert pairs([0.2, 1.5, 0.1, 1.0]) == [(1, 2)]
     assert pairs([0.2, 1.5, 0.1, 1.0], pairs_per_group=5) == [(1, 2), (3, 0)]
     assert pairs([1.0, 0.0, 0.0, 0.0], pairs_per_group=5) == [(0, 3)], "ties make no pair"

@@ -288,7 +288,7 @@ def test_recomputed_activations_change_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["preference", "process"])
-def test_narrow_weights_learn_too(world: World, kind: str) -> None:
+def test_a_bfloat16_reward_model_learns_as_in_float32(world: World, kind: str) -> None:
     config = config_of(world, KINDS[kind])
     wide, _ = step_on(config)
     narrow, model = step_on(replace_model(config, dtype="bfloat16"))

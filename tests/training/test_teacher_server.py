@@ -71,7 +71,9 @@ def test_all_tokens_are_the_teacher_beside_the_policy(
 
 
 @pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jsd"])
-def test_few_tokens_teach_too(world: World, server: TeacherServer, divergence: str) -> None:
+def test_a_student_learns_from_the_top_k_tokens(
+    world: World, server: TeacherServer, divergence: str
+) -> None:
     tree = on_policy(world, "few", divergence=divergence, keep_top=16, steps=12)
     far = [row["loss/divergence"] for row in losses(train(taught(tree, server), quiet=True))]
     assert sum(far[-3:]) < sum(far[:3]) / 1.2
@@ -213,7 +215,7 @@ def test_a_server_of_other_tokens_is_refused(world: World) -> None:
     assert found.startswith(("token 65 is 'B', and not 'A'" + accepted, "token 66 is 'A', and not"))
 
 
-def test_nobody_there(world: World, server: TeacherServer) -> None:
+def test_an_unreachable_server_is_named(world: World, server: TeacherServer) -> None:
     tree = taught(on_policy(world, "bad"), server)
     tree["teacher"]["url"] = "http://localhost:9/v1"
     with pytest.raises(UserError, match=r"teacher\.url http://localhost:9/v1: found large at .*"):

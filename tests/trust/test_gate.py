@@ -47,7 +47,7 @@ def test_what_a_stronger_verifier_rejects_is_a_hack(tmp_path: Path) -> None:
     assert hack_check(path, ["other"], "exact", Thresholds(), ()).outcome == "told"
 
 
-def test_what_people_said(tmp_path: Path) -> None:
+def test_reviews_pass_only_when_approved_and_enough(tmp_path: Path) -> None:
     path, limits = completions(tmp_path), Thresholds(min_reviewed=2)
     read = [{"id": f"p{n}#0/0", "by": "Ada", "ok": True} for n in range(3)]
     assert review_check(read, [path], limits).outcome == "passed"

@@ -78,7 +78,7 @@ def test_verdicts_change_only_with_the_version(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_twice_the_same(name: str) -> None:
+def test_judging_twice_gives_the_same_verdict(name: str) -> None:
     verifier = resolve(name)
     for row in list(labelled_rows(name))[:8]:
         assert judge(verifier, row) == judge(verifier, row)

@@ -48,7 +48,7 @@ class Wordless:
         (np.array(2.0), 2.0),
     ],
 )
-def test_numbers_are_parts(result: Any, value: float) -> None:
+def test_a_number_becomes_a_part(result: Any, value: float) -> None:
     assert as_part(result).value == value
 
 
@@ -76,7 +76,7 @@ def test_nonsense_is_not_judged(result: Any) -> None:
     assert part.seconds == 0.5
 
 
-def test_none_is_not_judged() -> None:
+def test_none_becomes_not_judged() -> None:
     assert as_part(None).reason == "unavailable"
     assert as_part({"score": None, "detail": "no network"}).detail == "no network"
 

@@ -55,7 +55,7 @@ def part(answer: Any, text: str, **spec: Any) -> Part:
         "\\boxed{A}. No: \\boxed{B}.",
     ],
 )
-def test_committed_to_b(text: str, options: Any) -> None:
+def test_texts_that_commit_to_b(text: str, options: Any) -> None:
     assert part("B", text, **({"options": options} if options else {})).value == 1
 
 
@@ -113,7 +113,7 @@ def test_not_b_without_options(text: str) -> None:
         "",
     ],
 )
-def test_not_b(text: str, options: Any) -> None:
+def test_texts_that_do_not_commit_to_b(text: str, options: Any) -> None:
     assert part("B", text, **({"options": options} if options else {})).value == 0
 
 
@@ -178,7 +178,7 @@ def test_only_the_last_phrases_are_read(text: str, monkeypatch: pytest.MonkeyPat
 
 
 @given(st.lists(st.sampled_from(["A", "B", "C", "D"]), min_size=2, unique=True), st.sampled_from([" or ", ", ", "/", " and "]))  # fmt: skip
-def test_several_never_pass(labels: list[str], joiner: str) -> None:
+def test_several_labels_never_pass(labels: list[str], joiner: str) -> None:
     text = joiner.join(labels)
     for label in labels:
         for form in (

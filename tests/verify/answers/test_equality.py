@@ -267,7 +267,7 @@ def test_the_same_in_another_spelling(gold: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_what_only_looks_alike(gold: str, answer: str) -> None:
+def test_look_alikes_are_not_equivalent(gold: str, answer: str) -> None:
     assert not equivalent(gold, answer)
 
 
@@ -333,14 +333,14 @@ def test_a_list_has_no_order_and_a_tuple_has(items: list[int], random) -> None:
         r"\Gamma(10^9)",
     ],
 )
-def test_what_sympy_never_sees(text: str) -> None:
+def test_expressions_too_big_for_sympy(text: str) -> None:
     assert too_big(text)
 
 
 @pytest.mark.parametrize(
     "text", ["2^{2005}+1", "2006!", "2^{3^2}", "e^{x^2}", r"x^{10}(1+x)^{20}", r"\binom{100}{50}"]
 )
-def test_what_it_may_see(text: str) -> None:
+def test_expressions_small_enough_for_sympy(text: str) -> None:
     assert not too_big(text)
 
 
@@ -383,7 +383,7 @@ def test_of_a_text_python_sees_numerals_alone(monkeypatch: pytest.MonkeyPatch) -
     ] == []
 
 
-def test_signals_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_verify_arms_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
     def refuse(*_: object) -> None:

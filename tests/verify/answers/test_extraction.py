@@ -77,7 +77,7 @@ def test_marked_answers(text: str, answer: str) -> None:
         r"\boxed",
     ],
 )
-def test_nothing_is_committed_to(text: str) -> None:
+def test_texts_that_commit_to_no_answer(text: str) -> None:
     found = parts(text, fallback="none")
     assert found is None or (found == ("5",) and r"\boxed{5}" in text)
 
@@ -286,7 +286,7 @@ def test_what_stands_around_a_mark(text: str, answer: str) -> None:
 
 
 @given(st.text(alphabet=r"\boxed{}<answer>/ 15.,$*=:iste-(#A", max_size=80))
-def test_no_text_breaks_it(text: str) -> None:
+def test_any_text_gives_an_answer_or_none(text: str) -> None:
     found = find_answer(text)
     assert found is None or all(found.parts)
 

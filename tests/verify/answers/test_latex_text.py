@@ -45,14 +45,14 @@ from assay.verify.answers.latex_text import (
         ("（1，2）", "(1,2)"),
     ],
 )
-def test_canonical(text: str, same: str) -> None:
+def test_spellings_with_one_canonical_form(text: str, same: str) -> None:
     assert squeeze(canonical(text)) == squeeze(canonical(same))
 
 
 @pytest.mark.parametrize(
     ("text", "other"), [("12", "1 2"), ("5!", "5"), ("-1", "1"), ("x_1", "x1"), ("[1,2)", "(1,2)")]
 )
-def test_differences_are_kept(text: str, other: str) -> None:
+def test_spellings_that_stay_apart(text: str, other: str) -> None:
     assert squeeze(canonical(text)) != squeeze(canonical(other))
 
 

@@ -35,7 +35,7 @@ def test_an_option_that_is_not_set_is_the_policys_own() -> None:
         ("5", "2+3", {"unevaluated": True}, {"unevaluated": False}),
     ],
 )
-def test_both_ways(
+def test_an_option_decides_the_verdict(
     gold: str, text: str, accepting: dict[str, Any], refusing: dict[str, Any]
 ) -> None:
     assert equivalent(gold, text, Policy(**accepting))
@@ -52,7 +52,7 @@ def test_both_ways(
         ("2A", "2a", {"case": False}),
     ],
 )
-def test_what_no_option_accepts(gold: str, text: str, options: dict[str, Any]) -> None:
+def test_answers_that_no_option_accepts(gold: str, text: str, options: dict[str, Any]) -> None:
     assert not equivalent(gold, text, Policy(**options))
 
 

@@ -222,7 +222,7 @@ def test_a_share_is_no_length_price_angle_or_count(other: str) -> None:
 
 
 @pytest.mark.parametrize("other", [r"\sqrt{2}\text{ cm}", r"\$\sqrt{2}", r"\sqrt{2}^\circ"])
-def test_nor_is_a_formula(other: str) -> None:
+def test_a_percentage_of_a_root_is_no_length_price_or_angle(other: str) -> None:
     assert not equivalent(r"\sqrt{2}\%", other)
     assert not equivalent(other, r"\sqrt{2}\%")
 

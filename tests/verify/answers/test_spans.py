@@ -72,6 +72,6 @@ def test_the_best_accepted_answer_counts() -> None:
 
 
 @pytest.mark.parametrize("answers", [[], "x", [[]], [None], [["a", {}]]])
-def test_answers_that_are_none(answers: object) -> None:
+def test_malformed_lists_of_answers_are_refused(answers: object) -> None:
     with pytest.raises(VerifierError, match="accepted: a list of accepted answers"):
         DROP.fields[0].of({"answers": answers}, "row")

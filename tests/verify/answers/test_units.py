@@ -41,7 +41,7 @@ def agree(gold: str, text: str) -> bool:
         ("2 years", "24 months"),
     ],
 )
-def test_the_same_quantity(gold: str, text: str) -> None:
+def test_equal_quantities_agree(gold: str, text: str) -> None:
     assert agree(gold, text)
 
 
@@ -62,7 +62,7 @@ def test_the_same_quantity(gold: str, text: str) -> None:
         ("5 grams of salt", "5 grams of sugar"),
     ],
 )
-def test_another_quantity(gold: str, text: str) -> None:
+def test_different_quantities_do_not_agree(gold: str, text: str) -> None:
     assert not agree(gold, text)
 
 

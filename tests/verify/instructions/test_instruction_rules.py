@@ -242,14 +242,14 @@ def test_every_type_has_cases() -> None:
 @pytest.mark.parametrize(
     ("name", "kwargs", "text"), [(n, k, text) for n, k, yes, _ in CASES for text in yes]
 )
-def test_followed(name: str, kwargs: dict[str, Any], text: str) -> None:
+def test_texts_that_follow_an_instruction(name: str, kwargs: dict[str, Any], text: str) -> None:
     assert follows(name, kwargs, text)
 
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "text"), [(n, k, text) for n, k, _, no in CASES for text in no]
 )
-def test_not_followed(name: str, kwargs: dict[str, Any], text: str) -> None:
+def test_texts_that_break_an_instruction(name: str, kwargs: dict[str, Any], text: str) -> None:
     assert not follows(name, kwargs, text)
 
 

@@ -47,7 +47,7 @@ def test_sentences(marked: str, space: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n ", "\t"])
-def test_nothing_has_no_sentence(text: str) -> None:
+def test_texts_without_a_sentence(text: str) -> None:
     assert num_sentences(text) == 0
 
 
@@ -104,7 +104,7 @@ def test_capital_words(text: str, count: int) -> None:
         ("ro\u200bck\u2060s\ufeff", "rocks"),
     ],
 )
-def test_what_is_visible(text: str, seen: str) -> None:
+def test_the_visible_text_of_markdown(text: str, seen: str) -> None:
     assert visible(text) == seen
 
 

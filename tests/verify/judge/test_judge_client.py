@@ -60,7 +60,7 @@ def in_turn(*replies: str | Answer) -> Reply:
     return reply
 
 
-def test_a_plain_server() -> None:
+def test_a_plain_server_gets_one_complete_request() -> None:
     with JudgeServer(obedient) as server:
         assert ask(server.url).passed is True
         assert ask(server.url, "The answer is 6").passed is False

@@ -39,7 +39,7 @@ def value(steps: list[str]) -> float:
     return found
 
 
-def test_a_good_argument() -> None:
+def test_a_supported_argument_scores_one() -> None:
     assert value(STEPS) == 1
 
 

@@ -63,7 +63,7 @@ def test_division_by_zero_fails() -> None:
     assert part("3 / (5 - 5)", [3, 5, 5]).value == 0
 
 
-def test_all_numbers_or_some() -> None:
+def test_use_decides_whether_all_numbers_are_needed() -> None:
     assert part("3 * 7", target=21).value == 0
     assert part("3 * 7", target=21, use="subset").value == 1
     assert part("3 * 7 * 7", target=147, use="subset").value == 0

@@ -65,7 +65,7 @@ def test_knights_and_knaves_with_one_role_wrong(shared_data: Path) -> None:
             assert part(spec, row["answer"] + " Or " + ", and ".join(said)).value == 0
 
 
-def test_role_claims() -> None:
+def test_role_claims_of_knights_and_knaves() -> None:
     metadata = {
         "names": ["Mia", "Leo"],
         "knight_knave_terms": {"knight": "hero", "knave": "villain"},

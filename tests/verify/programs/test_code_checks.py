@@ -30,7 +30,7 @@ from assay.verify.programs.spec import CodeTest
         ("import builtins", ("builtins",)),
     ],
 )
-def test_unsafe(code: str, found: tuple[str, ...]) -> None:
+def test_unsafe_calls_are_found(code: str, found: tuple[str, ...]) -> None:
     assert unsafe_calls(ast.parse(code)) == found
 
 
@@ -46,7 +46,7 @@ def test_unsafe(code: str, found: tuple[str, ...]) -> None:
         "evaluate = compiled = 1",
     ],
 )
-def test_safe(code: str) -> None:
+def test_safe_code_has_no_unsafe_calls(code: str) -> None:
     assert unsafe_calls(ast.parse(code)) == ()
 
 
@@ -78,7 +78,7 @@ SMALL = tuple(CodeTest("args", args=(n,), expected=v) for n, v in ((0, 0), (1, 1
         ("import sys\nif sys.stdin.read() == '4\\n1 2 3 4\\n': print('10')", STDIN),
     ],
 )
-def test_hard_coded(code: str, tests: tuple[CodeTest, ...]) -> None:
+def test_hard_coded_answers_are_found(code: str, tests: tuple[CodeTest, ...]) -> None:
     assert is_hard_coded(ast.parse(code), tests)
 
 
@@ -98,5 +98,5 @@ def test_hard_coded(code: str, tests: tuple[CodeTest, ...]) -> None:
         ("x = {...: 1j, b'': ()}", (CodeTest("args", args=(..., 1j), expected=None),)),
     ],
 )
-def test_not_hard_coded(code: str, tests: tuple[CodeTest, ...]) -> None:
+def test_computed_answers_are_not_called_hard_coded(code: str, tests: tuple[CodeTest, ...]) -> None:
     assert not is_hard_coded(ast.parse(code), tests)

@@ -48,7 +48,7 @@ plain = st.recursive(
         (10**30, 10**30),
     ],
 )
-def test_same(expected: Any, actual: Any) -> None:
+def test_values_that_compare_as_the_same(expected: Any, actual: Any) -> None:
     assert compare(expected, actual, from_json=True) == "same"
 
 
@@ -98,7 +98,7 @@ def test_only_the_type_is_wrong(expected: Any, actual: Any) -> None:
         ([1.5], [Decimal("sNaN")]),
     ],
 )
-def test_different(expected: Any, actual: Any) -> None:
+def test_values_that_compare_as_different(expected: Any, actual: Any) -> None:
     assert compare(expected, actual, from_json=True) == "different"
 
 
@@ -123,7 +123,7 @@ def test_tolerance_is_a_choice() -> None:
 
 
 @given(plain)
-def test_everything_is_itself(value: Any) -> None:
+def test_every_value_equals_itself(value: Any) -> None:
     assert compare(value, value, from_json=True) == "same"
     assert compare(value, value, from_json=False) == "same"
 

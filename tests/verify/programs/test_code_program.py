@@ -56,7 +56,7 @@ def program(text: str, mode: str = "free", head: str = "") -> str | None:
         textwrap.indent(F, "\t"),
     ],
 )
-def test_found(text: str) -> None:
+def test_texts_that_commit_to_a_program(text: str) -> None:
     found = program(text)
     assert found is not None
     assert found.strip() == F.strip()
@@ -76,7 +76,7 @@ def test_found(text: str) -> None:
         f"<think>```python\n{F}```",
     ],
 )
-def test_none(text: str) -> None:
+def test_texts_that_commit_to_no_program(text: str) -> None:
     assert program(text) is None
 
 

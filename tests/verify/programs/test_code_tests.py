@@ -95,7 +95,7 @@ def test_credit() -> None:
     assert part.components["hidden"] == 1.0
 
 
-def test_faults_are_told_apart() -> None:
+def test_each_fault_has_its_component() -> None:
     said = {
         "compile_error": "def f(x) return x",
         "timeout": "def f(x):\n    while True: pass",

@@ -100,7 +100,7 @@ def test_checked_calls_pass_by_their_arguments(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_numbers_are_the_kernels(machine: str) -> None:
+def test_call_numbers_equal_the_kernel_headers(machine: str) -> None:
     header = next((Path(each) for each in HEADERS[machine] if Path(each).exists()), None)
     if header is None:
         pytest.skip(f"no header of the kernel's call numbers for {machine}")

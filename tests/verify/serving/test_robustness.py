@@ -232,7 +232,7 @@ def test_nothing_that_a_killed_worker_started_survives(
 
 
 @pytest.mark.parametrize(("deed", "seconds"), [("children", 6103), ("daemon", 6104)])
-def test_nothing_survives_close(villains: str, deed: str, seconds: int) -> None:
+def test_no_process_survives_close(villains: str, deed: str, seconds: int) -> None:
     words = f"sleep {seconds}" if deed == "daemon" else f"/bin/sleep {seconds}"
     with VerifierService(villains, num_workers=2) as service:
         judge(service, [f"{deed} {seconds}"])

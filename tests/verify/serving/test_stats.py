@@ -31,7 +31,7 @@ def test_hits_take_no_time_and_are_no_latency() -> None:
     assert found["p50"] == 0.25
 
 
-def test_nothing_is_no_fault() -> None:
+def test_stats_without_verdicts_are_zero() -> None:
     found = VerifierStats().summary()
     assert (found["count"], found["p99"], found["per_second"], found["not_judged"]) == (0, 0, 0, {})
     assert "asked" not in found

@@ -88,7 +88,7 @@ def test_variants_and_case_of_the_target() -> None:
         "<answer>",
     ],
 )
-def test_what_does_not_count(aside: str) -> None:
+def test_asides_do_not_count_as_language(aside: str) -> None:
     with_it, without = (
         judge(f"{SAMPLES['en']}\n{aside}", target="en"),
         judge(SAMPLES["en"], target="en"),
@@ -104,7 +104,7 @@ def test_foreign_scripts_count_wherever_they_stand() -> None:
         assert part.value < 0.9
 
 
-def test_which_part_is_read() -> None:
+def test_the_option_part_chooses_the_text_that_is_read() -> None:
     text = f"<think>{SAMPLES['en']}</think>{SAMPLES['de']}"
     assert judge(text, target="en").value == 1.0
     assert judge(text, target="de", part="answer").value == 1.0

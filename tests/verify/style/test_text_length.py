@@ -226,6 +226,6 @@ def test_known_errors(verifier: Any) -> None:
 
 
 @pytest.mark.parametrize("verifier", [LENGTH_TARGET, OVERLONG, KIMI_LENGTH, LENGTH_IF_CORRECT])
-def test_none_outweighs_correctness(verifier: Any) -> None:
+def test_no_length_verifier_outweighs_correctness(verifier: Any) -> None:
     low, high = verifier.bounds
     assert verifier.weight * (high - low) < 1.0

@@ -69,7 +69,7 @@ def test_a_late_loop_costs_its_share() -> None:
     assert value(loop + " " + honest) == pytest.approx(-0.5, abs=0.1)
 
 
-def test_the_window() -> None:
+def test_repetition_is_seen_within_the_window() -> None:
     once = words(BLOCK * 2)
     assert value(f"{once} {once}") == pytest.approx(-0.5, abs=0.05)
     far = words(WINDOW + 200)

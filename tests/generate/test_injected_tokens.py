@@ -105,7 +105,7 @@ def test_given_tokens_stand_where_they_were_put(family: str) -> None:
             assert np.abs(one.model_logprobs - expected)[~given].max() < 1e-4
 
 
-def test_what_is_sampled_before_the_first_given_token_is_what_it_was() -> None:
+def test_tokens_before_the_first_injected_one_do_not_change() -> None:
     plain = completions_of(engine_of(eos_ids=()).generate([problem_of(9)], SAMPLING, 4))
     engine = guided(engine_of(eos_ids=()), lambda: AtPlaces((7,)))
     for name, one in completions_of(engine.generate([problem_of(9)], SAMPLING, 4)).items():
@@ -114,7 +114,7 @@ def test_what_is_sampled_before_the_first_given_token_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("replaces", [1, 2, 8, 20])
-def test_what_is_taken_out_was_never_there_and_no_draw_is_used_twice(replaces: int) -> None:
+def test_removed_tokens_leave_no_trace_and_no_draw_is_used_twice(replaces: int) -> None:
     """Every sampled token is the one that a plain pass over what is left gives for the next draw."""
     model, place = tiny_model(), 8
     engine = guided(engine_of(model, eos_ids=(), seed=5), lambda: AtPlaces((place,), replaces))
@@ -215,7 +215,7 @@ def test_a_given_token_ends_nothing(
     given: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither an end token nor a stop string among what is given, whatever is sampled behind it."""
-    monkeypatch.setattr("test_given.GIVEN", given)
+    monkeypatch.setattr("test_injected_tokens.GIVEN", given)
     sampling = SamplingConfig(max_tokens=20, stop=("I",))  # token 73
     engine = guided(engine_of(), lambda: AtPlaces((1,)))
     (group,) = engine.generate([problem_of(9)], sampling, 6)

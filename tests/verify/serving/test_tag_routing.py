@@ -22,7 +22,9 @@ OPTIONS = {"regex": {"pattern": "hello.*"}, "length_target": {"target_words": 1}
         (("chat",), "exact", "exact"),
     ],
 )
-def test_who_judges(tags: tuple[str, ...], own: str | None, expected: str) -> None:
+def test_a_row_is_judged_by_its_own_its_tags_or_the_default_verifier(
+    tags: tuple[str, ...], own: str | None, expected: str
+) -> None:
     problem = Problem("p", "q", {"answer": "5"}, verifier=own, tags=tags)
     with VerifierService(by_tag=BY_TAG, options=OPTIONS, num_workers=1) as service:
         service.check_problem(problem)

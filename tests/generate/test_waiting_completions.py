@@ -20,8 +20,17 @@ from generate_fakes import (
     render,
 )
 from test_compiled import wide_model
-from test_given import GIVEN, LENGTHS, PLACES, SAMPLING, AtEnds, AtPlaces, is_given, some_guided
 from test_independence import EARLY, through_module
+from test_injected_tokens import (
+    GIVEN,
+    LENGTHS,
+    PLACES,
+    SAMPLING,
+    AtEnds,
+    AtPlaces,
+    is_given,
+    some_guided,
+)
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import RunStopped
@@ -81,7 +90,7 @@ def waits_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("num_slots", [3, 8])
 @pytest.mark.parametrize(("family", "lean"), [("llama", True), ("llama", False), ("gpt2", False)])
-def test_what_waits_has_the_bits_of_what_does_not(
+def test_a_waiting_completion_has_the_bits_of_one_that_never_waits(
     family: str, lean: bool, num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = EngineConfig(num_slots=num_slots)
@@ -133,7 +142,7 @@ def test_slots_that_wait_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.stats.wait_seconds > 0
 
 
-def test_a_promise_of_nothing_changes_nothing() -> None:
+def test_a_promise_of_no_tokens_changes_nothing() -> None:
     """Neither in the middle nor at an end; a completion that would have ended ends."""
 
     class Nothing:

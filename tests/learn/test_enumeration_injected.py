@@ -49,7 +49,7 @@ def true(tables: Tensor) -> Tensor:
     return gradient((chances(tables) * torch.tensor(REWARDS).double()).sum(), tables)
 
 
-def test_the_chances_are_whole() -> None:
+def test_enumerated_probabilities_sum_to_one() -> None:
     assert chances(random_tables()).sum().item() == pytest.approx(1.0)
 
 

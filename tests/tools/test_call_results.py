@@ -75,7 +75,9 @@ def asked(answering: ToolAnswers, name: str, **arguments: Any) -> str:
         ("failing", {"expression": "2"}, "error: OSError: as it comes"),
     ],
 )  # fmt: skip
-def test_what_is_told(name: str, arguments: dict[str, Any], told: str) -> None:
+def test_faulty_calls_are_answered_with_their_fault(
+    name: str, arguments: dict[str, Any], told: str
+) -> None:
     assert asked(answers(), name, **arguments).startswith(told)
 
 

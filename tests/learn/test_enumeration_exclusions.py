@@ -62,7 +62,9 @@ def test_a_truncation_mask_beside_a_baseline_is_biased() -> None:
 
 @pytest.mark.parametrize("group_size", [2, 3])
 @pytest.mark.parametrize("missing", [(1,), (0, 5), (2, 3, 6)])
-def test_what_is_not_judged_is_conditioned_away(group_size: int, missing: tuple[int, ...]) -> None:
+def test_the_gradient_conditions_on_judged_completions(
+    group_size: int, missing: tuple[int, ...]
+) -> None:
     """RLOO climbs E[r | judged], times the chance of at least two judged siblings.
 
     It neither seeks nor avoids what cannot be judged; a 0 in its place would make it avoid it.
