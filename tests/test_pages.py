@@ -81,6 +81,32 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert broken(page, "#a-page") and broken(page, "other.md") and broken(page, "page.md#L9")
 
 
+@cache
+def defined(file: Path) -> set[str]:
+    """Return the names that a file defines, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(read(file))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_every_linked_symbol_is_in_its_file() -> None:
+    linked = [
+        (page, symbol, (page.parent / link).resolve())
+        for page in PAGES
+        for symbol, link in re.findall(r"\[`(\w+(?:\.\w+)*)`\]\(([^)\s]+\.py)\)", read(page))
+    ]
+    assert len(linked) > 100
+    assert not [
+        f"{page.name}: {symbol} is not in {file.name}"
+        for page, symbol, file in linked
+        if not {*symbol.split(".")} <= defined(file)
+    ]
+
+
 def test_the_index_names_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {

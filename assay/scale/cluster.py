@@ -28,7 +28,9 @@ MOST_A_CORE = 4  # CPUs that a cluster on this machine has for each real one
 FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
 FOLDER = "assay-ray-"  # short: the path of a socket in it has at most 107 bytes
 OWNER = "owner"
-NICENESS = "RAY_worker_niceness"  # of actors; Ray's own default is 15
+# Ray starts its workers at niceness 15, behind every other process of a busy machine, while the
+# command waits for them. Actors of a local cluster keep the niceness of the command.
+NICENESS = "RAY_worker_niceness"
 END_SECONDS = 10.0  # for the cluster to be told that actors end
 HEAD_SECONDS = 20.0  # for the head's port to take a connection; Ray ends a process after 60
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
