@@ -19,8 +19,9 @@ from assay.data.problems import check_spec
 from assay.errors import ConfigError, DataError, message
 from assay.generate.base import Generator
 from assay.generate.engine import Engine
+from assay.run.startup import doing, show_startup
 from assay.toml_text import merged
-from assay.training.assemble import open_bench, open_verifiers, show_sampling, with_slots
+from assay.training.assemble import Bench, open_bench, open_verifiers, show_sampling, with_slots
 from assay.training.evaluate import sample_and_judge
 from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
@@ -77,23 +78,23 @@ def sampled(
     ``no_reply`` those that a server did not answer.
     """
     config = _config(settings)
-    verifiers = open_verifiers(config, out)
+    with show_startup():
+        verifiers = open_verifiers(config, out)
 
     def check(row: Record) -> None:
         problem = problem_of(row)
         if judged:
             check_spec(problem, verifiers.check_problem)
 
-    rows = out.open(
-        settings.inputs,
-        check,
-        key=lambda row: problem_of(row).id,
-        limit=settings.max_problems,
-    )
+    key, limit = lambda row: problem_of(row).id, settings.max_problems
+    with show_startup(), doing("checking the rows"):
+        rows = out.open(settings.inputs, check, key=key, limit=limit)
     if settings.url is None:
         config = with_slots(config, len(rows) * settings.num_samples)
         total = len(rows) * settings.num_samples * len(modes)
-        generator, at_once = _open_engine(config, verifiers, style, total, out), config.engine.slots
+        with show_startup():
+            bench = open_bench(config, verifiers)
+        generator, at_once = _engine_of(bench, style, total, out), config.engine.slots
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
@@ -142,13 +143,11 @@ def _ask(
     yield from map(Sampled, *judged)
 
 
-def _open_engine(
-    config: TrainConfig, verifiers: VerifierService, style: Style, total: int, stack: ExitStack
-) -> Engine:
-    """Load the model, and show how many of ``total`` completions it has until ``stack`` closes."""
-    bench = open_bench(config, verifiers)
+def _engine_of(bench: Bench, style: Style, total: int, stack: ExitStack) -> Engine:
+    """Show how many of ``total`` completions the engine has until ``stack`` closes."""
+    data = bench.config.data
     render, is_plain = bench.renderer.render, bench.renderer.template == "base"
-    template = config.data.prompt_template if is_plain else None
+    template = data.prompt_template if is_plain else None
     bench.generator.render = lambda problem: render(style(problem, template))
     watch = show_sampling(bench, stack, quiet=False)
     stack.enter_context(watch.doing("problems", total))

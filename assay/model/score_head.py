@@ -28,6 +28,7 @@ from assay.model.load import LoadedModel, choose_device, choose_dtype, load_mode
 from assay.model.probe import TOLERANCE
 from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_family
+from assay.run.startup import doing
 
 Scores = Literal["text", "token"]
 """What a score is of: a whole text, or a token."""
@@ -39,6 +40,7 @@ FAMILIES: Mapping[Scores, str] = {
 """The class of Transformers that reads each."""
 
 
+@doing("loading the model")
 def load_scorer(
     config: ModelConfig, device: str | None, seed: int, scores: Scores, num_labels: int
 ) -> LoadedModel:
@@ -137,6 +139,7 @@ class ScoreWay:
     reason: str
 
 
+@doing("probing the layers")
 @torch.no_grad()
 def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
     """Score some texts in each way, hold them against the model's own forward pass, and choose.

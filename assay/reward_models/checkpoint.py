@@ -77,11 +77,13 @@ def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: s
     with slow_import():
         from assay.model.load import choose_device, choose_dtype, silence_transformers
         from assay.model.sources import ModelSource, read_model, read_tokenizer
+        from assay.run.startup import doing
     silence_transformers()
     try:
         place = choose_device(device)
         source = ModelSource.find(path)
-        model = read_model(source, choose_dtype(dtype, place), FAMILIES[kind])
+        with doing("loading the reward model"):
+            model = read_model(source, choose_dtype(dtype, place), FAMILIES[kind])
         tokenizer = read_tokenizer(source, model)
     except AssayError as error:
         raise _as_ours(error, where) from error

@@ -14,6 +14,7 @@ from assay.data.problems import load_problems
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, VerifierError, did_you_mean, message
 from assay.run.files import check_output
+from assay.run.startup import doing, show_startup
 from assay.searching.drawing import Drawer
 from assay.searching.measure import Searching
 from assay.searching.methods import METHODS, SAMPLED, Shape
@@ -95,7 +96,8 @@ def search(
         config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
-        bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
+        with show_startup(quiet):
+            bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
         check_thinking(bench.renderer, rows, bench.config.sampling, how.asks_thinking)
         show_sampling(bench, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
@@ -150,7 +152,8 @@ def _open(
             judge.check_problem(problem)
 
     on_bad_row = config.data.on_bad_row
-    rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
+    with doing("checking the rows"):
+        rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
     bench = open_bench(with_slots(config, None), verifiers)
     fitting = fit_heldout(rows, bench)
     _check_unguided(asked.methods, sampling, {row.effort for row in fitting})

@@ -14,6 +14,7 @@ from assay.errors import VerifierError
 from assay.plan.configured import OF_VERIFIER, count_rows, facts_of_config
 from assay.plan.facts import LEARNED, Facts
 from assay.run.progress import SamplingWatch
+from assay.run.startup import doing, show_startup
 from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
@@ -85,15 +86,16 @@ def measure(
     started = time.perf_counter()
     with ExitStack() as stack:
         taught = config.scale.teacher_actors is not None
-        verifiers = open_verifiers(config, stack, actors=taught)
-        kind = kind_of(config)
-        rows = kind.read(config, verifiers)
-        say("loading the model")
-        bench = open_bench(config, verifiers)
+        with show_startup():
+            verifiers = open_verifiers(config, stack, actors=taught)
+            kind = kind_of(config)
+            with doing("checking the rows"):
+                rows = kind.read(config, verifiers)
+            bench = open_bench(config, verifiers)
+            look = kind.look(config, bench, rows)
         bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         problems: Sequence[Problem] = ()
         num_heldout, lengths = 0, list[int]()
-        look = kind.look(config, bench, rows)
         if isinstance(rows, Problems) and config.preference is None:
             opened = fit_problems(rows, bench)
             problems, num_heldout = opened.train, len(opened.heldout)

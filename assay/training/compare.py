@@ -21,6 +21,7 @@ from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.generate.base import Generator
 from assay.run.files import check_output, open_output
+from assay.run.startup import doing, show_startup
 from assay.training.assemble import (
     open_bench,
     open_verifiers,
@@ -88,10 +89,11 @@ def compare(
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     with ExitStack() as stack:
-        verifiers = open_verifiers(common, stack)
-        judging = None if judge is None else open_judge(judge, common, stack)
-        about = (common, verifiers, max_problems, judging, fitting)
-        sets = [_open_set(*one, *about) for one in sources]
+        with show_startup(quiet):
+            verifiers = open_verifiers(common, stack)
+            judging = None if judge is None else open_judge(judge, common, stack)
+            about = (common, verifiers, max_problems, judging, fitting)
+            sets = [_open_set(*one, *about) for one in sources]
         if verifier is None:
             _check_one_verifier(configs, sets)
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
@@ -111,12 +113,11 @@ def compare(
     most = max(one.num_samples for side in found for one in side)
     heat = None if all(files) else temperature
     notes = [] if any(files) else list(_unequal(configs))
-    if how.asks_thinking:
-        notes += [
-            f"note: {side}: {own[0].useless}"
-            for side, own in zip("AB", found, strict=True)
-            if all(one.useless for one in own)
-        ]
+    notes += [
+        f"note: {side}: {own[0].useless}"
+        for side, own in zip("AB", found, strict=True)
+        if how.asks_thinking and all(one.useless for one in own)
+    ]
     return CompareResult(*names, with_p_of_all(results), judge, heat, most, notes)
 
 
@@ -206,6 +207,7 @@ def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) ->
         raise ConfigError(message("compare", found, accepted, f"add --verifier '{second}'"))
 
 
+@doing("checking the rows")
 def _open_set(
     source: str | Source,
     out_of_domain: bool,
@@ -286,9 +288,11 @@ def _engine(
     """Load a model, and yield what samples from it; its memory is given back for the next one."""
     with ExitStack() as stack:
         most = max(len(one.problems) for one in sets) * num_samples
-        bench = open_bench(with_slots(config, most), verifiers)
-        bad_row = config.data.on_bad_row
-        fitted = {one.name: _fitting(one, bench.renderer, bad_row) for one in sets}
+        with show_startup(quiet):
+            bench = open_bench(with_slots(config, most), verifiers)
+            bad_row = config.data.on_bad_row
+            with doing("rendering the rows"):
+                fitted = {one.name: _fitting(one, bench.renderer, bad_row) for one in sets}
         watch = show_sampling(bench, stack, quiet)
 
         def sample(asked: _Asked, one: _Set) -> _Measured:

@@ -19,6 +19,7 @@ from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, MissingExtra, message
 from assay.run.files import check_output
 from assay.run.intervals import stderr_of
+from assay.run.startup import show_startup
 from assay.terminal import aligned
 from assay.training.api import open_asked
 from assay.training.assemble import Bench, show_sampling
@@ -120,7 +121,8 @@ def frontier(
             raise MissingExtra.of("matplotlib", "figures", "the figure of a frontier")
     with ExitStack() as stack:
         sources = as_sources(problems)
-        bench, rows = open_asked(str(model), sources, max_problems, num_samples, asked, stack)
+        with show_startup(quiet):
+            bench, rows = open_asked(str(model), sources, max_problems, num_samples, asked, stack)
         sampling = configuration.at_temperature(bench.config.sampling, temperature)
         plan = list(_plan(bench, rows, budgets, modes, sampling))
         watch = show_sampling(bench, stack, quiet)

@@ -218,6 +218,7 @@ class Keeping:
                 way.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[Likeliest]:
+                run.clock.check()  # what was asked before is in files of its own
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
                 found = teacher.likeliest(batch, way, self.settings.keep_top, self.size)
                 work.done += len(groups)

@@ -16,6 +16,7 @@ from assay.model.merge import MergeMethod, Tensors, check_alike, merge_tensors
 from assay.model.sources import ModelSource, saved_dtype
 from assay.model.weights import Weights
 from assay.run.files import check_new_folder
+from assay.run.startup import doing, show_startup
 from assay.terminal import lined
 from assay.training.api import open_asked
 from assay.training.assemble import show_sampling
@@ -66,13 +67,15 @@ def merge(
     check_request(models, method, weights, base)
     check_new_folder(Path(out).expanduser(), "--out")
     named = [*models, *([base] if base is not None else [])]
-    loaded = {name: _load(name) for name in named}
-    tensors: dict[str, Tensors] = {name: one.model.state_dict() for name, one in loaded.items()}
-    check_alike(tensors)
-    _check_tokens(loaded)
-    origin = None if base is None else tensors[base]
-    parts = [tensors[name] for name in models]
-    merged = merge_tensors(parts, weights, cast("MergeMethod", method), origin)
+    with show_startup(quiet):
+        loaded = {name: _load(name) for name in named}
+        tensors: dict[str, Tensors] = {name: one.model.state_dict() for name, one in loaded.items()}
+        check_alike(tensors)
+        _check_tokens(loaded)
+        origin = None if base is None else tensors[base]
+        parts = [tensors[name] for name in models]
+        with doing("merging the weights"):
+            merged = merge_tensors(parts, weights, cast("MergeMethod", method), origin)
     accuracies: list[tuple[str, Evaluation]] = []
     if problems:
         asked = [*tensors.items(), ("merged", merged)]
@@ -80,7 +83,8 @@ def merge(
     first = loaded[models[0]]
     Weights(0, merged).load_into(first.model)
     source = ModelSource.find(str(checkpoint_of(models[0]) or models[0]), None)
-    save_model(first.model.to(saved_dtype(source)), first.tokenizer, Path(out).expanduser())
+    with show_startup(quiet), doing("writing the model"):
+        save_model(first.model.to(saved_dtype(source)), first.tokenizer, Path(out).expanduser())
     return MergeResult(str(out), accuracies)
 
 
@@ -136,7 +140,8 @@ def _measured(
     found: list[tuple[str, Evaluation]] = []
     with ExitStack() as stack:
         how = how or HowToSample()
-        bench, rows = open_asked(first, list(problems), max_problems, 1, how, stack)
+        with show_startup(quiet):
+            bench, rows = open_asked(first, list(problems), max_problems, 1, how, stack)
         watch = show_sampling(bench, stack, quiet)
         sampling = configuration.at_temperature(bench.config.sampling, 0.0)
         own = bench.loaded.model.state_dict()

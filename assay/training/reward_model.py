@@ -16,6 +16,7 @@ from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
+from assay.run.startup import doing
 from assay.training.assemble import Bench, make_passes, set_threads, warn_of_slow_type
 from assay.training.given import RowSchedule
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
@@ -31,7 +32,8 @@ def run_reward_model(stage: Stage) -> Path:
     config, settings = stage.config, stage.config.reward_model
     assert settings is not None
     with ExitStack() as stack:
-        opened = open_rows(config)
+        with doing("checking the rows"):
+            opened = open_rows(config)
         guard = Guard(config.watched)
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
@@ -181,6 +183,7 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
     return {"model": config.model.path, "num_rows": num_rows, "settings": kept}
 
 
+@doing("rendering the rows")
 def read_all(
     reader: RowReader, opened: OpenedRows
 ) -> tuple[list[ScoredGroup], list[ScoredGroup], list[str]]:

@@ -35,6 +35,7 @@ from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.files import Journal, check_output
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
+from assay.run.startup import doing, show_startup
 from assay.terminal import lined
 from assay.training.assemble import open_bench, open_verifiers
 from assay.training.consent import open_config
@@ -231,10 +232,13 @@ def label_steps(
         }
         journal = stack.enter_context(closing(Journal(target)))
         labelled_before(journal, settings)
-        verifiers = open_verifiers(config, stack)
-        consent = {"allow": asked.allow, "trust_run": asked.trust_run}
-        items = load_judged(completions, verifiers.check_problem, max_completions, **consent)
-        bench = open_bench(config, verifiers)
+        with show_startup(quiet=say is None):
+            verifiers = open_verifiers(config, stack)
+            consent = {"allow": asked.allow, "trust_run": asked.trust_run}
+            check = verifiers.check_problem
+            with doing("checking the rows"):
+                items = load_judged(completions, check, max_completions, **consent)
+            bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
         if say is not None:
             bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))

@@ -15,6 +15,7 @@ from assay.errors import DataError, RunError, did_you_mean, message
 from assay.run.checkpoints import step_of
 from assay.run.files import plain, read_rows, write_json
 from assay.run.names import check_place, find_checkpoint
+from assay.run.startup import doing, show_startup
 from assay.terminal import aligned, lined, say
 from assay.training.compare import compare
 from assay.training.comparison import CompareResult
@@ -279,7 +280,8 @@ def kl_check(
     keys = HowToSample.__dataclass_fields__.keys() & how.keys()
     count = min(KL_PROBLEMS, how.get("max_problems") or KL_PROBLEMS)
     asked = HowToSample(**{key: how[key] for key in keys})
-    far, most = divergence(model, other, problems, count, asked), limits.max_kl
+    with show_startup(bool(how.get("quiet"))), doing("measuring how far the model has gone"):
+        far, most = divergence(model, other, problems, count, asked), limits.max_kl
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,33 @@ def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.Mon
     assert losses(again) == losses(whole)
     weights = [Path(run.checkpoint or "") / "model.safetensors" for run in (whole, again)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_an_interrupt_while_the_teacher_is_asked_ends_at_the_next_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked is kept, no step is taken, and the run goes on to what it would have been."""
+    monkeypatch.setattr(kept_module, "PART", 3)
+    whole = train(kept_tree(world, "whole"), quiet=True)
+    files = sorted((world.folder / "kept").iterdir())
+    bits = [path.read_bytes() for path in files]
+    shutil.rmtree(world.folder / "kept")
+    write = kept_module.Kept._write
+
+    def interrupted(self: Any, *args: Any) -> None:
+        write(self, *args)
+        if len(list(self.folder.iterdir())) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_module.Kept, "_write", interrupted)
+        ended = train(kept_tree(world, "part"), quiet=True)
+    assert ended.ended == "interrupted"
+    assert not (Path(ended.run) / "metrics.jsonl").exists(), "no step is taken"
+    assert [path.read_bytes() for path in files if path.exists()] == bits[:2]
+    again = train(resume=world.folder / "runs" / "part", quiet=True)
+    assert [path.read_bytes() for path in files] == bits
+    assert losses(again) == losses(whole)
 
 
 def complaint(tree: dict[str, Any]) -> str:
