@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from assay.data.overlap import plain_text
 from assay.data.rows import (
@@ -31,7 +33,7 @@ from assay.data.rows import (
 from assay.data.sources import JsonLines, open_source
 from assay.data.traces import read_said
 from assay.errors import DataError, message
-from assay.types import Completion, Problem, Status, ThinkFormat, Verdict
+from assay.types import Completion, Problem, Status, ThinkFormat, Tokens, Verdict
 
 TextPart = Literal["prompt", "completion", "all"]
 DOCUMENT = "text"
@@ -125,12 +127,14 @@ class Record:
     def to_judge(self) -> tuple[Problem, Completion]:
         """Return the problem, which needs no prompt, and the completion, for a verifier.
 
-        ``think_tags`` are the tags of its think blocks where they are not the usual ones.
+        ``think_tags`` are the tags of its think blocks where they are not the usual ones,
+        ``token_ids`` its tokens.
         """
         keys = {"prompt": "(not given)", **self.keys}
         if self._has(*PROMPT_KEYS, "messages"):
             keys = dict(self.keys)
         tags = _think_tags(keys.pop("think_tags", None), self.source)
+        tokens = _token_ids(keys.pop("token_ids", None), self.source)
         row = Record(keys, self.source)
         facts = self.keys.get("collected", self.keys)
         length = facts.get("tokens")
@@ -142,7 +146,7 @@ class Record:
             "length" if facts.get("finish_reason") == "length" else "eos",
             read_said(self.keys.get("said"), self.completion, self.source),
         )
-        return row.problem, completion
+        return row.problem, completion if tokens is None else replace(completion, tokens=tokens)
 
     @cached_property
     def verdict(self) -> Verdict | None:
@@ -170,6 +174,16 @@ def _think_tags(value: Any, where: str) -> tuple[str, ...]:
     if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
         raise complaint(where, "think_tags", value, 'two texts: ["<think>", "</think>"]')
     return tuple(tags)
+
+
+def _token_ids(value: Any, where: str) -> Tokens | None:
+    """Return the tokens that a row names, None where it names none; raises DataError."""
+    if value is None:
+        return None
+    ids: list[Any] = value if isinstance(value, list) else [None]
+    if not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+        raise complaint(where, "token_ids", value, "a list of whole numbers from 0")
+    return np.array(ids, np.int32)
 
 
 def read_completions(path: Path) -> Iterator[Record]:

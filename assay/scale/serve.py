@@ -2,7 +2,8 @@
 
     GET  /verifiers/NAME  version and hash of what judges under this name
     POST /judge      {"rows": [...], "seconds": 30}: rows as `assay verify` reads them; the reply
-                     {"verdicts": [...]} has one verdict a row, in their order
+                     {"verdicts": [...]} has one verdict a row, in their order; where its verifier
+                     scores steps, "step_scores": a pair of score and last token of each
 
 A request that is not done in its seconds is given up (504), and so is one whose client has gone.
 """
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from assay.data.completions import Record
 from assay.errors import AssayError, DataError, UserError, message
 from assay.scale.asgi import Answer, Receive, Refused, Send, Server, while_there
-from assay.types import Group, Problem, Prompt
+from assay.types import Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
 
 MOST_SECONDS = 1700.0
@@ -107,7 +108,7 @@ class VerifierServer(Server):
                 raise Refused(504, f"not judged in {seconds:g} s") from error
             except AssayError as error:
                 raise Refused(500, str(error)) from error
-        rows = [{"id": id, **one.as_dict()} for id, one in zip(ids, verdicts, strict=True)]
+        rows = [{"id": id, **_as_row(one)} for id, one in zip(ids, verdicts, strict=True)]
         return {"verdicts": rows}
 
     def _read(self, raw: bytes) -> tuple[list[Group], list[str], float]:
@@ -152,3 +153,10 @@ class VerifierServer(Server):
             yield f'assay_verdicts_total{{{label},judged="no"}} {missing}'
             for p in (50, 95):
                 yield f'assay_seconds{{{label},quantile="0.{p}"}} {one[f"p{p}"]:g}'
+
+
+def _as_row(verdict: Verdict) -> dict[str, Any]:
+    row = verdict.as_dict()
+    if verdict.step_scores:
+        row["step_scores"] = [[step.score, step.end] for step in verdict.step_scores]
+    return row

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Problem
+from assay.types import Completion, Problem, StepScore
 from assay.verify.base import Limits, Part, Verifier, is_text, number, option
 from assay.verify.expression import REMOTE
 
@@ -57,7 +57,6 @@ def remote(place: str, pinned: str = "") -> Verifier:
         fields=FIELDS,
         bounds=None,
         limits=Limits(seconds=MOST_SECONDS + 60),
-        text_only=True,
         extra="judge",
         check_options=lambda options: _check(name, options),
         evidence=lambda options: _facts(name, options),
@@ -77,6 +76,8 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
             **({"said": one.said} if one.said else {}),
             **one.think.row_keys,
             "tokens": len(one.tokens),
+            # the server's verifier says at which token a step ends
+            "token_ids": one.tokens.tolist(),
             "finish_reason": one.finish_reason,
         }
         for one in completions
@@ -108,6 +109,9 @@ def _part(verdict: Mapping[str, Any]) -> Part:
         extracted=verdict["extracted"],
         detail=str(verdict["detail"]),
         components=verdict["components"],
+        step_scores=tuple(
+            StepScore(float(score), int(end)) for score, end in verdict.get("step_scores", ())
+        ),
     )
 
 

@@ -12,13 +12,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from server_calls import ROWS, call
 
 from assay.errors import UserError, VerifierError
 from assay.scale.asgi import bind
 from assay.scale.serve import VerifierServer
-from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
+from assay.types import Completion, Group, Problem, Prompt, StepScore, ThinkFormat, Verdict
+from assay.verify import remote as remote_module
 from assay.verify.service import VerifierService
 
 
@@ -182,6 +184,49 @@ def test_a_remote_verifier_counts_tokens(server: str) -> None:
     with VerifierService("constant + remote:overlong", options=options) as asking:
         (found,) = asking.judge([group])
     assert [one.components["remote:overlong"] for one in found] == [-0.5, 0.0]
+
+
+def judge_steps(problem: Problem, completion: Completion) -> Verdict:
+    """Every odd token ends a step."""
+    steps = tuple(StepScore(0.5, n) for n, one in enumerate(completion.tokens) if one % 2)
+    return Verdict.of_score(1.0, "judge_steps@1", step_scores=steps)
+
+
+def test_a_remote_verifier_scores_steps_at_the_policys_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"{__name__}:judge_steps"
+    completions = [
+        replace(Completion.from_text("2", f"p#0/{n}"), tokens=np.array(ids, np.int32))
+        for n, ids in enumerate([[1, 2, 3], [2, 2], [2, 5]])
+    ]
+    group = replace(group_of("2"), completions=tuple(completions))
+    with VerifierService(name, num_workers=1, allow=[name]) as here:
+        (own,) = here.judge([group])
+        app = VerifierServer(here)
+
+        def ask(options: Any, method: str, path: str, limit: float, body: Any = None) -> Any:
+            if method == "GET":
+                return {}
+            rows = [{**row, "verifier": name} for row in body["rows"]]
+            status, said = call(app, method, path, {**body, "rows": rows})
+            assert status == 200, said
+            return said
+
+        monkeypatch.setattr(remote_module, "_ask", ask)
+        options = {"remote": {"url": "http://there"}}
+        with VerifierService("remote:steps*0.5", options=options) as asking:
+            (remote,) = asking.judge([group])
+    assert [one.step_scores for one in remote] == [one.step_scores for one in own]
+    assert [len(one.step_scores) for one in remote] == [2, 0, 1]
+    assert [one.step_weight for one in remote] == [0.5] * 3
+
+
+def test_tokens_of_a_row_that_are_none_are_told(service: VerifierService) -> None:
+    for wrong in (["a"], 3, [-1], [1.5], [2**31], [True]):
+        row = {**ROWS[0], "token_ids": wrong}
+        status, said = call(VerifierServer(service), "POST", "/judge", {"rows": [row]})
+        assert status == 400 and "rows:0 token_ids" in said["error"]
 
 
 def judge_ranked(problem: Problem, group: Group) -> list[float]:
