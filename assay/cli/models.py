@@ -34,6 +34,12 @@ Samples = Annotated[int, typer.Option(min=1, help="Completions a problem.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy.")]
 
 
+Adapter = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER|RUN", help="Adapters (peft) for a base model, wherever it lies."),
+]
+
+
 def how_to_sample(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
     think_budget: Annotated[
@@ -48,10 +54,11 @@ def how_to_sample(
     trust_run: TrustRun = False,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
+    adapter: Adapter = None,
 ) -> dict[str, Any]:
     """Return `assay.training.api.HowToSample`; its parameters are options of every such command."""
     how = {"max_tokens": max_tokens, "verifier": verifier, "trust_run": trust_run, "seed": seed}
-    how |= {"think_budget": think_budget, "effort": effort}
+    how |= {"think_budget": think_budget, "effort": effort, "adapter": adapter}
     return {**how, "overrides": overrides or [], "allow": allow or [], "device": device}
 
 
@@ -66,8 +73,9 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
         from assay.config import check_siblings
         from assay.run.names import check_place
 
-        for name in {"model", "first", "second"} & given.keys():
-            check_place(given[name], given[name])  # before torch is imported, which takes long
+        for name in {"model", "first", "second", "adapter"} & given.keys():
+            if given[name] is not None:  # before torch is imported, which takes long
+                check_place(given[name], given[name])
         if "samples" in given:
             check_siblings(given["samples"], given["temperature"])
         how = how_to_sample(**{name: given.pop(name) for name in shared})
@@ -390,7 +398,9 @@ def search(
 
 @app.command(rich_help_panel=READ)
 def export(
-    model: Annotated[str, typer.Argument(help="RUN, RUN@best, RUN@last, RUN@120 or a checkpoint.")],
+    model: Annotated[
+        str, typer.Argument(help="RUN, RUN@best, RUN@120 or a checkpoint; or a base of --adapter.")
+    ],
     out: Annotated[
         Path | None,
         typer.Argument(help="New folder for the merged model, or new file.", show_default=False),
@@ -402,6 +412,7 @@ def export(
         str, typer.Option(metavar="NAME", help="Upload it to the hub, as OWNER/NAME.")
     ] = "",
     public: Annotated[bool, typer.Option("--public", help="A new repository is public.")] = False,
+    adapter: Adapter = None,
     as_json: Json = False,
 ) -> None:
     """Write a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
@@ -409,13 +420,15 @@ def export(
         raise UserError("assay export: give a new folder, --push NAME, or both")
     if push and format != "hf":
         raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
+    if push and adapter is not None:
+        raise UserError(message("--adapter", f"{adapter} with --push", "--push of a run alone"))
     from assay.training import api, publish
 
     if push:
         place = publish.publish(model, push, out, public=public)
     else:
         assert out is not None
-        place = api.export(model, out, format=format)  # pyright: ignore[reportArgumentType]
+        place = api.export(model, out, format=format, adapter=adapter)  # pyright: ignore[reportArgumentType]
     show_path("model", place, as_json)
 
 

@@ -80,6 +80,11 @@ class ModelConfig(Section):
     checkpoint that did best on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that of step
     120. ``RUN`` alone is the newest; if a guard stopped that run, the checkpoint must be named. The
     configuration that a run keeps holds the folder of the checkpoint here."""
+    adapter: Text | None = None
+    """A folder of adapters that peft saved (or a run's checkpoint that holds some), put on the
+    model of `path`; the base model that the folder itself names is not read. For commands that ask
+    a model: ``--adapter`` sets it. Training starts from one model: export the two first. None: the
+    model as it is."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. None: the model's default branch."""
     tokenizer: str | None = None

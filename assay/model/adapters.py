@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,13 @@ from torch import nn
 
 from assay.config import LoraConfig
 from assay.errors import MissingExtra, ModelError, message
+from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
+# what torch says of a tensor's shape, and peft of targets that are not there
+_SIZES = re.compile(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", re.DOTALL)
+_ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOTALL)
 
 
 def add_adapter(
@@ -47,21 +52,52 @@ def add_adapter(
             raise ModelError(message("model.lora.targets", found, accepted)) from error
 
 
-def load_adapter(model: Any, folder: Path, config: LoraConfig | None = None) -> nn.Module:
+def load_adapter(
+    model: Any, folder: Path, base: ModelSource, config: LoraConfig | None = None
+) -> nn.Module:
     """Wrap a base model with the adapters that a folder holds, trainable, in float32.
 
-    config: what they are to be. None: what they are. Raises ModelError where they are not.
+    base: where the model is from; what is saved of the wrapped model names it. config: what the
+    adapters are to be. None: what they are. Raises ModelError where they are not, and where they do
+    not fit the model: also for layers of one that the other lacks, of which peft only warns.
     """
+    peft = import_peft()
     layers = linear_layers(model)
     try:
         with _without_peft_advice():
-            wrapped = import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True)
+            wrapped = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+            saved = peft.load_peft_weights(str(folder), device="cpu").keys()
+            # not its default, by which peft would ask the hub whether the embedding has grown
+            expected = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0][:240]
-        raise ModelError(f"the adapter of {folder} cannot be loaded: {reason}") from error
+        raise ModelError(_refusal(folder, base, str(error))) from error
+    for names, complaint in (
+        (saved - expected - wrapped.state_dict().keys(), "weights for layers that it lacks: "),
+        (expected - saved, "no weights for its "),
+    ):
+        if names:
+            found = f"{complaint}{min(names).removeprefix('base_model.model.')} ({len(names)})"
+            raise ModelError(_misfit(folder, base, found))
+    settings = wrapped.peft_config[wrapped.active_adapter]
+    settings.base_model_name_or_path, settings.revision = base.name, base.revision
     if config is not None:
         _check_same(wrapped, folder, config, layers)
     return wrapped.eval()
+
+
+def _refusal(folder: Path, base: ModelSource, error: str) -> str:
+    """Return the line for what peft said at length."""
+    if sizes := _SIZES.search(error):
+        name, theirs, ours = sizes.groups()
+        what = f"{name.removeprefix('base_model.model.').replace('.default.', '.')} of shape"
+        return _misfit(folder, base, f"{what} ({theirs}), where the model takes ({ours})")
+    if absent := _ABSENT.search(error):
+        return _misfit(folder, base, f"target layers {absent[1]}, none of which the model has")
+    return f"the adapter of {folder} cannot be loaded: {error.strip().splitlines()[0][:240]}"
+
+
+def _misfit(folder: Path, base: ModelSource, found: str) -> str:
+    return message(f"the adapter of {folder}", found, f"one that was trained on {base.name}")
 
 
 def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
@@ -110,15 +146,22 @@ def merged(weights: Weights, model: Any) -> Weights:
     return Weights(weights.version, plain)
 
 
-def base_of(folder: Path) -> tuple[str, str | None]:
-    """Return where the base model of a saved adapter is, and its revision."""
+def read_settings(folder: Path) -> Any:
+    """Return peft's settings of a saved adapter; raises ModelError where they cannot be read."""
     where = str(folder / ADAPTER_FILE)
     try:
-        settings = import_peft().PeftConfig.from_pretrained(str(folder))
+        return import_peft().PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(message(where, "no settings of an adapter", "those peft saves")) from error
+
+
+def base_of(folder: Path) -> tuple[str, str | None]:
+    """Return where the base model of a saved adapter is, and its revision."""
+    where, settings = str(folder / ADAPTER_FILE), read_settings(folder)
     if not settings.base_model_name_or_path:
-        raise ModelError(message(where, "no base_model_name_or_path", "a base model's path"))
+        accepted = "a base model's path"
+        remedy = "name the base model, and the folder with --adapter"
+        raise ModelError(message(where, "no base_model_name_or_path", accepted, remedy))
     return settings.base_model_name_or_path, settings.revision
 
 
@@ -144,4 +187,5 @@ def _without_peft_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error of ours
         yield

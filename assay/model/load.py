@@ -15,7 +15,7 @@ from torch import nn
 from assay.config import ModelConfig
 from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
-from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
+from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter, read_settings
 from assay.model.allocator import keep_freed_memory
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
 from assay.removal import move, remove_empty, remove_temporary
@@ -40,6 +40,29 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
 
 
+def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
+    """Return where the base model of a configuration is, and the folder of its adapters, if any.
+
+    The adapters are those of `adapter`; without it those that lie in `path`, which name their base.
+    Raises ModelError where there are none, or both.
+    """
+    folder = Path(config.path).expanduser()
+    within = (folder / ADAPTER_FILE).is_file()
+    trusted = config.trust_remote_code
+    if config.adapter is None:
+        path, revision = base_of(folder) if within else (config.path, config.revision)
+        return ModelSource.find(path, revision, trusted), folder if within else None
+    adapter = Path(config.adapter).expanduser()
+    if not (adapter / ADAPTER_FILE).is_file():
+        accepted = "a folder that peft saved, with its weights"
+        raise ModelError(message(f"model.adapter {adapter}", f"no {ADAPTER_FILE}", accepted))
+    if within:
+        found, remedy = "adapters there too", "leave the adapter out, or name their base model"
+        raise ModelError(message(f"model.path {folder}", found, "a base model", remedy))
+    read_settings(adapter)
+    return ModelSource.find(config.path, config.revision, trusted), adapter
+
+
 @doing("loading the model")
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
     """Load the model and tokenizer that a configuration names; dropout is off.
@@ -52,24 +75,21 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     keep_freed_memory()
     place = choose_device(device)
     dtype = choose_dtype(config.dtype, place)
-    folder = Path(config.path).expanduser()
-    has_adapter = (folder / ADAPTER_FILE).is_file()
-    path, revision = base_of(folder) if has_adapter else (config.path, config.revision)
-    source = ModelSource.find(path, revision, config.trust_remote_code)
+    source, adapter = find_parts(config)
     model = read_model(source, dtype)
     tokenizer = read_tokenizer(_tokenizer_source(config, source), model)
     _check_vocabulary(model, tokenizer, source)
     model.to(place)
     eos_ids = find_eos_ids(model, tokenizer)
     shape = model.config.get_text_config()
-    if has_adapter:
-        model = load_adapter(model, folder, config.lora)
+    if adapter is not None:
+        model = load_adapter(model, adapter, source, config.lora)
     elif config.lora is not None:
         model = add_adapter(model, config.lora, seed, source.revision)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        name=config.path,
+        name=config.path if config.adapter is None else f"{config.path} with {config.adapter}",
         dtype=dtype,
         device=place,
         context_length=getattr(shape, "max_position_embeddings", None),
@@ -82,11 +102,7 @@ def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
     say, as a GGUF file."""
     from transformers import AutoConfig
 
-    folder = Path(config.path).expanduser()
-    path, revision = config.path, config.revision
-    if (folder / ADAPTER_FILE).is_file():
-        path, revision = base_of(folder)
-    source = ModelSource.find(path, revision, config.trust_remote_code)
+    source, _ = find_parts(config)
     if source.gguf is not None:
         return ()
     found = AutoConfig.from_pretrained(source.place, **source.options())
@@ -154,23 +170,24 @@ def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
     return min(odd, default=None)
 
 
-def export(checkpoint: Path | str, out: Path | str) -> Path:
+def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None = None) -> Path:
     """Write a checkpoint as a plain model, adapters merged, for serving; returns the folder.
 
+    adapter: a folder of adapters for a checkpoint, or another base model, that has none.
     Weights keep the type that the model, or an adapter's base, was saved in; adapters are merged in
     float32. The folder is new or empty, and there whole or not at all: raises DiskFull.
     """
     silence_transformers()
-    checkpoint, out = Path(checkpoint).expanduser(), Path(out).expanduser()
-    has_adapter = (checkpoint / ADAPTER_FILE).is_file()
-    path, revision = base_of(checkpoint) if has_adapter else (str(checkpoint), None)
-    source = ModelSource.find(path, revision)
+    out = Path(out).expanduser()
+    named = None if adapter is None else str(adapter)
+    config = ModelConfig(path=str(checkpoint), adapter=named)
+    source, folder = find_parts(config)
     dtype = saved_dtype(source)
-    model = read_model(source, torch.float32 if has_adapter else dtype, saved_family(source))
-    if has_adapter:
-        adapted: Any = load_adapter(model, checkpoint)
+    model = read_model(source, dtype if folder is None else torch.float32, saved_family(source))
+    if folder is not None:
+        adapted: Any = load_adapter(model, folder, source)
         model = adapted.merge_and_unload().to(dtype)
-    place = _tokenizer_source(ModelConfig(path=str(checkpoint)), source)
+    place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
     # Servers end at the generation configuration's tokens alone: a base model that was trained on
     # chats would never stop there.
@@ -182,7 +199,7 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     try:
         with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):
             save_model(model, tokenizer, partial)
-            if (facts := checkpoint / FACTS_FILE).is_file():
+            if (facts := Path(checkpoint).expanduser() / FACTS_FILE).is_file():
                 shutil.copyfile(facts, partial / FACTS_FILE)
         if out.is_dir():
             remove_empty(out)
@@ -204,7 +221,7 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
     """Return where the tokenizer is: as configured, beside an adapter, or with the model."""
     if config.tokenizer is not None:
         return ModelSource.of_tokenizer(config.tokenizer, config.trust_remote_code)
-    folder = Path(config.path).expanduser()
+    folder = Path(config.adapter or config.path).expanduser()
     if (folder / ADAPTER_FILE).is_file():
         beside = ModelSource.of_tokenizer(str(folder), config.trust_remote_code)
         if beside.has_tokenizer:

@@ -63,6 +63,7 @@ def search(
     out: Path | str | None = None,
     seed: int = 0,
     device: str | None = None,
+    adapter: Path | str | None = None,
     quiet: bool = False,
 ) -> SearchResult:
     """Answer problems by search at test time; measure each method at equal generated tokens.
@@ -90,7 +91,16 @@ def search(
     if out is not None:
         check_output(Path(out))
     how = HowToSample(
-        max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
+        max_tokens,
+        think_budget,
+        effort,
+        verifier,
+        overrides,
+        allow,
+        trust_run,
+        seed,
+        device,
+        adapter,
     )
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), how)

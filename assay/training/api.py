@@ -150,6 +150,7 @@ def evaluate(
     out: Path | str | None = None,
     seed: int = 0,
     device: str | None = None,
+    adapter: Path | str | None = None,
     quiet: bool = False,
 ) -> Evaluation:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k.
@@ -166,8 +167,9 @@ def evaluate(
     first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
     overrides: of the configuration, as ``["sampling.top_p=0.9"]``. allow: Python code that rows may
     name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL file
-    that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. quiet: do
-    not show how far it is.
+    that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a
+    folder of adapters (peft) for a model that has none, or a run's checkpoint that holds some: its
+    base model may lie elsewhere than it says. quiet: do not show how far it is.
 
     Raises UserError where the input is wrong.
     """
@@ -176,7 +178,16 @@ def evaluate(
         check_output(Path(out))
     sources = as_sources(problems)
     how = HowToSample(
-        max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
+        max_tokens,
+        think_budget,
+        effort,
+        verifier,
+        overrides,
+        allow,
+        trust_run,
+        seed,
+        device,
+        adapter,
     )
     with ExitStack() as stack:
         with show_startup(quiet):
@@ -209,6 +220,7 @@ def sample(
     trust_run: bool = False,
     seed: int = 0,
     device: str | None = None,
+    adapter: Path | str | None = None,
     quiet: bool = False,
 ) -> SampleResult:
     """Return completions of one prompt, or of the first problems of a source, with their verdicts.
@@ -225,7 +237,16 @@ def sample(
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
     how = HowToSample(
-        max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
+        max_tokens,
+        think_budget,
+        effort,
+        verifier,
+        overrides,
+        allow,
+        trust_run,
+        seed,
+        device,
+        adapter,
     )
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
@@ -266,21 +287,31 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 
 
-def export(model: Path | str, out: Path | str, *, format: Literal["hf", "gguf"] = "hf") -> Path:
+def export(
+    model: Path | str,
+    out: Path | str,
+    *,
+    format: Literal["hf", "gguf"] = "hf",
+    adapter: Path | str | None = None,
+) -> Path:
     """Write a run's model for serving, adapters merged; return the folder or the file.
 
         assay.export("runs/first@best", "served")
         assay.export("runs/first@best", "served.gguf", format="gguf")
+        assay.export("Qwen/Qwen3-0.6B", "served", adapter="runs/first@best")
 
     model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new place. format: ``hf``, a
     plain Hugging Face folder with a model card that holds the evidence of the run; ``gguf``, one
-    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3.
+    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3. adapter: as in
+    `evaluate`; then the model may be any base model.
     """
     from assay.model.load import export as export_model
     from assay.training.model_card import write_card
 
     if format not in ("hf", "gguf"):
         raise UserError(message("format", repr(format), "hf or gguf"))
+    if adapter is not None:
+        check_place(str(adapter), str(adapter))
     place = Path(out).expanduser()
     if format == "hf":
         check_new_folder(place, "export to")
@@ -289,17 +320,18 @@ def export(model: Path | str, out: Path | str, *, format: Literal["hf", "gguf"] 
     else:
         check_folder(place.parent, "export to")
     folder = checkpoint_of(str(model)) or Path(model)
-    if not folder.is_dir():
+    adapted = None if adapter is None else checkpoint_of(str(adapter)) or Path(adapter)
+    if adapted is None and not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
     if format == "hf":
-        made = export_model(folder, place)
-        write_card(folder, made)
+        made = export_model(folder, place, adapted)
+        write_card(adapted or folder, made)
         return made
     from assay.model.gguf_export import write_gguf
 
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
-        return write_gguf(export_model(folder, Path(scratch) / "hf"), place, place.stem)
+        return write_gguf(export_model(folder, Path(scratch) / "hf", adapted), place, place.stem)
 
 
 def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:
@@ -312,7 +344,15 @@ def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with its checkpoints' folders and the engine's slots."""
+    """Return the configuration with its checkpoints' folders and the engine's slots.
+
+    Raises ConfigError for `model.adapter`: what a run started from is one model, whose files it
+    names for its lineage, its gate and its resume.
+    """
+    if (adapter := config.model.adapter) is not None:
+        accepted = "one model to train"
+        remedy = f"assay export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
+        raise ConfigError(message("model.adapter", adapter, accepted, remedy))
     return with_slots(with_checkpoint(config), config.completions_a_step)
 
 

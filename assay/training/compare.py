@@ -59,6 +59,7 @@ def compare(
     out: Path | str | None = None,
     seed: int = 0,
     device: str | None = None,
+    adapter: Path | str | None = None,
     quiet: bool = False,
     fitting: Sequence[str] = (),
 ) -> CompareResult:
@@ -74,7 +75,8 @@ def compare(
     was not trained for, so that forgetting is seen. judge: ``pairwise``, the judge of
     ``verification.options.judge``, asked in both orders; or a verifier, of which the higher reward
     wins. max_problems: the first of each set. out: a JSONL file that gets every completion; it can
-    stand for ``a`` and ``b`` later. fitting: sources whose prompts are left out if they do not fit.
+    stand for ``a`` and ``b`` later. adapter: of ``b`` alone, so that ``a`` and ``b`` may be one
+    base model. fitting: sources whose prompts are left out if they do not fit.
 
     The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
     """
@@ -82,8 +84,20 @@ def compare(
     sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
     how = HowToSample(
-        max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
+        max_tokens,
+        think_budget,
+        effort,
+        verifier,
+        overrides,
+        allow,
+        trust_run,
+        seed,
+        device,
+        adapter,
     )
+    if adapter is not None and _is_file(names[1]):
+        found, accepted = "completions that were sampled before", "a model"
+        raise ConfigError(message(f"compare: B {b}, with an adapter", found, accepted))
     configs = _configs(names, [str(one) for one, _ in sources], how)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
@@ -179,14 +193,16 @@ def _is_file(name: str) -> bool:
 
 
 def _is_of_run(config: TrainConfig) -> bool:
-    return (Path(config.model.path).parent.parent / "config.toml").is_file()
+    places = filter(None, (config.model.path, config.model.adapter))
+    return any((Path(one).parent.parent / "config.toml").is_file() for one in places)
 
 
 def _configs(
     names: tuple[str, str], sources: Sequence[str], how: HowToSample
 ) -> tuple[TrainConfig, TrainConfig]:
     """Return how to sample from each model; one that is no run is asked as the run beside it."""
-    own = [sampling_config(name, sources, how) for name in names]
+    each = (replace(how, adapter=None), how)
+    own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:
         run, other = runs.index(True), runs.index(False)

@@ -46,7 +46,7 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
         stack.callback(vllm.close)
         return replace(bench, actors=vllm)
     model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
-    for key in ("path", "tokenizer"):  # an actor works in another folder
+    for key in ("path", "tokenizer", "adapter"):  # an actor works in another folder
         model[key] = model[key] and absolute(model[key])
     corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(

@@ -18,7 +18,8 @@ from assay.training.consent import RULES_UNSET, TO_SAMPLE, open_config
 class HowToSample:
     """How a command samples from a model and judges, as `evaluate` takes it in words.
 
-    What is left out is as the model's run had it.
+    What is left out is as the model's run had it. adapter: a folder of adapters, or a run's
+    checkpoint that holds some, for a model that has none; it is asked as that run was.
     """
 
     max_tokens: int | None = None
@@ -30,6 +31,7 @@ class HowToSample:
     trust_run: bool = False
     seed: int = 0
     device: str | None = None
+    adapter: Path | str | None = None
 
     @property
     def asks_thinking(self) -> bool:
@@ -47,15 +49,21 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
     overrides, allow, verifier = several(how.overrides), several(how.allow), how.verifier
     check_place(model, model)
     checkpoint = checkpoint_of(model)
-    tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
-    if checkpoint is not None:
-        run = checkpoint.parent.parent
+    adapter = None if how.adapter is None else checkpoint_of(str(how.adapter))
+    tree: dict[str, Any] = {"model": {}, "rl": {}}
+    if (trained := adapter or checkpoint) is not None:
+        run = trained.parent.parent
         if (run / "config.toml").is_file():
             given = [*overrides, *(RULES_UNSET if verifier is not None else [])]
             trust = how.trust_run
             kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
             tree = kept.model_dump(exclude_none=True)
-        tree["model"] = {**tree["model"], "path": str(checkpoint)}
+    place = str(checkpoint or model)
+    if tree["model"].get("path") != place:  # a revision is of the run's own base
+        tree["model"] = {**tree["model"], "path": place}
+        tree["model"].pop("revision", None)
+    if how.adapter is not None:
+        tree["model"] = {**tree["model"], "adapter": str(adapter or how.adapter)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
     tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,10 +54,10 @@ def divergence(
     """Sample one completion of each of the first ``count`` problems, at temperature 1, and compare.
 
     The estimate is k3 of `kl_estimate`, which is unbiased for samples of the model. None: the
-    models have different tokenizers, or nothing was sampled.
+    models have different tokenizers, or nothing was sampled. An adapter is that of the model.
     """
     config = sampling_config(model, problems, how)
-    other = sampling_config(reference, problems, how)
+    other = sampling_config(reference, problems, replace(how, adapter=None))
     with ExitStack() as stack:
         bench = open_bench(config, open_verifiers(config, stack))
         every = load_problems(problems, on_bad_row="skip", limit=count)

@@ -95,7 +95,7 @@ def gate(
     wrong input.
     """
     limits = read_thresholds(thresholds)
-    checkpoint = find_checkpoint(model)
+    checkpoint = find_checkpoint(str(how.get("adapter") or model))
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
     if how.get("verifier") is None and not config.data.verifier_by_tag:
