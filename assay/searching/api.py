@@ -90,18 +90,8 @@ def search(
     configuration.check_siblings(2, temperature)
     if out is not None:
         check_output(Path(out))
-    how = HowToSample(
-        max_tokens,
-        think_budget,
-        effort,
-        verifier,
-        overrides,
-        allow,
-        trust_run,
-        seed,
-        device,
-        adapter,
-    )
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})

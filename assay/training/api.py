@@ -177,18 +177,8 @@ def evaluate(
     if out is not None:
         check_output(Path(out))
     sources = as_sources(problems)
-    how = HowToSample(
-        max_tokens,
-        think_budget,
-        effort,
-        verifier,
-        overrides,
-        allow,
-        trust_run,
-        seed,
-        device,
-        adapter,
-    )
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         with show_startup(quiet):
             bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
@@ -236,18 +226,8 @@ def sample(
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
-    how = HowToSample(
-        max_tokens,
-        think_budget,
-        effort,
-        verifier,
-        overrides,
-        allow,
-        trust_run,
-        seed,
-        device,
-        adapter,
-    )
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
         asked = (str(model), sources, max_problems, num_samples)

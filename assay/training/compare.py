@@ -75,29 +75,16 @@ def compare(
     was not trained for, so that forgetting is seen. judge: ``pairwise``, the judge of
     ``verification.options.judge``, asked in both orders; or a verifier, of which the higher reward
     wins. max_problems: the first of each set. out: a JSONL file that gets every completion; it can
-    stand for ``a`` and ``b`` later. adapter: of ``b`` alone, so that ``a`` and ``b`` may be one
-    base model. fitting: sources whose prompts are left out if they do not fit.
+    stand for ``a`` and ``b`` later. fitting: sources whose prompts are left out if they do not fit.
+    adapter: of ``b`` alone, so that both may be one base model.
 
     The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
     """
     configuration.check_siblings(num_samples, temperature)
     sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
-    how = HowToSample(
-        max_tokens,
-        think_budget,
-        effort,
-        verifier,
-        overrides,
-        allow,
-        trust_run,
-        seed,
-        device,
-        adapter,
-    )
-    if adapter is not None and _is_file(names[1]):
-        found, accepted = "completions that were sampled before", "a model"
-        raise ConfigError(message(f"compare: B {b}, with an adapter", found, accepted))
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
     configs = _configs(names, [str(one) for one, _ in sources], how)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
@@ -120,10 +107,8 @@ def compare(
                 continue
             with _engine(config, verifiers, sets, num_samples, quiet) as sampler:
                 found.append([sampler(asked, one) for one in sets])
-        results = [
-            _result(one, mine, its, judging)
-            for one, mine, its in zip(sets, found[0], found[1], strict=True)
-        ]
+        each = zip(sets, found[0], found[1], strict=True)
+        results = [_result(one, mine, its, judging) for one, mine, its in each]
     most = max(one.num_samples for side in found for one in side)
     heat = None if all(files) else temperature
     notes = [] if any(files) else list(_unequal(configs))
@@ -201,6 +186,9 @@ def _configs(
     names: tuple[str, str], sources: Sequence[str], how: HowToSample
 ) -> tuple[TrainConfig, TrainConfig]:
     """Return how to sample from each model; one that is no run is asked as the run beside it."""
+    if how.adapter is not None and _is_file(names[1]):
+        found, accepted = "completions that were sampled before", "a model"
+        raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
     each = (replace(how, adapter=None), how)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
