@@ -43,7 +43,7 @@ def _kept(model: Any, num_tokens: int) -> float:
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
     parameters = list(model.parameters())
@@ -53,7 +53,7 @@ def _kept(model: Any, num_tokens: int) -> float:
     tokens = torch.arange(num_tokens, device=parameters[0].device)[None]
     with torch.enable_grad(), hooks:
         output = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
-    own = {one.untyped_storage().data_ptr() for one in parameters}
+    own = {one.untyped_storage()._cdata for one in parameters}
     found = sum(size for address, size in kept.items() if address not in own)
     del output
     return found

@@ -139,6 +139,15 @@ def unwrap(model: nn.Module) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
 
 
+def is_lean(model: nn.Module) -> bool:
+    """Whether the lean ways can read a model; whether they are right for it a run's probe says."""
+    try:
+        Decoder.of(model)
+    except NotLean:
+        return False
+    return True
+
+
 def hidden_tokens(config: Any) -> str | None:
     """Say why a model does not attend to all that stands before a token; None where it does."""
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}

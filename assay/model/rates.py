@@ -17,6 +17,7 @@ TYPES = (torch.float32, torch.bfloat16)
 """What ``model.dtype`` may be."""
 SHAPE = (256, 512, 256)
 SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
+COPIED_BYTES = 2**26  # more than caches hold
 ACCELERATOR = 4  # times the shape: small products do not fill one
 _TORCH = f"torch {torch.__version__}"
 NOISE = 0.8  # two measurements of one rate lie within this
@@ -80,6 +81,15 @@ def product_rate(
         work = partial(torch.mm, left, right.T, out=out)
         times_taken.append(best_seconds(work, seconds / BURSTS, device, clock))
     return 2 * rows * inner * columns / min(times_taken)
+
+
+def memory_rate(device: str = "cpu") -> float:
+    """Return the bytes a second that a large copy reads and writes."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    clock = processor_seconds if device == "cpu" else time.perf_counter
+    seconds = best_seconds(partial(target.copy_, source), SECONDS, device, clock)
+    return 2 * COPIED_BYTES / seconds
 
 
 def name_of(dtype: torch.dtype) -> str:

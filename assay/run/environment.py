@@ -271,6 +271,18 @@ def memory_mib() -> float | None:
     return found
 
 
+def free_mib() -> float | None:
+    """Return the memory that programs can still take, at most what this process may have; None
+    where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    facts = dict(line.split(":", 1) for line in lines)
+    found = int(facts["MemAvailable"].split()[0]) / 1024
+    return min(found, memory_mib() or found)
+
+
 def _physical_mib() -> float | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20

@@ -29,6 +29,7 @@ from assay.removal import (
 )
 from assay.start.draft import Draft
 from assay.start.holdout import split_rows
+from assay.start.lengths import answer_lengths, given_lengths, num_rows
 from assay.start.look import (
     LookedModel,
     LookedRows,
@@ -38,9 +39,10 @@ from assay.start.look import (
     look_at_model,
     look_at_rows,
 )
+from assay.start.sizes import Rung, Sizes, choose_sizes
 from assay.start.starter import make_fresh, make_starter
 from assay.terminal import lined
-from assay.toml_text import key_lines, one_line, toml_line
+from assay.toml_text import comment, key_lines, one_line, toml_line
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -164,14 +166,26 @@ def init(
         draft.values["verification"] = _judge_keys(made)
         _describe_rows(draft, rows, held, heldout_share)
         _describe_model(draft, looked)
+        evaluated = num_rows(held) if held is not None else 0
         if is_rl:
             _describe_verifier(draft, expression)
-            _describe_lengths(draft, rows, looked, key)
-            _describe_training(draft, looked, len(rows.rows))
+            lengths, why = answer_lengths(rows, looked, key)
+            base = {"model": {"path": path}, "data": {"train": list(rows.sources)}}
+            sizes = choose_sizes(base, looked, lengths, evaluated, say=say)
+            whole = sizes.rung.whole
+            tokens = lengths.whole if whole else lengths.cut
+            draft.line("max_tokens", tokens, why[whole])
+            draft.assume(f"an answer has at most {tokens} tokens: {why[whole]}")
+            _describe_training(draft, looked, sizes.rung, len(rows.rows))
         else:
             draft.line("kind", labels, "what the rows are labels of", "labels")
-            _describe_epochs(draft, looked, len(rows.rows))
+            stage = _describe_epochs(draft, looked, rows)
             _describe_verifier(draft, expression)
+            lengths, work = given_lengths(rows, looked, stage)
+            base = {"model": {"path": path}, **stage}
+            asked = evaluated if kind == "sft" else 0
+            sizes = choose_sizes(base, looked, lengths, asked, work, say)
+        _describe_sizes(draft, sizes)
         text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
         configuration.parse(tomllib.loads(text), str(draft.file), key_lines(text))
         draft.write(draft.file, text, "the configuration")
@@ -379,21 +393,33 @@ def _describe_verifier(draft: Draft, expression: str | None) -> None:
         draft.line("verifier", expression, "docs/verifiers.md has the others")
 
 
-def _describe_epochs(draft: Draft, model: LookedModel, num_rows: int) -> None:
-    """Choose passes over the rows, and how many a step learns from."""
+def _describe_epochs(
+    draft: Draft, model: LookedModel, rows: LookedRows
+) -> dict[str, dict[str, Any]]:
+    """Choose passes over the rows, and how many a step learns from; return the stage's section."""
     epochs = 100.0 if model.is_tiny else 1.0
     draft.line("epochs", epochs, "passes over the rows")
-    draft.line("tokens_per_step", 32 if model.is_tiny else 4096, "that are learned from")
+    tokens, count = 32 if model.is_tiny else 4096, min(32, len(rows.rows))
+    draft.line("tokens_per_step", tokens, "that are learned from")
     for key in ("pairs_per_step", "rows_per_step"):
-        draft.line(key, min(32, num_rows))
+        draft.line(key, count)
     rate = {"sft": 1e-5, "dpo": 5e-7, "reward_model": 1e-5}[KINDS[draft.kind].template]
     if model.is_tiny:
         tiny_rate = 5e-4 if draft.kind == "dpo" else 2e-3
         draft.line("learning_rate", tiny_rate, f"for a tiny model; a pretrained one takes {rate:g}")
     else:
         draft.unset("learning_rate", rate, "the default; ten times as much for adapters")
+    template = KINDS[draft.kind].template
+    stage, per_step = _STAGES[template]
+    size = tokens if template == "sft" else count
+    return {stage: {_ROWS_KEYS[template]: list(rows.sources), "epochs": epochs, per_step: size}}
 
 
+_STAGES = {
+    "sft": ("sft", "tokens_per_step"),
+    "dpo": ("preference", "pairs_per_step"),
+    "reward_model": ("reward_model", "rows_per_step"),
+}
 _TEMPLATES = {
     "chat": "the tokenizer's chat template",
     "base": "no chat template: a prompt is the question and a line break",
@@ -421,30 +447,29 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
     draft.values["shown"] = "\n".join(draft.values[name] for name in names if name in draft.values)
 
 
-def _describe_lengths(draft: Draft, rows: LookedRows, model: LookedModel, key: str | None) -> None:
-    """Choose the longest completion: room for an answer, or for reasoning."""
-    sample: Sequence[Problem] = rows.rows[:200]
-    prompt = max(model.count(str(problem.prompt)) for problem in sample)
-    answer = max(model.count(str(problem.spec.get(key, ""))) for problem in sample) if key else 0
-    if model.is_tiny and key is None:
-        tokens, why = 64, "the rows have no answer that would say how long one is"
-    elif model.is_tiny:
-        tokens, why = answer + 8, f"the longest answer has {answer} tokens"
-    elif model.think is not None:
-        tokens, why = 2048, "room for reasoning"
-    else:
-        tokens, why = max(512, 2 * answer), "room for a worked answer"
-    if model.context is not None and prompt + tokens > model.context:
-        tokens = max(1, model.context - prompt - 32)
-        why = f"what the model's context of {model.context} leaves"
-    draft.line("max_tokens", tokens, why)
-    draft.assume(f"an answer has at most {tokens} tokens: {why}")
+def _describe_sizes(draft: Draft, sizes: Sizes) -> None:
+    """Write what was chosen for the machine, and what it takes."""
+    command = f"assay plan {shlex.quote(str(draft.file))}"
+    header = sizes.header(command)
+    draft.values["expected"] = lined(map(comment, header))
+    draft.assume(" ".join(header[: len(header) - len(sizes.warnings)]))
+    for note in sizes.notes:
+        draft.assume(note)
+    dtype, recomputed = sizes.model.get("dtype"), sizes.model.get("activation_checkpointing")
+    note = "of the forward and backward pass: the faster one here"
+    draft.line("dtype", dtype, note) if dtype else draft.unset("dtype", "bfloat16", "if it is fast")
+    lines = ["", toml_line("activation_checkpointing", True, "memory is short")] * bool(recomputed)
+    if "lora" in sizes.model:
+        lines += ["", "", "[model.lora]", toml_line("rank", 16, "all weights would not fit")]
+    draft.values["adapters"] = lined(lines)
+    most = (sizes.max_problems or 200, "the first held-out rows, to save time")
+    draft.line("max_problems", *most) if sizes.max_problems else draft.unset("max_problems", *most)
 
 
-def _describe_training(draft: Draft, model: LookedModel, num_rows: int) -> None:
-    draft.line("steps", 100 if model.is_tiny else 200)
-    draft.line("num_prompts", min(8, num_rows), "questions a step")
-    draft.line("group_size", 16 if model.is_tiny else 8, "answers to each of them")
+def _describe_training(draft: Draft, model: LookedModel, rung: Rung, num_rows: int) -> None:
+    draft.line("steps", rung.steps)
+    draft.line("num_prompts", min(rung.num_prompts, num_rows), "questions a step")
+    draft.line("group_size", rung.group_size, "answers to each of them")
     if model.is_tiny:
         draft.line("learning_rate", 5e-4, "for a tiny model; a pretrained one takes 1e-6")
     else:

@@ -52,7 +52,7 @@ class LookedModel:
 
     think: the tags of its reasoning, where it has some. opens: its chat template opens the block.
     context: tokens of prompt and completion together; None: not stated. is_tiny: its weights are a
-    few megabytes.
+    few megabytes. config: of Transformers, its base's where it has adapters.
     """
 
     path: str
@@ -62,6 +62,8 @@ class LookedModel:
     opens: bool
     context: int | None
     is_tiny: bool
+    config: Any
+    has_adapters: bool
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has."""
@@ -129,7 +131,8 @@ def look_at_model(path: str) -> LookedModel:
     place = str(find_checkpoint(path) or path)
     folder = Path(place).expanduser()
     base, revision = (place, None)
-    if (folder / ADAPTER_FILE).is_file():
+    has_adapters = (folder / ADAPTER_FILE).is_file()
+    if has_adapters:
         base, revision = base_of(folder)
     source = ModelSource.find(base, revision)
     try:
@@ -139,6 +142,7 @@ def look_at_model(path: str) -> LookedModel:
     tokenizer = read_tokenizer(source, SimpleNamespace(config=config))
     think = think_tags(tokenizer)
     shape = config.get_text_config()
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return LookedModel(
         path=path,
         tokenizer=tokenizer,
@@ -146,7 +150,9 @@ def look_at_model(path: str) -> LookedModel:
         think=think,
         opens=think is not None and _opens(tokenizer, think),
         context=getattr(shape, "max_position_embeddings", None),
-        is_tiny=0 < sum(file.stat().st_size for file in folder.glob("*.safetensors")) < TINY_BYTES,
+        is_tiny=0 < size < TINY_BYTES and not has_adapters,
+        config=config,
+        has_adapters=has_adapters,
     )
 
 

@@ -196,7 +196,7 @@ def measure_machine(
     import torch
 
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
-    from assay.start.seconds import mean_lengths, time_given, time_sampled
+    from assay.start.seconds import mean_lengths, time_given, time_pairs, time_sampled
     from assay.training.teachers import model_of
 
     config, model = bench.config, cast("Any", bench.loaded.model)
@@ -226,6 +226,8 @@ def measure_machine(
         if config.pretrain is None and facts.num_demonstrations:
             tokens = given.epochs * facts.num_demonstrations * learned
             num_steps = max(1, round(tokens / given.tokens_per_step))
+    elif look.work is not None and config.preference is not None:
+        seconds, num_steps = time_pairs(bench, look.work, look.lean), look.work.num_steps
     own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
     found: dict[str, Any] = {
         "num_weights": sum(one.numel() for one in model.parameters()),

@@ -7,17 +7,21 @@ generations and two small updates say both.
 
 from __future__ import annotations
 
-import heapq
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from assay.config import SamplingConfig, TrainConfig
+from assay.config import SamplingConfig
+from assay.plan.step_seconds import (
+    GivenWork,
+    StepSeconds,
+    UnitSeconds,
+    estimate_given,
+    estimate_sampled,
+    estimate_work,
+)
 from assay.testing import ScriptedGenerator
 from assay.types import Group, Problem, Verdict
 
@@ -31,133 +35,13 @@ if TYPE_CHECKING:
 
 DECODED_STEPS = 8
 MEASURED_DRAW = -3
-FORWARD_SHARE = 1 / 3
-"""What the forward pass takes of both; groups without gradient get no other."""
 SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
 ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
-DRAWS = 20
 LOOKED_AT = 64  # traces, for their lengths
 TRACE_LENGTHS = (64, 64)  # of a prompt and a completion, where no row says
 
 Learn = Callable[[Sequence[Group]], Any]
 """What makes one update from groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Estimated seconds of one step, part by part.
-
-    teacher: its pass in each step. once: all of its passes before the first step, which are no part
-    of one.
-    """
-
-    generation: float
-    verification: float
-    update: float
-    teacher: float = 0.0
-    once: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Seconds of the step."""
-        return self.generation + self.verification + self.update + self.teacher
-
-    def as_dict(self) -> dict[str, float]:
-        """Return plain values, for JSON."""
-        return {**asdict(self), "total": self.total}
-
-    def __str__(self) -> str:
-        parts = [f"generation {self.generation:.2f}, verification {self.verification:.2f}"]
-        parts += [f"update {self.update:.2f}"]
-        parts += [f"teacher {self.teacher:.2f}"] if self.teacher else []
-        told = f"  a step     {self.total:9.2f} s     {', '.join(parts)}"
-        asked = f"\n  the teacher{self.once:9.2f} s     once, before the first step"
-        return told + (asked if self.once else "")
-
-
-@dataclass(frozen=True, slots=True)
-class UnitSeconds:
-    """What was measured, in seconds.
-
-    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
-    and a token in it. Of a teacher's pass: a token.
-    """
-
-    begin: float
-    prompt_token: float
-    decode: float
-    update_fixed: float
-    update_token: float
-    teacher_token: float = 0.0
-
-
-def estimate_sampled(
-    config: TrainConfig,
-    measured: UnitSeconds,
-    prompt_tokens: float,
-    lengths: Sequence[int],
-    verdict_seconds: float | None,
-    mixed_share: float | None,
-    num_slots: int,
-) -> StepSeconds:
-    """Return the seconds of a step that samples what it learns from (`decoding_steps` of it).
-
-    lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
-    gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
-    """
-    assert config.drawing is not None
-    prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
-    completions = prompts * siblings
-    lengths = lengths or [config.sampling.max_tokens]
-    mean = statistics.mean(lengths)
-    steps = decoding_steps(lengths, completions, num_slots)
-    generation = measured.begin + prompts * prompt_tokens * measured.prompt_token
-    generation += steps * measured.decode
-    tokens = prompts * (prompt_tokens + siblings * mean)
-    carried = 1.0 if mixed_share is None else mixed_share
-    share = carried + (1 - carried) * FORWARD_SHARE
-    passes, parts = (config.rl.epochs, config.rl.num_minibatches) if config.rl else (1, 1)
-    update = passes * parts * measured.update_fixed
-    update += tokens * measured.update_token * (share + (passes - 1) * carried)
-    verification = 0.0
-    if verdict_seconds is not None:
-        workers = config.verification.num_workers or 1
-        whole = completions * verdict_seconds / workers
-        verification = max(whole - generation, whole / prompts)
-    return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
-
-
-def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
-    """Return the expected steps until so many completions end, of lengths like these.
-
-    Each slot takes up the next completion as one ends; the mean of `DRAWS` such generations.
-    """
-    rng = np.random.default_rng(0)
-    ends: list[int] = []
-    for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():
-        slots = [0] * min(num_slots, completions)
-        for length in drawn:
-            heapq.heapreplace(slots, slots[0] + length)
-        ends.append(max(slots))
-    return statistics.mean(ends)
-
-
-def estimate_given(
-    config: TrainConfig, measured: UnitSeconds, row_tokens: float, asked: int = 0
-) -> StepSeconds:
-    """Return the seconds of a step that learns from given tokens.
-
-    row_tokens: a learned token's prompt tokens. asked: learned tokens that the teacher is asked
-    about before the first step, and never again; 0: it is asked in each step.
-    """
-    settings = config.sft or config.distill or config.pretrain
-    assert settings is not None
-    tokens = settings.tokens_per_step * (1 + row_tokens)
-    update = measured.update_fixed + tokens * measured.update_token
-    if asked:
-        once = asked * (1 + row_tokens) * measured.teacher_token
-        return StepSeconds(0.0, 0.0, update, once=once)
-    return StepSeconds(0.0, 0.0, update, tokens * measured.teacher_token)
 
 
 def time_sampled(
@@ -245,6 +129,39 @@ def time_given(
         _, token = _time_update(ask, prompt, completion, 1)
         measured = replace(measured, teacher_token=token)
     return estimate_given(config, measured, prompt / completion, asked)
+
+
+def time_pairs(bench: Bench, work: GivenWork, lean: bool) -> StepSeconds:
+    """Time a learner of given pairs on made-up ones of their median length, and their scoring by
+    the policy at the start."""
+    import torch
+
+    from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
+    from assay.training.assemble import make_passes
+    from assay.training.preference import choose_preference
+
+    config = bench.config
+    assert config.preference is not None
+    layout = "tree" if work.shares else "plain"
+    passes = make_passes(config, bench.loaded, 1000, layout, lean)
+    learner = PreferenceLearner(passes, choose_preference(config.preference))
+
+    def learn(groups: Sequence[Group]) -> None:
+        batch = _batch_of(bench, groups)
+        known_R = torch.zeros(batch.num_rows, dtype=torch.float64, device=batch.device)
+        learner.update(PreferenceBatch(batch, known_R))
+
+    def score(groups: Sequence[Group]) -> None:
+        learner.logprobs(_batch_of(bench, groups))
+
+    sizes = (work.prompt, work.completion)
+    measured = measure_units(bench, (), *sizes, learn, work.siblings)
+    _, scoring = _time_update(score, *sizes, work.siblings)
+    once, all_rows = work.prompt, work.siblings * (work.prompt + work.completion)
+    # a calibration counts a prompt once, also where each completion has its own
+    share = 1.0 if work.shares else (once + work.siblings * work.completion) / all_rows
+    token = share * measured.update_token
+    return estimate_work(work, replace(measured, update_token=token, teacher_token=share * scoring))
 
 
 def _batch_of(bench: Bench, groups: Sequence[Group]) -> Batch:

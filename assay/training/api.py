@@ -21,6 +21,7 @@ from assay.data.rows import read_problem
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, RunError, UserError, VerifierError, message
+from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_new_folder, check_output
 from assay.run.loaded import load_run
@@ -50,7 +51,7 @@ from assay.training.results import (
     read_result,
     sample_lines,
 )
-from assay.training.stage import Kind, Stage
+from assay.training.stage import FirstLook, Kind, Stage
 from assay.training.teachers import model_of
 from assay.training.thinking import check_thinking
 from assay.types import Problem
@@ -264,7 +265,16 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             settings, bench.loaded.model, length, *needs, asked=look.asked, lean=look.lean
         )
         first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
-        return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
+        expected = _expected(bench, look, length, len(getattr(rows, "heldout", ())))
+        return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory, expected)
+
+
+def _expected(bench: Bench, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
+    """Return the estimated hours of a run, by this machine's rates: nothing is timed."""
+    config, loaded = bench.config, bench.loaded
+    rates = MachineRates.of(loaded.dtype, str(loaded.device))
+    units = units_from_rates(config, loaded.model, rates, look.lean)
+    return expect(config, units, length, num_heldout, look.work)
 
 
 def export(

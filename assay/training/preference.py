@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,10 @@ from assay.learn.algorithms import preference
 from assay.learn.base import Update, step_metrics
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.learn.reference import Reference
+from assay.model.layouts import Layout
 from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
+from assay.plan.step_seconds import FORWARD_SHARE, GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.run.startup import doing
@@ -361,11 +363,38 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     steps = f"{schedule.num_steps} steps of {settings.pairs_per_step}"
     layout = pair_layout(bench, examples)
     notes = [*notes, told, layout.reason, steps, *_first_words(examples[0])]
+    work = _work_of(examples, schedule, row, layout.layout)
     if row.needs_reference or settings.watch_start:
         used = {n for step in range(schedule.num_steps) for n in schedule.draw(step)}
         count = sum(len(examples[n].group.completions) for n in used)
         notes.append(f"{count} completions are scored by the policy at the start, before step 1")
-    return FirstLook(examples[0].group.problem, notes, lean=layout.lean)
+    else:
+        work = replace(work, scored=0)
+    return FirstLook(examples[0].group.problem, notes, lean=layout.lean, work=work)
+
+
+def _work_of(
+    examples: Sequence[Example], schedule: RowSchedule, row: Preference, layout: Layout
+) -> GivenWork:
+    """Return how many tokens go through the model in a step, and before the first.
+
+    A method without pairs (KTO) also scores each step's completions behind other prompts.
+    """
+    drawn = [n for step in range(schedule.num_steps) for n in schedule.draw(step)]
+    prompts = np.array([len(one.group.prompt.tokens) for one in examples])
+    rows = np.array([len(one.group.completions) for one in examples])
+    learned = np.array([sum(len(c.tokens) for c in one.group.completions) for one in examples])
+    sizes = learned + prompts * (1 if layout == "tree" else rows)
+    passes = 1.0 if row.paired else 1.0 + FORWARD_SHARE
+    return GivenWork(
+        schedule.num_steps,
+        passes * float(sizes[drawn].sum()) / schedule.num_steps,
+        scored=int(sizes[np.unique(drawn)].sum()) * (1 if row.paired else 2),
+        prompt=max(1, round(float(np.median(prompts)))),
+        completion=max(1, round(float(np.median(learned / rows)))),
+        siblings=max(1, int(np.median(rows))),
+        shares=layout == "tree",
+    )
 
 
 def _first_words(example: Example) -> list[str]:

@@ -25,7 +25,7 @@ from assay.run.directory import Run
 from assay.run.evaluations import TEXTS, kind_of
 from assay.training.assemble import Bench
 from assay.training.given import GOOD
-from assay.training.sft import Lessons, learn_given
+from assay.training.sft import LOOKED_AT, Lessons, given_work, learn_given
 from assay.training.stage import FirstLook, Kind, Stage
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
@@ -87,7 +87,11 @@ def first_look(config: TrainConfig, bench: Bench, texts: Texts) -> FirstLook:
     lessons = lay_out_texts(bench, texts)
     lean, note = prove_lean(bench.loaded.model)
     notes = [lessons.what, *lessons.notes, *filter(None, [note])]
-    return FirstLook(Problem("document", texts.train[0].text[:SHOWN]), notes, lean=lean)
+    assert config.pretrain is not None
+    groups = [lessons.groups[n] for n in range(min(LOOKED_AT, len(lessons.groups)))]
+    work = given_work(groups, len(lessons.groups), config.pretrain)
+    problem = Problem("document", texts.train[0].text[:SHOWN])
+    return FirstLook(problem, notes, lean=lean, work=work)
 
 
 KIND = Kind(read_texts, first_look, run_pretrain)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.plan.arithmetic import RATES_ALONE, Expected
 from assay.plan.memory import MemoryPlan
 from assay.run.evaluations import (
     FINISHED_EARLY,
@@ -184,11 +185,15 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **told: Any) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a run would do: one sample, the plan, and the memory it will need."""
+    """What a run would do: one sample, the plan, the memory it will need, and the time.
+
+    expected: by this machine's rates, nothing is timed; None: of a stage without an estimate.
+    """
 
     sample: SampleResult
     notes: Sequence[str]
     memory: MemoryPlan
+    expected: Expected | None = None
 
     @property
     def complaint(self) -> str | None:
@@ -201,10 +206,16 @@ class DryRun:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         memory = {**self.memory.parts, "total": self.memory.total_mib}
-        return {**self.sample.as_dict(), "notes": list(self.notes), "memory_mib": memory}
+        hours = None if self.expected is None else self.expected.hours
+        told = {"notes": list(self.notes), "memory_mib": memory, "hours": hours}
+        return {**self.sample.as_dict(), **told, "warning": self.expected and self.expected.warning}
 
     def __str__(self) -> str:
         notes = "\n".join(f"  {note}" for note in self.notes)
-        return f"{self.sample}\n=== plan ===\n{notes}\n=== estimated memory ===\n{self.memory}"
+        lines = [f"{self.sample}\n=== plan ===\n{notes}\n=== estimated memory ===\n{self.memory}"]
+        if self.expected is not None:
+            lines.append(f"=== estimated time ===\n  {self.expected}, by {RATES_ALONE}")
+            lines += [f"warning: {self.expected.warning}"] if self.expected.warning else []
+        return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook shows

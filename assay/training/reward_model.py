@@ -14,6 +14,7 @@ from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
+from assay.plan.step_seconds import GivenWork
 from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
 from assay.run.startup import doing
@@ -88,10 +89,14 @@ def first_look(config: TrainConfig, bench: Bench, opened: OpenedRows) -> FirstLo
     scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
     way = choose_way(scorer, rows[:PROBED_ROWS])
     steps = row_schedule(len(rows), settings, config.run.seed).num_steps
+    tokens = sum(row.num_tokens(way.layout) for row in rows) / len(rows)
+    work = GivenWork(steps, min(len(rows), settings.rows_per_step) * tokens)
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
     first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, MarginPair) else first.prompt
-    return FirstLook(Problem("row", prompt), [size, way.reason, *warnings], lean=way.lean)
+    return FirstLook(
+        Problem("row", prompt), [size, way.reason, *warnings], lean=way.lean, work=work
+    )
 
 
 KIND = Kind(lambda config, verifiers: open_rows(config), first_look, run_reward_model)

@@ -15,6 +15,7 @@ from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner, Teacher
 from assay.model.packing import pack
 from assay.model.probe import NUM_PROMPTS, prove_lean
+from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.run.startup import doing
@@ -30,6 +31,8 @@ from assay.training.given import GOOD, RowSchedule, check_length
 from assay.training.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
 from assay.types import Completion, Group, Problem
 from assay.verify.service import VerifierService
+
+LOOKED_AT = 64  # traces, for their lengths
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,25 @@ def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> Fi
     prompts = [group.prompt.tokens for group in trace_groups(probed, bench.renderer)]
     lean, note = prove_lean(bench.loaded.model, prompts=prompts)
     notes = [f"{len(traces)} traces", first, *filter(None, [note])]
+    settings = config.sft or config.distill
+    assert settings is not None
+    looked_at = [traces[n] for n in range(min(LOOKED_AT, len(traces)))]
+    work = given_work(trace_groups(looked_at, bench.renderer), len(traces), settings)
     first_problem = Problem(
         "trace", traces[0].prompt, think=traces[0].think, effort=traces[0].effort
     )
-    return FirstLook(first_problem, notes, lean=lean)
+    return FirstLook(first_problem, notes, lean=lean, work=work)
+
+
+def given_work(
+    groups: Sequence[Group], count: int, settings: SFTConfig | PretrainConfig | DistillConfig
+) -> GivenWork:
+    """Return what a stage does that learns from ``count`` rows like the first ones."""
+    learned = sum(len(one.completions[0].tokens) for one in groups) / len(groups)
+    prompt = sum(len(one.prompt.tokens) for one in groups) / len(groups)
+    tokens = settings.epochs * count * learned
+    steps = max(1, round(tokens / settings.tokens_per_step))
+    return GivenWork(steps, tokens / steps * (1 + prompt / max(1.0, learned)))
 
 
 KIND = Kind(read_traces, first_look, run_sft)

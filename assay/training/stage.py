@@ -18,6 +18,7 @@ from assay.learn.spans import AnyTeacher
 from assay.model.probe import LayoutChoice
 from assay.plan.configured import facts_of_config
 from assay.plan.record import run_decision
+from assay.plan.step_seconds import GivenWork
 from assay.plan.table import LIMITS, reason_of
 from assay.run.directory import Run
 from assay.run.environment import read_environment
@@ -66,7 +67,7 @@ class FirstLook:
 
     teacher: who is asked beside the policy; None: nobody. asked: where it is asked once, before
     the first step, how many tokens it is asked about, part by part. lean: what the probe found of
-    the lean way through the layers.
+    the lean way through the layers. work: where it learns from given rows.
     """
 
     problem: Problem
@@ -76,6 +77,7 @@ class FirstLook:
     teacher: AnyTeacher | None = None
     asked: Sequence[int] = ()
     lean: bool = True
+    work: GivenWork | None = None
 
 
 @dataclass(frozen=True)

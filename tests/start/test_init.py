@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay import config
+from assay.data.problems import load_problems
 from assay.errors import DataError, RunError, UserError
-from assay.start import starter
+from assay.start import look, sizes, starter
 from assay.start.init import init
-from assay.start.look import look_at_model, think_tags
+from assay.start.lengths import answer_lengths
+from assay.start.look import look_at_model, look_at_rows, think_tags
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, save_tiny_model
 from assay.types import Completion, Problem
 
@@ -51,6 +54,45 @@ def test_what_is_written_can_be_loaded(model: str) -> None:
     assert result.next[-1] == "assay train grpo.toml"
     assert json.loads(json.dumps(result.as_dict()))["config"] == "grpo.toml"
     assert "wrote grpo.toml: the configuration" in str(result)
+
+
+def test_the_first_lines_say_what_a_run_takes(model: str) -> None:
+    result = init("grpo", model=model)
+    first, *lines = Path(result.config).read_text(encoding="utf-8").splitlines()[:4]
+    assert "Written by: assay init grpo" in first and lines[0] == "#"
+    assert lines[1].startswith("# Expected on this machine: ") and "100 steps" in lines[1]
+    assert "MiB of memory" in lines[2]
+    assert any("MiB of memory" in text for text in result.assumed)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "sft", "reward_model"])
+def test_adapters_are_written_where_memory_is_short(
+    kind: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "free_mib", lambda: 100.0)
+    result = init(kind, model=model)
+    read = config.load(result.config)
+    assert read.model.lora is not None and read.model.lora.rank == 16
+    assert read.model.activation_checkpointing
+    text = Path(result.config).read_text(encoding="utf-8")
+    assert "# Warning: it needs" in text and "\n\n\n\n" not in text
+
+
+def test_a_completion_is_as_long_as_worked_solutions_suggest(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "large", max_positions=4096)
+    weights = tmp_path / "large" / "model.safetensors"
+    assert weights.stat().st_size < look.TINY_BYTES
+    rows = write_rows({"prompt": "2+2?", "answer": f"{'so ' * 50}#### 4"})
+    seen = look_at_rows(rows, load_problems)
+    seen_model = replace(look_at_model("large"), is_tiny=False)
+    lengths, why = answer_lengths(seen, seen_model, "answer")
+    assert (lengths.whole, lengths.cut) == (320, 256), (
+        "twice and half again 156, in multiples of 32"
+    )
+    assert "156 tokens" in why[True] and "156 tokens" in why[False]
+    rows = write_rows({"prompt": "2+2?", "answer": "4"})
+    lengths, why = answer_lengths(look_at_rows(rows, load_problems), seen_model, "answer")
+    assert (lengths.whole, lengths.cut) == (512, 256) and "worked answer" in why[True]
 
 
 def test_the_reward_reads_the_row_s_answer(model: str) -> None:

@@ -13,6 +13,7 @@ from train_worlds import REWARD, World, rows_of
 
 from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, RunError, UserError
 from assay.generate.engine import Engine
+from assay.plan.arithmetic import MachineRates
 from assay.training.api import checkpoint_of, dry_run, evaluate, export, sample, train
 
 
@@ -146,6 +147,17 @@ def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(
     monkeypatch.setattr(Engine, "skips_idle_rows", False)
     idle = str(dry_run(world.tree(engine={"num_slots": 20})))
     assert "20 and a step samples 8 completions: the other 12 rows are computed for nothing" in idle
+
+
+def test_a_dry_run_says_how_long_a_run_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = dry_run(world.tree(), quiet=True)
+    assert "a few minutes" in str(quick) and quick.as_dict()["warning"] is None
+    monkeypatch.setattr(MachineRates, "of", lambda *_: MachineRates(1e5, 1e5))
+    for tree, key in ((world.tree(), "rl.steps"), (world.sft_tree(), "sft.epochs")):
+        slow = dry_run(tree, quiet=True)
+        (line,) = [one for one in str(slow).splitlines() if one.startswith("warning: ")]
+        assert "more than 4: lower " in line and key in line
+        assert slow.as_dict()["hours"] > 4 and slow.as_dict()["warning"] in line
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(world: World) -> None:

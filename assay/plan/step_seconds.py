@@ -1,0 +1,158 @@
+"""Seconds of a step, from what a prompt token, a decoding step and a learned token take."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from assay.config import TrainConfig
+
+FORWARD_SHARE = 1 / 3
+"""What the forward pass takes of both; groups without gradient get no other."""
+DRAWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Estimated seconds of one step, part by part.
+
+    teacher: its pass in each step. once: all passes before the first step, a teacher's or the
+    reference's, which are no part of one.
+    """
+
+    generation: float
+    verification: float
+    update: float
+    teacher: float = 0.0
+    once: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.generation + self.verification + self.update + self.teacher
+
+    def as_dict(self) -> dict[str, float]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "total": self.total}
+
+    def __str__(self) -> str:
+        parts = [f"generation {self.generation:.2f}, verification {self.verification:.2f}"]
+        parts += [f"update {self.update:.2f}"]
+        parts += [f"teacher {self.teacher:.2f}"] if self.teacher else []
+        told = f"  a step     {self.total:9.2f} s     {', '.join(parts)}"
+        asked = f"\n  at first   {self.once:9.2f} s     once: the teacher's or the reference's pass"
+        return told + (asked if self.once else "")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSeconds:
+    """What was measured, in seconds.
+
+    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
+    and a token in it. Of a pass of a teacher or the reference: a token.
+    """
+
+    begin: float
+    prompt_token: float
+    decode: float
+    update_fixed: float
+    update_token: float
+    teacher_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenWork:
+    """What a stage does that learns from given rows.
+
+    num_steps: of the run. step_tokens: of a mean step, through the model and back, a prompt as
+    often as the layout repeats it. scored: that the reference goes through before the first step.
+    prompt, completion, siblings: of a typical row, which a calibration is made of. shares: prompts
+    go through once a row, however many completions it has.
+    """
+
+    num_steps: int
+    step_tokens: float
+    scored: int = 0
+    prompt: int = 64
+    completion: int = 64
+    siblings: int = 1
+    shares: bool = False
+
+
+def estimate_work(work: GivenWork, measured: UnitSeconds) -> StepSeconds:
+    """Return the seconds of a mean step of given rows."""
+    update = measured.update_fixed + work.step_tokens * measured.update_token
+    return StepSeconds(0.0, 0.0, update, once=work.scored * measured.teacher_token)
+
+
+def estimate_sampled(
+    config: TrainConfig,
+    measured: UnitSeconds,
+    prompt_tokens: float,
+    lengths: Sequence[int],
+    verdict_seconds: float | None,
+    mixed_share: float | None,
+    num_slots: int,
+) -> StepSeconds:
+    """Return the seconds of a step that samples what it learns from (`decoding_steps` of it).
+
+    lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
+    gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
+    """
+    assert config.drawing is not None
+    prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
+    completions = prompts * siblings
+    lengths = lengths or [config.sampling.max_tokens]
+    mean = statistics.mean(lengths)
+    steps = decoding_steps(lengths, completions, num_slots)
+    generation = measured.begin + prompts * prompt_tokens * measured.prompt_token
+    generation += steps * measured.decode
+    tokens = prompts * (prompt_tokens + siblings * mean)
+    carried = 1.0 if mixed_share is None else mixed_share
+    share = carried + (1 - carried) * FORWARD_SHARE
+    passes, parts = (config.rl.epochs, config.rl.num_minibatches) if config.rl else (1, 1)
+    update = passes * parts * measured.update_fixed
+    update += tokens * measured.update_token * (share + (passes - 1) * carried)
+    verification = 0.0
+    if verdict_seconds is not None:
+        workers = config.verification.num_workers or 1
+        whole = completions * verdict_seconds / workers
+        verification = max(whole - generation, whole / prompts)
+    return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
+
+
+def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
+    """Return the expected steps until so many completions end, of lengths like these.
+
+    Each slot takes up the next completion as one ends; the mean of `DRAWS` such generations.
+    """
+    rng = np.random.default_rng(0)
+    ends: list[int] = []
+    for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():
+        slots = [0] * min(num_slots, completions)
+        for length in drawn:
+            heapq.heapreplace(slots, slots[0] + length)
+        ends.append(max(slots))
+    return statistics.mean(ends)
+
+
+def estimate_given(
+    config: TrainConfig, measured: UnitSeconds, row_tokens: float, asked: int = 0
+) -> StepSeconds:
+    """Return the seconds of a step that learns from given tokens.
+
+    row_tokens: a learned token's prompt tokens. asked: learned tokens that the teacher is asked
+    about before the first step, and never again; 0: it is asked in each step.
+    """
+    settings = config.sft or config.distill or config.pretrain
+    assert settings is not None
+    tokens = settings.tokens_per_step * (1 + row_tokens)
+    update = measured.update_fixed + tokens * measured.update_token
+    if asked:
+        once = asked * (1 + row_tokens) * measured.teacher_token
+        return StepSeconds(0.0, 0.0, update, once=once)
+    return StepSeconds(0.0, 0.0, update, tokens * measured.teacher_token)
