@@ -181,8 +181,7 @@ def choose_sizes(
             tree = _tree_of(base, model, rung, lengths, most or None, work)
             return machine.estimate(tree, lengths, evaluated, work)
 
-        ways = _ways(looked)
-        for way in ways:
+        for way in _ways(looked, base):
             model = {**model, **way}
             if machine.has_room(estimate(rungs[-1])[0]):
                 break
@@ -205,11 +204,11 @@ def choose_sizes(
 _ADAPTERS = "adapters (LoRA) are trained: for all weights there is too little memory free"
 
 
-def _ways(looked: LookedModel) -> tuple[dict[str, Any], ...]:
+def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
     """Return changes of ``[model]``, each of which needs less memory than those before it."""
     recomputed = {"activation_checkpointing": True}
-    if looked.has_adapters or find_spec("peft") is None:
-        return {}, recomputed
+    if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
+        return {}, recomputed  # a reward model is trained whole
     return {}, {"lora": {}}, {"lora": {}, **recomputed}
 
 

@@ -45,7 +45,9 @@ def test_a_learned_token_takes_six_operations_a_weight_and_frozen_weights_two_fe
 
 def test_modules_are_slower_than_the_lean_way() -> None:
     rates = MachineRates(1e6, 1e6)
-    lean, modules = (units_from_rates(make_config(), tiny_model(), rates, way) for way in (1, 0))
+    lean, modules = (
+        units_from_rates(make_config(), tiny_model(), rates, way) for way in (True, False)
+    )
     assert modules.update_token > lean.update_token
 
 

@@ -72,8 +72,8 @@ def test_adapters_are_written_where_memory_is_short(
     monkeypatch.setattr(sizes, "free_mib", lambda: 100.0)
     result = init(kind, model=model)
     read = config.load(result.config)
-    assert read.model.lora is not None and read.model.lora.rank == 16
     assert read.model.activation_checkpointing
+    assert (read.model.lora is None) == (kind == "reward_model"), "it is trained whole"
     text = Path(result.config).read_text(encoding="utf-8")
     assert "# Warning: it needs" in text and "\n\n\n\n" not in text
 

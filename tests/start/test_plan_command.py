@@ -172,6 +172,25 @@ def test_supervised_and_preference_stages(tree: dict[str, Any], tmp_path: Path) 
     assert found.decision.facts.num_pairs == 120 and found.measured is None
 
 
+@pytest.mark.parametrize("method", ["dpo", "kto", "simpo"])
+def test_given_pairs_are_timed_with_their_scoring(
+    method: str, tree: dict[str, Any], tmp_path: Path
+) -> None:
+    row: dict[str, Any] = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    rows = [{**row, "prompt": f"{n}"} for n in range(40)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    names = ("run", "model", "sampling", "engine", "verification")
+    settings = {"pairs": [str(tmp_path / "p.jsonl")], "method": method, "pairs_per_step": 16}
+    watched = {"watch_start": False} if method == "simpo" else {}
+    cold = {**{name: tree[name] for name in names}, "preference": {**settings, **watched}}
+    measured = planning.plan(write(cold, tmp_path), num_problems=0).measured
+    # of KTO a step takes single completions, of which there are 80
+    assert measured.num_steps == (5 if method == "kto" else 3)
+    assert measured.seconds.update > 0 and measured.minutes > 0
+    assert (measured.seconds.once > 0) == (method != "simpo"), "only what is scored takes time"
+    assert measured.memory.parts["activations"] > 0
+
+
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [

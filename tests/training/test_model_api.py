@@ -152,7 +152,7 @@ def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(
 def test_a_dry_run_says_how_long_a_run_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = dry_run(world.tree(), quiet=True)
     assert "a few minutes" in str(quick) and quick.as_dict()["warning"] is None
-    monkeypatch.setattr(MachineRates, "of", lambda *_: MachineRates(1e5, 1e5))
+    monkeypatch.setattr(MachineRates, "of", lambda *_: MachineRates(10.0, 10.0))
     for tree, key in ((world.tree(), "rl.steps"), (world.sft_tree(), "sft.epochs")):
         slow = dry_run(tree, quiet=True)
         (line,) = [one for one in str(slow).splitlines() if one.startswith("warning: ")]
