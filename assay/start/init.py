@@ -169,14 +169,7 @@ def init(
         evaluated = num_rows(held) if held is not None else 0
         if is_rl:
             _describe_verifier(draft, expression)
-            lengths, why = answer_lengths(rows, looked, key)
-            base = {"model": {"path": path}, "data": {"train": list(rows.sources)}}
-            sizes = choose_sizes(base, looked, lengths, evaluated, say=say)
-            whole = sizes.rung.whole
-            tokens = lengths.whole if whole else lengths.cut
-            draft.line("max_tokens", tokens, why[whole])
-            draft.assume(f"an answer has at most {tokens} tokens: {why[whole]}")
-            _describe_training(draft, looked, sizes.rung, len(rows.rows))
+            sizes = _size_of_samples(draft, rows, looked, key, evaluated, say)
         else:
             draft.line("kind", labels, "what the rows are labels of", "labels")
             stage = _describe_epochs(draft, looked, rows)
@@ -464,6 +457,26 @@ def _describe_sizes(draft: Draft, sizes: Sizes) -> None:
     draft.values["adapters"] = lined(lines)
     most = (sizes.max_problems or 200, "the first held-out rows, to save time")
     draft.line("max_problems", *most) if sizes.max_problems else draft.unset("max_problems", *most)
+
+
+def _size_of_samples(
+    draft: Draft,
+    rows: LookedRows,
+    looked: LookedModel,
+    key: str | None,
+    num_heldout: int,
+    say: Callable[[str], None],
+) -> Sizes:
+    """Choose how many completions are sampled, and how long they may be."""
+    lengths, why = answer_lengths(rows, looked, key)
+    base = {"model": {"path": looked.path}, "data": {"train": list(rows.sources)}}
+    sizes = choose_sizes(base, looked, lengths, num_heldout, say=say)
+    whole = sizes.rung.whole
+    tokens = lengths.whole if whole else lengths.cut
+    draft.line("max_tokens", tokens, why[whole])
+    draft.assume(f"an answer has at most {tokens} tokens: {why[whole]}")
+    _describe_training(draft, looked, sizes.rung, len(rows.rows))
+    return sizes
 
 
 def _describe_training(draft: Draft, model: LookedModel, rung: Rung, num_rows: int) -> None:
