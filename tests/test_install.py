@@ -8,20 +8,24 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from assay import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, BUILD_SYSTEM = SETTINGS["project"], SETTINGS["build-system"]
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
@@ -36,9 +40,22 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def installed_version(distribution: str) -> Version | None:
+    try:
+        return Version(version(distribution))
+    except PackageNotFoundError:
+        return None
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the source package and the wheel."""
+    """Return the source package and the wheel; skip where they cannot be built and installed."""
+    (needed,) = map(Requirement, BUILD_SYSTEM["requires"])
+    found = installed_version(needed.name)
+    if found is None or not needed.specifier.contains(found):
+        pytest.skip(f"needs {needed} to build the wheel, found {found}: make setup")
+    if installed_version("pip") is None:
+        pytest.skip("needs pip in this environment to install the wheel: make setup")
     out = tmp_path_factory.mktemp("dist")
     source, wheel = run(sys.executable, ROOT / "tools" / "dist.py", out, cwd=out).splitlines()
     return Path(source), Path(wheel)
@@ -46,11 +63,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a new environment that holds the wheel, and sees this one's libraries by a .pth."""
+    """Return a new environment that holds the wheel, and sees this one's libraries by a .pth.
+
+    Without the network: the dependencies alone would be a download of a gigabyte.
+    """
     folder = tmp_path_factory.mktemp("fresh") / "env"
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    libraries = [path for path in sys.path if Path(path).name in LIBRARY_FOLDERS]
+    (packages / "libraries.pth").write_text("\n".join(libraries) + "\n")
+    for name in map(Requirement, PROJECT["dependencies"]):
+        if installed_version(name.name) is None:
+            pytest.skip(f"needs {name}, which is not installed here: make setup")
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-qq")
     flags = ("--no-deps", "--no-index", "--ignore-installed", "--disable-pip-version-check")
     run(*pip, *flags, built[1], cwd=folder.parent)
@@ -91,6 +115,39 @@ def test_the_package_works_outside_of_its_checkout(installed: Path, tmp_path: Pa
     run(assay, "init", "grpo", "--model", "model", cwd=tmp_path)
     run(assay, "train", "grpo.toml", "--set", "rl.steps=1", cwd=tmp_path)
     assert (tmp_path / "runs" / "grpo" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_runs_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    """The two commands of the README, word for word, and the model has learned."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    init, train = re.findall(r"^    assay (init \S+|train \S+) {2,}#", readme, re.M)[:2]
+    assay = installed / "bin" / "assay"
+    run(assay, *init.split(), cwd=tmp_path)
+    assert not (tmp_path / "assay").exists(), "only the wheel's package can be imported"
+    said = run(assay, *train.split(), cwd=tmp_path, OMP_NUM_THREADS="1")
+    folder = tmp_path / "runs" / "grpo"
+    assert "report.html" in said and (folder / "report.html").is_file()
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rewards = [json.loads(line)["reward/mean"] for line in lines]
+    assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5])
+
+
+def test_versions_in_other_files_are_those_of_the_project() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ruff=={hooks['repos'][0]['rev'].removeprefix('v')}" in pinned
+
+
+def test_the_workflow_runs_the_ci_script_on_supported_pythons() -> None:
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    job = flow["jobs"]["test"]
+    assert [step["run"] for step in job["steps"] if "run" in step][-1] == ".ci/run"
+    (oldest, *_) = pythons = job["strategy"]["matrix"]["python"]
+    assert f">={oldest}" == PROJECT["requires-python"] and "3.14" in pythons
 
 
 def test_the_page_lists_every_extra_with_its_packages() -> None:
