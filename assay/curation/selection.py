@@ -18,7 +18,7 @@ from assay.data.completions import Record
 from assay.data.problems import check_spec
 from assay.data.rowset import RowSet
 from assay.errors import VerifierError
-from assay.training.judging import open_service
+from assay.training.judging import open_service, refuse_siblings
 from assay.types import Completion, Problem
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
@@ -78,6 +78,8 @@ def select(settings: SelectSettings, out: Output) -> None:
         open_service(settings.verification, [*asked, "math"][0], allow=allow)
     )
     service.check(asked)
+    for expression in asked:
+        refuse_siblings(service, Problem("row", "", verifier=expression))
     verified = settings.keep == "verified"
     filters: dict[str, Callable[[Record], str]] = {}
     if verified:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def judged_rows(
     ids: dict[int, str] = {}
     failure: list[DataError] = []
 
-    def pairs(check: Callable[[Problem], None]) -> Iterator[tuple[Problem, Completion]]:
+    def pairs(service: VerifierService) -> Iterator[tuple[Problem, Completion]]:
         """Read ahead of the verdicts; the first malformed row ends it and is kept."""
         try:
             for number, (problem, completion) in enumerate(_read(completions)):
-                check_spec(problem, check)
+                check_spec(problem, service.check_problem)
+                check_spec(problem, partial(refuse_siblings, service))
                 ids[number] = problem.id
                 yield problem, completion
         except DataError as error:
@@ -81,11 +83,20 @@ def judged_rows(
         if service is None:
             service = stack.enter_context(VerifierService(verifier, **settings))
         service.check([verifier])
-        for number, verdict in enumerate(service.judge_text(pairs(service.check_problem))):
+        for number, verdict in enumerate(service.judge_text(pairs(service))):
             found = {"id": ids.pop(number), **verdict.as_dict()}
             yield {**found, "seconds": round(verdict.seconds, 6)}
         if failure:
             raise failure[0]
+
+
+def refuse_siblings(service: VerifierService, problem: Problem) -> None:
+    """Raise VerifierError where the verifiers of a row cannot judge it without its siblings."""
+    if names := service.compares_siblings(problem):
+        found = "a verifier that compares the completions of one problem"
+        accepted = "one that judges each completion by itself: rows are judged one by one"
+        remedy = "leave it out; assay verify --rescore RUN judges a run's groups as wholes"
+        raise VerifierError(message(f"verifier {names[0]}", found, accepted, remedy))
 
 
 def _read(completions: Any) -> Iterator[tuple[Problem, Completion]]:

@@ -236,7 +236,8 @@ class Verifier:
     bounds: of its value, where known. limits: what its worker, or its sandbox, enforces. text_only:
     it reads a completion's text, think format and finish reason, and neither tokens nor the
     rendered prompt, so that they need not travel. cached: equal text, spec and version give an
-    equal verdict, so that it may be looked up. modules, packages: what the content hash covers
+    equal verdict, so that it may be looked up. by_itself: it takes verdicts and judges each
+    completion by its own. modules, packages: what the content hash covers
     besides the module of ``judge``, of a built-in verifier all of its room.
     extra: the optional dependency that it needs. check_options: raises VerifierError where the
     options together, or this machine, do not let it work; called before a run. check_spec: raises
@@ -261,6 +262,7 @@ class Verifier:
     limits: Limits = Limits()
     text_only: bool = False
     cached: bool = False
+    by_itself: bool = False
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     extra: str | None = None
@@ -276,7 +278,7 @@ class Verifier:
     @property
     def compares_siblings(self) -> bool:
         """Whether what it says of a completion may depend on the others of its group."""
-        return self.takes in ("group", "verdicts")
+        return self.takes in ("group", "verdicts") and not self.by_itself
 
     @cached_property
     def known_errors(self) -> tuple[KnownError, ...]:

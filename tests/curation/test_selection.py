@@ -95,6 +95,17 @@ def test_a_judge_that_is_not_there_is_told_in_one_line() -> None:
     assert not list(Path().glob("out*"))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"judge": "math + kimi_length"}, {"filters": ["kimi_length"]}]
+)
+def test_a_verifier_that_compares_siblings_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(
+        VerifierError, match=r"compares the completions of one problem|reads the first term"
+    ):
+        select([collected("text", status=None)], **{"keep": "any", **settings})
+    assert not list(Path().glob("out*"))
+
+
 def test_filters_are_verifiers_of_form() -> None:
     good = "<think>\nLet us think about this, and then say what it comes to.\n</think>\nIt is 8."
     german = (

@@ -60,6 +60,30 @@ def test_a_wrong_row_is_named(rows: list[Any], words: str) -> None:
         assay.judge(rows, num_workers=1, deadline=60.0)
 
 
+def by_rank(problem: Any, group: Any) -> list[float]:
+    return [float(n) for n, _ in enumerate(group.completions)]
+
+
+@pytest.mark.parametrize("verifier", ["math + kimi_length", by_rank])
+def test_a_verifier_that_compares_siblings_is_refused_of_single_rows(verifier: Any) -> None:
+    with pytest.raises(VerifierError) as error:
+        assay.judge(ROWS, verifier, num_workers=1, deadline=60.0)
+    assert "compares the completions of one problem" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_that_names_a_verifier_that_compares_siblings_is_refused_with_its_place() -> None:
+    rows = [ROWS[0], {**ROWS[1], "verifier": "math + kimi_length"}]
+    with pytest.raises(DataError, match=r"rows:1 verifier kimi_length: .*compares the completions"):
+        assay.judge(rows, num_workers=1, deadline=60.0)
+
+
+def test_a_length_of_what_is_right_needs_no_siblings() -> None:
+    rows = [{**row, "target_words": 1} for row in ROWS]
+    found = assay.judge(rows, "math + length_if_correct", num_workers=1, deadline=60.0)
+    assert found["status"] == ["passed", "failed"]
+
+
 def test_red_teaming_finds_what_a_verifier_pays_for() -> None:
     rows = [{"id": "sum", "question": "3+5=", "answer": "8"}]
     result = assay.redteam(generous, rows, suite="math", num_workers=1, deadline=60.0)

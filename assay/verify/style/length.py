@@ -208,6 +208,7 @@ LENGTH_IF_CORRECT = Verifier(
     judge=judge_length_if_correct,
     check_spec=LENGTH_TARGET.check_spec,
     takes="verdicts",
+    by_itself=True,
     domain="the distance of a correct completion's length from a target; 0 for the others",
     fields=LENGTH_TARGET.fields,
     accepts=LENGTH_TARGET.accepts,
