@@ -31,17 +31,18 @@ if TYPE_CHECKING:
         VerifierError,
         WorkerDied,
     )
-    from assay.run.loaded import LoadedRun, load_run
-    from assay.run.table import Table
-    from assay.searching.api import search
-    from assay.searching.result import SearchResult, SearchRow
-    from assay.training.adapters import RewardFunction, reward
-    from assay.training.api import dry_run, evaluate, export, sample, train
-    from assay.training.compare import compare
-    from assay.training.comparison import CompareResult
-    from assay.training.evaluate import Evaluation
-    from assay.training.judging import judge, redteam
-    from assay.training.results import DryRun, SampleResult, TrainResult
+    from assay.evaluation.compare import compare
+    from assay.evaluation.compare_result import CompareResult
+    from assay.evaluation.test_time.result import SearchResult, SearchRow
+    from assay.evaluation.test_time.search import search
+    from assay.release.export import export
+    from assay.report.loaded import LoadedRun, load_run
+    from assay.report.table import Table
+    from assay.session.evaluate import Evaluation
+    from assay.session.judging import judge, redteam
+    from assay.session.results import DryRun, SampleResult, TrainResult
+    from assay.session.reward_function import RewardFunction, reward
+    from assay.training.api import dry_run, evaluate, sample, train
     from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
     from assay.verify.redteam.team import RedTeamResult
 
@@ -94,22 +95,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LoadedRun": "assay.run.loaded",
-    "Table": "assay.run.table",
+    "LoadedRun": "assay.report.loaded",
+    "Table": "assay.report.table",
     "TrainConfig": "assay.config",
     "load_config": "assay.config:load",
-    "load_run": "assay.run.loaded",
+    "load_run": "assay.report.loaded",
     "source": "assay.data.sources",
-    "CompareResult": "assay.training.comparison",
-    "Evaluation": "assay.training.evaluate",
+    "CompareResult": "assay.evaluation.compare_result",
+    "Evaluation": "assay.session.evaluate",
     "RedTeamResult": "assay.verify.redteam.team",
-    "compare": "assay.training.compare",
-    "search": "assay.searching.api",
-    **dict.fromkeys(("SearchResult", "SearchRow"), "assay.searching.result"),
-    **dict.fromkeys(("RewardFunction", "reward"), "assay.training.adapters"),
-    **dict.fromkeys(("judge", "redteam"), "assay.training.judging"),
-    **dict.fromkeys(("DryRun", "SampleResult", "TrainResult"), "assay.training.results"),
-    **dict.fromkeys(("dry_run", "evaluate", "export", "sample", "train"), "assay.training.api"),
+    "compare": "assay.evaluation.compare",
+    "search": "assay.evaluation.test_time.search",
+    **dict.fromkeys(("SearchResult", "SearchRow"), "assay.evaluation.test_time.result"),
+    **dict.fromkeys(("RewardFunction", "reward"), "assay.session.reward_function"),
+    **dict.fromkeys(("judge", "redteam"), "assay.session.judging"),
+    **dict.fromkeys(("DryRun", "SampleResult", "TrainResult"), "assay.session.results"),
+    "export": "assay.release.export",
+    **dict.fromkeys(("dry_run", "evaluate", "sample", "train"), "assay.training.api"),
     **dict.fromkeys(
         ("Completion", "Group", "Problem", "Prompt", "ThinkFormat", "Verdict"), "assay.types"
     ),

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.errors import AssayError
-from assay.run.environment import c_compiler, memory_mib
-from assay.terminal import escaped, show_json
+from assay.host.machine import c_compiler, memory_mib
+from assay.host.terminal import escaped, show_json
 
 GIB = 2**30
 LITTLE_MEMORY_GIB = 4

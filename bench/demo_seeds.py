@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.recipes.demo import demo
+from assay.report.loaded import LoadedRun, load_run
 from assay.run.evaluations import accuracy_of, by_kind
-from assay.run.loaded import LoadedRun, load_run
 
 FIGURES = ("before", "after", "lift", "before_sampled", "after_sampled", "lift_sampled")
 FIGURES += ("seconds", "processor_seconds")

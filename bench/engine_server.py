@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.config import SamplingConfig, parse
 from assay.scale.asgi import JSON, Server, address_of, bind, whole_body
-from assay.training.assemble import open_bench
+from assay.session.assemble import open_bench
 from assay.types import Problem
 from assay.verify.service import VerifierService
 

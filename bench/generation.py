@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.environment import git_state
+from assay.host.machine import git_state
 from bench import workload as workloads
 from bench.flops import ModelShape
 from bench.machine import Limits

@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from assay.recipes import demo
 from assay.training import api
-from assay.training.tiny import make_model
+from assay.init.tiny_model import make_model
 folder = Path(sys.argv[1])
 model = make_model(folder / "model", seed=0)
 cold = api.train(demo.cold_start(folder, model, 0), overrides=["sft.epochs=0.002"], quiet=True)

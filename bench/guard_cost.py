@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from assay.init.tiny_model import make_model
 from assay.recipes.demo import reinforce
 from assay.run import evaluation_log
 from assay.run.guard import Guard
 from assay.run.intervals import t_quantile
-from assay.training import api, stage
-from assay.training.tiny import make_model
+from assay.session import stage
+from assay.training import api
 
 
 class Timed:

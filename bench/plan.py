@@ -266,7 +266,7 @@ def _measured(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
 def _model(name: str, folder: Path, arguments: argparse.Namespace) -> str:
     if CASES[name][0] == DEMO:
         code = (
-            "import sys; from pathlib import Path; from assay.training.tiny import make_model;"
+            "import sys; from pathlib import Path; from assay.init.tiny_model import make_model;"
             " make_model(Path(sys.argv[1]), 0)"
         )
         place = folder / "demo-model"

@@ -23,10 +23,10 @@ from typing import Any
 
 import assay
 from assay.data.tasks import chain_sums, draw_chain, written_steps
+from assay.init.tiny_model import make_model
 from assay.run.intervals import stderr_of
 from assay.scale.route import RouteServer
 from assay.scale.route_config import open_judge, read_config
-from assay.training.tiny import make_model
 from assay.types import Problem
 from assay.verify.service import VerifierService
 from bench.engine_server import EngineServer, served

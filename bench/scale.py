@@ -28,8 +28,8 @@ from assay.scale.asgi import bind
 from assay.scale.cluster import open_cluster
 from assay.scale.serve import VerifierServer
 from assay.scale.verifying import VerifierActors
-from assay.training.assemble import open_bench
-from assay.training.elsewhere import on_actors
+from assay.session.assemble import open_bench
+from assay.session.placement import on_actors
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.service import VerifierService
 from assay.verify.serving.process import Worker

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.host.files import read_rows
 from assay.recipes.demo import PRESENTATION, PROBLEMS, demo
-from assay.run.files import read_rows
+from assay.session.results import read_result
 from assay.training import api
-from assay.training.results import read_result
 
 WRITTEN, RIGHT = "written.jsonl", "right.jsonl"
 ROWS = f"{PROBLEMS}&split=train&size=20000"

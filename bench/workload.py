@@ -91,8 +91,8 @@ def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
     """Return the step that `assay demo` takes: its model (fresh weights) and problems, in
     float32."""
     from assay.data.problems import load_problems
+    from assay.init.tiny_model import make_model
     from assay.recipes.demo import MAX_TOKENS, PROBLEMS
-    from assay.training.tiny import make_model
 
     problems = load_problems([f"{PROBLEMS}&split=train&size={num_prompts}"])
     return Workload(

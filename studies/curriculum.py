@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.run.files import read_rows
+from assay.host.files import read_rows
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, exceeds
 from studies.world import (

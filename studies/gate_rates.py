@@ -2,7 +2,7 @@
 ``python -m studies.gate_rates``.
 
 Two models are simulated on the canaries that come with Assay and on a set of the gate's own; the
-checks are those of `assay.trust.gate_checks`. A verdict of the better model is passed with a
+checks are those of `assay.evaluation.gate_checks`. A verdict of the better model is passed with a
 probability of `PASSES`. The other model's verdict differs with a probability of the churn, as often
 to the good as to the bad, so that both are equally good; a loss turns that share of all verdicts
 wrong besides. Problems are independent. The tables are written into docs/trust.md.
@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.evaluation.compare_result import ComparedSet, CompareResult
+from assay.evaluation.gate_checks import CANARIES, MUST_FAIL, Kinds, comparison_checks
+from assay.evaluation.gate_thresholds import Thresholds
 from assay.run.evaluations import gain_of
 from assay.run.intervals import share_interval, sign_flip_p
-from assay.training.comparison import ComparedSet, CompareResult
-from assay.training.evaluate import Evaluation
-from assay.trust.gate_checks import CANARIES, MUST_FAIL, Kinds, comparison_checks
-from assay.trust.thresholds import Thresholds
+from assay.session.evaluate import Evaluation
 from studies.guard import PAGE, write_part
 
 PASSES = 0.7

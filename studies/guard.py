@@ -24,15 +24,15 @@ from assay.config.guard import RULES, GuardConfig
 from assay.data.tasks import chain_sums
 from assay.errors import DataError, RunStopped
 from assay.generate.engine import Engine
+from assay.host.files import read_rows
+from assay.init.tiny_model import make_model
 from assay.run.checkpoints import MANIFEST
-from assay.run.files import read_rows
 from assay.run.guard_checks import CHECKS, Seen
 from assay.run.history import History
 from assay.run.intervals import share_interval
+from assay.session.results import TrainResult
 from assay.testing import byte_tokenizer
 from assay.training import api
-from assay.training.results import TrainResult
-from assay.training.tiny import make_model
 from studies.campaign import ROOT, merge, once
 
 SUMS: dict[str, Any] = {"num_terms": 3, "max_number": 5}
@@ -195,7 +195,7 @@ def perform(work: Path, sick: Sick, seed: int) -> dict[str, Any]:
             tree["data"]["template"] = "chat"
         started, ended, why = time.perf_counter(), "finished", ""
         try:
-            with mock.patch("assay.training.assemble.Engine", sick.engine):
+            with mock.patch("assay.session.assemble.Engine", sick.engine):
                 ended = uninterrupted(api.train(tree, quiet=True)).ended
         except RunStopped as error:
             ended, why = "stopped", str(error)

@@ -7,12 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from assay.evaluation.test_time.methods import METHODS
+from assay.evaluation.test_time.search import search
+from assay.host.files import read_rows
+from assay.init.tiny_model import make_model
 from assay.recipes.demo import cold_start
-from assay.run.files import read_rows
-from assay.searching.api import search
-from assay.searching.methods import METHODS
 from assay.training import api
-from assay.training.tiny import make_model
 from assay.types import Completion, Problem, ThinkFormat
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.chain_steps import judge_steps

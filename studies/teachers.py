@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.host.files import read_rows
+from assay.init.tiny_model import make_model
 from assay.recipes.file import find_recipe, read_recipe
-from assay.run.files import read_rows
 from assay.training import api
-from assay.training.tiny import make_model
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds
 from studies.pools import passed, write_rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.data.tasks import chain_sums
-from assay.training.frontier import frontier
+from assay.evaluation.frontier import frontier
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, exceeds, not_below
 from studies.pools import write_rows

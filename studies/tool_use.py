@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from assay.init.tiny_model import make_model
 from assay.recipes.file import find_recipe, read_recipe
-from assay.training.tiny import make_model
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds
 from studies.world import read_run, trained

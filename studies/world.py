@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from assay.host.files import read_rows
+from assay.init.tiny_model import make_model
 from assay.recipes.demo import MAX_TOKENS, PRESENTATION, cold_start
-from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog
+from assay.session.results import TrainResult
 from assay.training import api
-from assay.training.results import TrainResult
-from assay.training.tiny import make_model
 from studies.campaign import Outcome, Task, merge, once
 
 TERMS = "num_terms=4"

@@ -34,17 +34,17 @@ def import_commands() -> None:
     """Import what the commands do, so that forks need not; one thread, of which a fork has all."""
     import torch
 
+    import assay.evaluation.audit
+    import assay.evaluation.rejudge
+    import assay.evaluation.replay
+    import assay.evaluation.step_labels
+    import assay.plan.measured.plan
     import assay.recipes.demo
-    import assay.run.compare
-    import assay.run.report
-    import assay.start.plan
+    import assay.report.compare_runs
+    import assay.report.report
     import assay.training.api
     import assay.training.preference
-    import assay.training.rescore
     import assay.training.reward_model
-    import assay.training.step_labels
-    import assay.trust.audit
-    import assay.trust.replay
     import assay.verify.redteam.team  # noqa: F401
 
     torch.set_num_threads(1)
@@ -95,10 +95,10 @@ def _be_the_commands(commands: Sequence[Sequence[str]], folder: Path, notes: Pat
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdin = os.fdopen(0)
-        from assay import foreign
+        from assay.host import user_code
         from assay.verify.serving import pool, process
 
-        foreign.IMPORT_SECONDS = pool.IMPORT_DEADLINE = process.IMPORT_DEADLINE = 3.0
+        user_code.IMPORT_SECONDS = pool.IMPORT_DEADLINE = process.IMPORT_DEADLINE = 3.0
         for number, arguments in enumerate(commands):
             code = _run(arguments, notes, number)
             (notes / f"{number}.code").write_text(str(code))

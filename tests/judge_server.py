@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from assay.verify.judge.replies import objects_of
+from assay.endpoint.replies import objects_of
 
 BLOCK = re.compile(
     r"^--- begin (?P<name>[A-Za-z]+) (?P<code>[0-9a-f]{16})(?P<note> \(.*\))? ---$\n"

@@ -461,7 +461,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "runs/x/report.html")
 
-    monkeypatch.setattr("assay.run.report.write_report", read_only)
+    monkeypatch.setattr("assay.report.report.write_report", read_only)
     assert assay("report", "x").complaint == "error: runs/x/report.html: read-only file system"
 
 

@@ -13,7 +13,7 @@ import pytest
 from assay.cli import rows
 from assay.cli.rows import verify_file
 from assay.errors import DataError, UserError, VerifierError
-from assay.training.judging import judged_rows
+from assay.session.judging import judged_rows
 from assay.types import Completion, Problem
 from assay.verify.service import VerifierService
 

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from assay import config
-from assay.complaints import section_of
+from assay.config.toml_text import apply_override
 from assay.errors import ConfigError
-from assay.toml_text import apply_override
+from assay.validation import section_of
 
 MODEL = '[model]\npath = "m"\n'
 RL = MODEL + '[data]\ntrain = ["p.jsonl"]\n[rl]\n'

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.training.judging import judged_rows
+from assay.session.judging import judged_rows
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN

@@ -14,8 +14,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from assay.complaints import toml_words
 from assay.learn.algorithms import ALGORITHMS, PREFERENCES
+from assay.validation import toml_words
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {

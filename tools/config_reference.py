@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.complaints import section_of, toml_words
 from assay.config import TrainConfig, field_help
 from assay.curation.asking import AskingSettings
 from assay.curation.base import STAGES, find_stage
 from assay.curation.output import StageSettings
 from assay.learn.algorithms import ALGORITHMS, PREFERENCES
+from assay.validation import section_of, toml_words
 
 TOOLS = Path(__file__).resolve().parent
 PAGE = TOOLS.parent / "docs" / "configuration.md"

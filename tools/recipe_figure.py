@@ -20,8 +20,8 @@ from typing import Any
 
 from assay.curation.output import ROWS
 from assay.recipes.manifest import RecipeManifest
+from assay.report.loaded import LoadedRun, load_run
 from assay.run.evaluations import accuracy_of, kind_of, parts_of
-from assay.run.loaded import LoadedRun, load_run
 from studies.page import COLORS, INK, drawn_as
 
 WINDOW = 10

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from assay.errors import INTERRUPTED
-from assay.terminal import guarded_python, say
+from assay.host.terminal import guarded_python, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from assay.cli import serving, upkeep  # noqa: F401
 # isort: on
 from assay.cli.console import app, leave_closed_pipe
 from assay.errors import AssayError
-from assay.terminal import lined, one_line, say
+from assay.host.terminal import lined, one_line, say
 
 # click's UsageError, wherever this typer has its click
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])

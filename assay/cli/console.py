@@ -8,7 +8,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from assay import __version__, terminal
+from assay import __version__
+from assay.host import terminal
 
 app = typer.Typer(
     name="assay",

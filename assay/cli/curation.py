@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.console import CURATE, Json, app, show
 from assay.errors import UserError
-from assay.terminal import show_text
+from assay.host.terminal import show_text
 
 
 @app.command(rich_help_panel=CURATE)

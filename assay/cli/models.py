@@ -23,7 +23,7 @@ from assay.cli.console import (
     show_path,
 )
 from assay.errors import UserError, message
-from assay.terminal import say
+from assay.host.terminal import say
 
 Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -147,7 +147,7 @@ def frontier(
     **how: Any,
 ) -> None:
     """Measure accuracy against generated tokens, over budgets of thinking and think modes."""
-    from assay.training import frontier as of_model
+    from assay.evaluation import frontier as of_model
 
     result = of_model.frontier(
         model,
@@ -197,7 +197,7 @@ def compare(
     **how: Any,
 ) -> None:
     """Compare two models on the same problems: gain, flips, length. Of runs: assay compare-runs."""
-    from assay.training.compare import compare as compare_models
+    from assay.evaluation.compare import compare as compare_models
 
     result = compare_models(
         first,
@@ -246,7 +246,7 @@ def gate(
     **how: Any,
 ) -> None:
     """Hold a checkpoint against another model on a set of its own; exit code 1 where it fails."""
-    from assay.trust import gate as of_gate
+    from assay.evaluation import gate as of_gate
 
     result = of_gate.gate(
         model,
@@ -322,7 +322,7 @@ def label_steps(
     **how: Any,
 ) -> None:
     """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
-    from assay.training import step_labels
+    from assay.evaluation import step_labels
 
     result = step_labels.label_steps(
         model,
@@ -373,7 +373,7 @@ def search(
     **how: Any,
 ) -> None:
     """Search for answers at test time, and measure each method at equal generated tokens."""
-    from assay.searching.api import search as search_for
+    from assay.evaluation.test_time.search import search as search_for
 
     result = search_for(
         model,
@@ -422,13 +422,14 @@ def export(
         raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
     if push and adapter is not None:
         raise UserError(message("--adapter", f"{adapter} with --push", "--push of a run alone"))
-    from assay.training import api, publish
+    from assay.release import export as exporting
+    from assay.release import publish
 
     if push:
         place = publish.publish(model, push, out, public=public)
     else:
         assert out is not None
-        place = api.export(model, out, format=format, adapter=adapter)  # pyright: ignore[reportArgumentType]
+        place = exporting.export(model, out, format=format, adapter=adapter)  # pyright: ignore[reportArgumentType]
     show_path("model", place, as_json)
 
 
@@ -450,9 +451,9 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Make one model of several of one shape: a mean, a sum of changes, or a point between two."""
-    from assay.training import merging
+    from assay.release import merge
 
-    result = merging.merge(
+    result = merge.merge(
         models,
         out,
         method=method,

@@ -12,7 +12,7 @@ import typer
 
 from assay.cli.console import READ, Json, app, show
 from assay.errors import UserError, message
-from assay.terminal import escaped
+from assay.host.terminal import escaped
 
 
 @app.command(rich_help_panel=READ)
@@ -38,8 +38,8 @@ def rollouts(
     as_json: Json = False,
 ) -> None:
     """Read rollouts of a run: prompts, completions and verdicts. Default: the newest five."""
-    from assay.run.loaded import load_run
-    from assay.run.reading import read_rollouts
+    from assay.report.loaded import load_run
+    from assay.report.rollouts import read_rollouts
 
     asked = {
         "worst": worst,
@@ -55,7 +55,7 @@ def rollouts(
         found = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
         raise UserError(message("assay rollouts", found, "at most one of them"))
     if terms:
-        from assay.training.terms import term_table
+        from assay.evaluation.reward_terms import term_table
 
         show_paged(term_table(run, step), as_json)
         return
@@ -76,7 +76,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs, or find some by words or settings: state, steps, best held-out accuracy, cost."""
-    from assay.run.listing import list_runs
+    from assay.report.listing import list_runs
 
     listed = list_runs(directory, asked or [])
     if side_by_side:
@@ -96,8 +96,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare what runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
-    from assay.run.compare import compare_runs
-    from assay.run.loaded import load_run_at
+    from assay.report.compare_runs import compare_runs
+    from assay.report.loaded import load_run_at
 
     show_paged(compare_runs([*map(load_run_at, runs)], flips), as_json)
 

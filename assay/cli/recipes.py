@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.console import TRAIN, Json, app, show
 from assay.errors import INTERRUPTED
-from assay.terminal import say, show_json, show_text
+from assay.host.terminal import say, show_json, show_text
 
 recipe = typer.Typer(
     no_args_is_help=True, help="Chains of stages: a published pipeline, end to end, in one file."

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError
-from assay.run.files import open_output
-from assay.terminal import escaped
-from assay.training.judging import judged_rows
+from assay.host.files import open_output
+from assay.host.terminal import escaped
+from assay.session.judging import judged_rows
 from assay.verify.service import Options, VerifierService
 
 

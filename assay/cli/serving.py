@@ -20,7 +20,7 @@ from assay.cli.console import (
     verifier_options,
 )
 from assay.errors import MissingExtra
-from assay.terminal import say
+from assay.host.terminal import say
 
 MAX_OPEN = 256
 """Expressions of clients that a server of verdicts keeps open."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.console import BEGIN, Json, app, show
-from assay.terminal import say
+from assay.host.terminal import say
 
 
 @app.command(rich_help_panel=BEGIN)
@@ -39,7 +39,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented configuration for the rows and the model at hand, and what it lacks."""
-    from assay.start import init as start
+    from assay.init import configuration as start
 
     result = start.init(
         kind,

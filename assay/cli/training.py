@@ -9,7 +9,7 @@ import typer
 
 from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, show
 from assay.errors import INTERRUPTED, UserError, VerifierError
-from assay.terminal import say
+from assay.host.terminal import say
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -101,7 +101,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Recommend a method and why not the others, a narrow pilot, memory and time; train nothing."""
-    from assay.start import plan as start
+    from assay.plan.measured import plan as start
 
     result = start.plan(
         config,

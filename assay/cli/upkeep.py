@@ -23,7 +23,7 @@ from assay.cli.console import (
     verifier_options,
 )
 from assay.errors import UserError
-from assay.terminal import escaped, say
+from assay.host.terminal import escaped, say
 
 
 @app.command(rich_help_panel=READ)
@@ -32,7 +32,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report.html of a run: one self-contained page."""
-    from assay.run.report import write_report
+    from assay.report.report import write_report
 
     path = write_report(run)
     show_path("report", path, as_json)
@@ -65,7 +65,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Judge a step again and take it again from the rollout log; exit code 1 where it differs."""
-    from assay.trust.replay import replay as take_again
+    from assay.evaluation.replay import replay as take_again
 
     trust = {"overrides": overrides or [], "allow": allow or [], "trust_run": trust_run}
     result = take_again(run, step, **trust)
@@ -103,7 +103,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Let people judge what a second verifier judges otherwise; labels make a labelled set."""
-    from assay.trust import audit as of_audit
+    from assay.evaluation import audit as of_audit
 
     if at and steps is None:
         raise UserError("assay audit --at: found no --steps; accepted: with --steps VERIFIER")

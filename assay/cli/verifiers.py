@@ -22,7 +22,7 @@ from assay.cli.console import (
     verifier_options,
 )
 from assay.errors import UserError
-from assay.terminal import say, say_progress, show_json, warn
+from assay.host.terminal import say, say_progress, show_json, warn
 
 
 @app.command(rich_help_panel=JUDGE)
@@ -59,7 +59,7 @@ def verify(
         raise UserError("assay verify: --labelled needs --self-test")
     how_far = say_progress if sys.stderr.isatty() else None
     if rescore is not None:
-        from assay.training.rescore import rescore as judge_again
+        from assay.evaluation.rejudge import rescore as judge_again
 
         result = judge_again(
             rescore,
@@ -136,7 +136,7 @@ def drift(
     as_json: Json = False,
 ) -> None:
     """Compare how versions of a verifier or reward model score the same completions."""
-    from assay.trust.drift import drift as compare_versions
+    from assay.evaluation.drift import drift as compare_versions
 
     show(compare_versions(files), as_json)
 
@@ -167,7 +167,7 @@ def redteam(
     It holds where it judges every hack, accepts none, and passes an honest control. The last lines
     of the output say which of these was not so. Other controls that fail change no exit code.
     """
-    from assay.training import judging
+    from assay.session import judging
     from assay.verify.redteam import team as red
 
     if verifier is None and (problems or suite):

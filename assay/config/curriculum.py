@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from assay.complaints import toml_words
 from assay.config.section import Epochs, Rate, Section, Text, found_words
 from assay.errors import message
+from assay.validation import toml_words
 
 Weight = Annotated[float, Field(ge=0.0, le=100.0)]
 Size = Annotated[int, Field(ge=1, le=65536)]

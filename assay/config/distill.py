@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from assay.complaints import toml_words
 from assay.config.section import (
     COOLEST,
     HOTTEST,
@@ -19,6 +18,7 @@ from assay.config.section import (
     Section,
     Text,
 )
+from assay.validation import toml_words
 
 ELSEWHERE = ("url", "api_key_env", "concurrency")
 """Settings of a teacher that is behind a server."""

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 
 from assay.config.row import read_rows
 from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
+from assay.config.toml_text import plain_tables
 from assay.errors import did_you_mean, message
-from assay.toml_text import plain_tables
 
 Action = Literal["off", "note", "pause", "stop"]
 

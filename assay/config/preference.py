@@ -17,8 +17,8 @@ from assay.config.section import (
     Section,
     Text,
 )
+from assay.config.toml_text import point_list
 from assay.errors import ConfigError, message
-from assay.toml_text import point_list
 
 RUN_PREFIX, FILE_PREFIX = "run:", "verdicts:"
 """How sources of `pairs` begin that hold judged groups, of which pairs are made."""

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.complaints import toml_words
 from assay.config.section import Epochs, Natural, NonNegative, Section, Text
 from assay.types import PLAIN_TEMPLATE
+from assay.validation import toml_words
 
 
 class RewardModelConfig(Section):

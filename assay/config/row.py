@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 
-from assay.complaints import type_words
 from assay.config.section import Section, Text
 from assay.errors import ConfigError, did_you_mean, message
-from assay.foreign import import_object
+from assay.host.user_code import import_object
+from assay.validation import type_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

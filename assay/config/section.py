@@ -6,8 +6,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from assay.complaints import toml_words
 from assay.errors import message
+from assay.validation import toml_words
 
 Text = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]

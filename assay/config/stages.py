@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.complaints import toml_words
 from assay.config.section import (
     MOST,
     Count,
@@ -19,7 +18,8 @@ from assay.config.section import (
     Section,
     Text,
 )
-from assay.toml_text import point_list
+from assay.config.toml_text import point_list
+from assay.validation import toml_words
 
 LEARNING_RATES: dict[str, tuple[float, float]] = {
     "rl": (1e-6, 1e-5),

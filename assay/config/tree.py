@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
-from assay.complaints import at_its_line, complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig
@@ -23,6 +22,7 @@ from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
+from assay.config.toml_text import apply_override, key_lines
 from assay.config.tools import ToolsConfig
 from assay.config.upkeep import (
     CheckpointConfig,
@@ -32,7 +32,7 @@ from assay.config.upkeep import (
 )
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
 from assay.errors import ConfigError, UserError, message
-from assay.toml_text import apply_override, key_lines
+from assay.validation import at_its_line, complain, section_of, toml_words, type_words
 
 STAGES = {
     "rl": ("data", "train"),

@@ -15,7 +15,7 @@ from assay.config.section import (
     Temperature,
     Text,
 )
-from assay.toml_text import plain_tables, point_lists
+from assay.config.toml_text import plain_tables, point_lists
 
 
 class EvaluationConfig(Section):

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.complaints import toml_words
 from assay.config.section import (
     Count,
     Natural,
@@ -19,6 +18,7 @@ from assay.config.section import (
     found_words,
 )
 from assay.errors import message
+from assay.validation import toml_words
 
 MOST_SLOTS = 64  # of the engine, where the configuration leaves it open
 

@@ -10,10 +10,10 @@ from pydantic import Field, field_validator, model_validator
 
 from assay.config import check_siblings
 from assay.config.section import Count, Natural, Temperature, Text
+from assay.config.toml_text import plain_tables
 from assay.curation.base import StageSettings
+from assay.endpoint.settings import ADDRESS, is_url
 from assay.errors import ConfigError
-from assay.toml_text import plain_tables
-from assay.verify.judge.settings import ADDRESS, is_url
 
 
 class AskingSettings(StageSettings):

@@ -14,11 +14,11 @@ from textwrap import indent
 from typing import Any
 
 from assay.config import field_help, holds_text, read_section
+from assay.config.toml_text import apply_override
 from assay.curation.output import ROWS, Manifest, Output, StageSettings
 from assay.errors import ConfigError, RunError, did_you_mean, message
-from assay.removal import remove_empty
-from assay.run.files import check_folder
-from assay.toml_text import apply_override
+from assay.host.files import check_folder
+from assay.host.removal import remove_empty
 
 STAGES = {
     "collect": "assay.curation.collect",

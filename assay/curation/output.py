@@ -19,10 +19,10 @@ from assay.data.rowset import RowSet, load_rows
 from assay.data.source import UNREAD
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, DiskFull, RunError, message
-from assay.removal import put_in_place, remove_file
-from assay.run.files import is_disk_full, plain, sync_file, write_atomic
-from assay.run.records import checked, read_record
-from assay.terminal import lined
+from assay.host.files import is_disk_full, plain, sync_file, write_atomic
+from assay.host.records import checked, read_record
+from assay.host.removal import put_in_place, remove_file
+from assay.host.terminal import lined
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
 MAX_EXAMPLES = 3

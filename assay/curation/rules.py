@@ -10,10 +10,10 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
-from assay.complaints import toml_words
 from assay.config import read_section, read_toml
 from assay.config.section import Section, Text
 from assay.errors import ConfigError, message
+from assay.validation import toml_words
 
 BUILT_IN = Path(__file__).with_name("domains.toml")
 READ = 20_000

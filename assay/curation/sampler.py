@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
+from assay.config.toml_text import merged
 from assay.curation.asking import AskingSettings
 from assay.curation.output import Output
 from assay.curation.server import ServerGenerator
@@ -19,11 +20,11 @@ from assay.data.problems import check_spec
 from assay.errors import ConfigError, DataError, message
 from assay.generate.base import Generator
 from assay.generate.engine import Engine
-from assay.run.startup import doing, show_startup
-from assay.toml_text import merged
-from assay.training.assemble import Bench, open_bench, open_verifiers, show_sampling, with_slots
-from assay.training.evaluate import sample_and_judge
-from assay.training.how_to_sample import HowToSample, sampling_config
+from assay.host.startup import doing
+from assay.run.startup import show_startup
+from assay.session.assemble import Bench, open_bench, open_verifiers, show_sampling, with_slots
+from assay.session.evaluate import sample_and_judge
+from assay.session.sampling import HowToSample, sampling_config
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 

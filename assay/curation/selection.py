@@ -18,7 +18,7 @@ from assay.data.completions import Record
 from assay.data.problems import check_spec
 from assay.data.rowset import RowSet
 from assay.errors import VerifierError
-from assay.training.judging import open_service, refuse_siblings
+from assay.session.judging import open_service, refuse_siblings
 from assay.types import Completion, Problem
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService

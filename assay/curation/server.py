@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from assay.config import SamplingConfig
+from assay.endpoint.client import Dialect, JudgeClient
+from assay.endpoint.costs import Budget
+from assay.endpoint.replies import JudgeTrouble, Reply, read_message, read_usage, why_empty
+from assay.endpoint.settings import Endpoint, Settings, completions_url
 from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights
 from assay.types import Completion, Group, Message, Problem, Prompt, ThinkFormat
-from assay.verify.judge.client import Dialect, JudgeClient
-from assay.verify.judge.costs import Budget
-from assay.verify.judge.replies import JudgeTrouble, Reply, read_message, read_usage, why_empty
-from assay.verify.judge.settings import Endpoint, Settings, completions_url
 
 FIRST_PATIENCE, PATIENCE = 4, 32  # requests in a row without a reply: before any had one, and after
 SECONDS, ALL_SECONDS = 600.0, 1700.0  # for one request; for one with all its repetitions

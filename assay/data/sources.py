@@ -28,7 +28,7 @@ from typing import Any, NoReturn, TypeVar
 from assay.data.rows import shown
 from assay.data.source import Source, split_settings
 from assay.errors import FAILURES, DataError, cause, message, nearest
-from assay.foreign import OBJECT_NAME, import_object
+from assay.host.user_code import OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 TEXT_FILES = (".txt", ".md")

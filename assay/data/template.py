@@ -23,7 +23,7 @@ from typing import Any
 
 from assay.data import template_process
 from assay.errors import cause
-from assay.foreign import deadline
+from assay.host.user_code import deadline
 
 TEMPLATE_SECONDS = 10.0  # to render one prompt
 START_SECONDS = 120.0  # to import Transformers on a busy machine

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from assay.generate.compiled_cache import CompiledCache
 from assay.generate.lean import Attend, LeanForward, Norm
+from assay.host.machine import c_compiler
 from assay.model.compiled import KINDS, LANES, build
 from assay.model.family import Layer, NotLean
-from assay.run.environment import c_compiler
 
 SOURCE = Path(__file__).with_name("decode_step.c")
 

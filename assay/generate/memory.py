@@ -7,7 +7,7 @@ from bisect import bisect_left
 import torch
 
 from assay.generate.kv_cache import KeyValues, Room
-from assay.run.environment import memory_mib
+from assay.host.machine import memory_mib
 
 UNTOLD_MIB = 8192.0  # of a machine whose system does not tell
 

@@ -20,8 +20,8 @@ from torch import nn
 from assay.errors import RunError
 from assay.generate.forward import Forward
 from assay.generate.kv_cache import Extent, Room
-from assay.run.environment import processor
-from assay.run.files import read_facts, state_folder, write_atomic
+from assay.host.files import read_facts, state_folder, write_atomic
+from assay.host.machine import processor
 
 FILE = "decoding.json"
 PROMPT, OWN = 16, 48  # tokens that a timed step attends to

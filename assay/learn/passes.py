@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.errors import ModelError, RunError, message
+from assay.host.clock import PhaseClock
 from assay.learn.optimizer import Optimizer
 from assay.model.allocator import out_of_memory_names
 from assay.model.decoder import hidden_states
@@ -24,7 +25,6 @@ from assay.model.load import ADAPTER_FILE, save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
-from assay.run.timing import PhaseClock
 
 
 class Passes:

@@ -13,6 +13,7 @@ import torch
 
 from assay.config import CriticConfig
 from assay.errors import ConfigError, RunError, message
+from assay.host.clock import PhaseClock
 from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
@@ -24,7 +25,6 @@ from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
-from assay.run.timing import PhaseClock
 from assay.types import Group, Verdict
 
 STATE_FILE = "learner.json"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from assay.host.files import state_folder
+from assay.host.machine import c_compiler
+from assay.host.removal import put_in_place
 from assay.model.family import NotLean
-from assay.removal import put_in_place
-from assay.run.environment import c_compiler
-from assay.run.files import state_folder
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register

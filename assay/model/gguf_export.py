@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from assay.errors import MissingExtra, ModelError, message
+from assay.host.removal import put_in_place, remove_file
 from assay.model.load import find_eos_ids
-from assay.removal import put_in_place, remove_file
 
 # llama.cpp's architecture by Transformers' model type. Other families have tensors of their own.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(

@@ -15,12 +15,12 @@ from torch import nn
 from assay.config import ModelConfig
 from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
+from assay.host.files import disk_full_as
+from assay.host.removal import move, remove_empty, remove_temporary
+from assay.host.startup import doing
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter, read_settings
 from assay.model.allocator import keep_freed_memory
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
-from assay.removal import move, remove_empty, remove_temporary
-from assay.run.files import disk_full_as
-from assay.run.startup import doing
 from assay.types import FACTS_FILE
 
 

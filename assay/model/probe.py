@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import ModelError, message
+from assay.host.startup import doing
 from assay.model.activations import kept_bytes
 from assay.model.decoder import hidden_states
 from assay.model.family import hidden_tokens, unwrap
@@ -22,7 +23,6 @@ from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
 from assay.model.rates import best_seconds, processor_seconds
 from assay.model.widened import in_float32
-from assay.run.startup import doing
 from assay.types import Tokens
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}

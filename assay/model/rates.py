@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from assay.run.environment import processor
-from assay.run.files import read_json, state_folder, write_json
+from assay.host.files import read_json, state_folder, write_json
+from assay.host.machine import processor
 
 TYPES = (torch.float32, torch.bfloat16)
 """What ``model.dtype`` may be."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from assay.config import ModelConfig
 from assay.data.chat import finished_chat
 from assay.errors import ModelError, message
+from assay.host.startup import doing
 from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
 from assay.model.layouts import Layout
@@ -28,7 +29,6 @@ from assay.model.load import LoadedModel, choose_device, choose_dtype, load_mode
 from assay.model.probe import TOLERANCE
 from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_family
-from assay.run.startup import doing
 
 Scores = Literal["text", "token"]
 """What a score is of: a whole text, or a token."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from assay.complaints import toml_words
 from assay.errors import ModelError, message
-from assay.run.records import as_object
+from assay.host.records import as_object
+from assay.validation import toml_words
 
 # Ten times what the largest models have.
 MOST = {

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from assay.errors import MissingExtra, ModelError, message
+from assay.host.records import as_object
 from assay.model.shapes import check_config, check_hub_config
-from assay.run.records import as_object
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")

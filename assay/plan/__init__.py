@@ -9,5 +9,5 @@ questions.py   facts that are told or asked for
 configured.py  facts that a configuration tells by itself
 memory.py      what a run takes, on the loaded model
 
-`assay.start` has the rest: what opens a model to measure it, and what the command calls.
+`assay.init` has the rest: what opens a model to measure it, and what the command calls.
 """

@@ -8,8 +8,8 @@ from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import UserError
+from assay.host.machine import memory_mib
 from assay.plan.facts import LEARNED, Facts, Reward
-from assay.run.environment import memory_mib
 from assay.verify.expression import parse_expression
 
 OF_VERIFIER: dict[str, Reward] = {

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from assay.complaints import at_its_line
 from assay.config import STAGES, TrainConfig, parse, read_section
 from assay.config.section import Count, Section, Text
 from assay.curation.base import StageSettings, read_settings
@@ -21,9 +20,10 @@ from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.cost import Cost, RowCounts, roots_of
 from assay.recipes.file import RecipeStage, references
+from assay.validation import at_its_line
 
 if TYPE_CHECKING:
-    from assay.training.results import DryRun
+    from assay.session.results import DryRun
 
 
 class ModelStage(Section):
@@ -160,7 +160,7 @@ def look(
         stood_in = _stand_in(stage, stages, outputs, made, Path(scratch))
         if stood_in is None:
             return Look(stage.name, section, later)
-        from assay.start.measure import measure
+        from assay.plan.measured.measure import measure
         from assay.training import api
 
         config, notes = stood_in
@@ -242,7 +242,7 @@ def _place_of_rows(config: TrainConfig) -> tuple[str, str]:
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:
     """Make the tiny model of a stage."""
-    from assay.training.tiny import make_model
+    from assay.init.tiny_model import make_model
 
     settings = settings_of_model(stage)
     return make_model(folder, settings.seed, settings.max_positions, settings.hidden_size)
@@ -255,8 +255,8 @@ def _named(value: Any) -> Iterator[str]:
 
 def _read(config: TrainConfig, missing: Sequence[str]) -> None:
     """Read the rows of a stage, but of those that are missing."""
+    from assay.session.assemble import open_verifiers, read_heldout
     from assay.training.api import kind_of
-    from assay.training.assemble import open_verifiers, read_heldout
 
     def there(sources: Sequence[str]) -> list[str]:
         return [one for one in sources if not one.endswith(tuple(missing))]

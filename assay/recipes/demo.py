@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import RunError
+from assay.host.terminal import lined
 from assay.recipes.file import find_recipe, read_recipe
 from assay.recipes.run import run_recipe
 from assay.run.evaluations import Gain
-from assay.terminal import lined
+from assay.session.results import read_result
 from assay.training import api
-from assay.training.results import read_result
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
 NUM_HELDOUT = 200

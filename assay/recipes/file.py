@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-from assay.complaints import toml_words
 from assay.config import holds_text, read_toml
+from assay.config.toml_text import apply_override, merged
 from assay.errors import ConfigError, did_you_mean, message
-from assay.toml_text import apply_override, merged
+from assay.validation import toml_words
 
 KEYS = ("about", "paper", "shared", "stage", "scale")
 SHARED = "shared"

@@ -13,10 +13,10 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict
 
 from assay import __version__
+from assay.host.files import write_json
+from assay.host.records import Seconds, read_record
+from assay.host.removal import child_of, move_aside
 from assay.recipes.file import Recipe, RecipeStage
-from assay.removal import child_of, move_aside
-from assay.run.files import write_json
-from assay.run.records import Seconds, read_record
 
 NAME = "manifest.json"
 TINY = "tiny"

@@ -10,7 +10,11 @@ from typing import Any
 
 from assay.curation.output import MANIFEST, Manifest, read_manifest
 from assay.data.verified import GIVEN, verified_words
+from assay.host.files import write_atomic
 from assay.recipes.manifest import TINY, RecipeManifest, StageRow
+from assay.report.loaded import LoadedRun, load_run
+from assay.report.report import content_policy, html_table, template
+from assay.report.rollout_pages import safe
 from assay.run.evaluations import (
     accuracy_of,
     gain_between,
@@ -19,12 +23,8 @@ from assay.run.evaluations import (
     parts_of,
     perplexity_words,
 )
-from assay.run.files import write_atomic
 from assay.run.intervals import share_words
-from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
-from assay.run.report import content_policy, html_table, template
-from assay.run.report_rollouts import safe
 
 _TEXT_KEYS = ("completion", "prompt", "question", "text")
 

@@ -14,6 +14,8 @@ from assay.config import STAGES
 from assay.curation.base import run_stage
 from assay.curation.output import rows_name
 from assay.errors import AssayError, ConfigError, RunError, UserError, message
+from assay.host.files import DirectoryLock, check_folder, make_folder
+from assay.host.terminal import lined
 from assay.recipes.check import (
     Look,
     check_rows,
@@ -28,10 +30,8 @@ from assay.recipes.cost import Cost, RowCounts, Total, total_of
 from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
 from assay.recipes.manifest import TINY, RecipeManifest, StageRow, inputs_of, settings_of
 from assay.recipes.report import write_report
-from assay.run.files import DirectoryLock, check_folder, make_folder
 from assay.run.progress import format_seconds
 from assay.run.signature import why_not_own, write_config
-from assay.terminal import lined
 
 FILE = "recipe.toml"
 Say = Callable[[str], None]
@@ -318,8 +318,8 @@ def _train(
     outputs: Mapping[str, str],
     quiet: bool,
 ) -> str:
+    from assay.session.stage import Stage
     from assay.training import api
-    from assay.training.stage import Stage
 
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():

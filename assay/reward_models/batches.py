@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from assay.host.imports import slow_import
 from assay.reward_models.checkpoint import Checkpoint
-from assay.verify.loading import slow_import
 
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")

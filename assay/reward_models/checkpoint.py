@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from assay.errors import AssayError, VerifierError
-from assay.verify.loading import slow_import
+from assay.host.imports import slow_import
 
 Kind = Literal["sequence", "token", "causal"]
 
@@ -75,9 +75,9 @@ def load_tokenizer(path: str, where: str) -> Any:
 
 def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: str) -> Checkpoint:
     with slow_import():
+        from assay.host.startup import doing
         from assay.model.load import choose_device, choose_dtype, silence_transformers
         from assay.model.sources import ModelSource, read_model, read_tokenizer
-        from assay.run.startup import doing
     silence_transformers()
     try:
         place = choose_device(device)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
+from assay.host.fields import Field
 from assay.reward_models.checkpoint import (
     Checkpoint,
     Kind,
@@ -18,7 +19,6 @@ from assay.reward_models.checkpoint import (
 from assay.reward_models.options import checkpoint_folder, place, read_options
 from assay.reward_models.text import ConversationEncoder
 from assay.types import Completion, Problem
-from assay.verify.base import Field
 
 Pairs = Sequence[tuple[Problem, Completion]]
 

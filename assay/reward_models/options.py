@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
+from assay.host.fields import Field, choice, is_number, one_of, option, whole
+from assay.host.files import read_json
 from assay.reward_models.text import FORMATS, PLAIN, READS, TOO_LONG
-from assay.run.files import read_json
 from assay.run.names import find_checkpoint
 from assay.types import FACTS_FILE
-from assay.verify.base import Field, choice, is_number, one_of, option, whole
 
 DTYPES = ("float32", "bfloat16")
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, choice
 from assay.reward_models.batches import position_logits
 from assay.reward_models.checkpoint import Checkpoint, load_tokenizer
 from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
@@ -16,7 +17,7 @@ from assay.reward_models.options import COMMON_FIELDS, is_text, option
 from assay.reward_models.steps import Places, is_ends, split_steps
 from assay.reward_models.text import ConversationEncoder, tag_tokens
 from assay.types import Completion, Problem, StepScore
-from assay.verify.base import Field, Part, Verifier, choice
+from assay.verify.base import Part, Verifier
 
 STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
 

@@ -15,12 +15,12 @@ from pydantic import BaseModel, Field
 
 from assay.data.completions import Record
 from assay.errors import DataError, RunError, VerifierError, message
+from assay.host.fields import is_number
+from assay.host.files import read_json, write_json
+from assay.host.records import checked
 from assay.reward_models.checkpoint import checkpoint_hash
 from assay.reward_models.options import is_text, place
-from assay.run.files import read_json, write_json
-from assay.run.records import checked
 from assay.types import Completion, Problem
-from assay.verify.base import is_number
 
 RawScores = Callable[[int, Sequence[tuple[Problem, Completion]]], Sequence[float | None]]
 _WHERE = f"{place('reward_model')}.normalize"

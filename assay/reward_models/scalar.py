@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.host.fields import is_number, one_of, option
 from assay.reward_models.batches import sequence_logits
 from assay.reward_models.checkpoint import Checkpoint
 from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
@@ -15,7 +16,7 @@ from assay.reward_models.options import COMMON_FIELDS
 from assay.reward_models.reference import Scale, is_normalize, scales_of
 from assay.reward_models.text import ConversationEncoder, Encoded
 from assay.types import Completion, Problem
-from assay.verify.base import Part, Verifier, is_number, one_of, option
+from assay.verify.base import Part, Verifier
 
 
 class RewardModel(LearnedReward):

@@ -18,15 +18,8 @@ from typing import Any, Protocol, cast
 
 from assay.config import CheckpointConfig
 from assay.errors import AssayError, DiskFull, RunError, cause
-from assay.removal import is_temporary, move, move_aside, remove_temporary
-from assay.run.files import (
-    has_room,
-    is_disk_full,
-    read_facts,
-    read_json,
-    sync_file,
-    write_json,
-)
+from assay.host.files import has_room, is_disk_full, read_facts, read_json, sync_file, write_json
+from assay.host.removal import is_temporary, move, move_aside, remove_temporary
 
 MANIFEST = "manifest.json"
 PINNED = "pinned.json"

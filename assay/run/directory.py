@@ -19,18 +19,19 @@ from typing import Any
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped, message
-from assay.removal import remove_temporary_files
+from assay.host import files
+from assay.host.clock import RunClock
+from assay.host.heartbeat import Heartbeat
+from assay.host.records import read_events, read_step_rows
+from assay.host.removal import remove_temporary_files
 from assay.run import environment as surroundings
-from assay.run import files
 from assay.run.between import BetweenSteps
 from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
 from assay.run.evaluation_log import discard_answers
 from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
-from assay.run.heartbeat import Heartbeat
 from assay.run.history import History
 from assay.run.listeners import Journals, Listener
-from assay.run.loaded import state_of
 from assay.run.metrics import (
     StepUpdate,
     find_non_finite,
@@ -41,7 +42,6 @@ from assay.run.metrics import (
 )
 from assay.run.progress import Progress, format_seconds
 from assay.run.random_state import GlobalRandomState
-from assay.run.records import read_events, read_step_rows
 from assay.run.resume import (
     check_beginning,
     check_has_use,
@@ -51,8 +51,8 @@ from assay.run.resume import (
 )
 from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
+from assay.run.state import state_of
 from assay.run.stop import StepInterrupted, StopSignal
-from assay.run.timing import RunClock
 from assay.types import Group, Verdict
 
 Verifiers = Mapping[str, Mapping[str, Any]]

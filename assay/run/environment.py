@@ -6,19 +6,17 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import RunError, message
-from assay.run.files import read_facts, write_atomic
+from assay.host.files import read_facts, write_atomic
+from assay.host.machine import c_compiler, git_state, hardware
 
 _PACKAGES = [
     "torch",
@@ -32,12 +30,6 @@ _PACKAGES = [
     "reasoning-gym",
     "peft",
 ]
-
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where a control group says how much memory it may have, in its version 2 and 1."""
 
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
 """Sections whose change leaves what was sampled, judged and learned as it was."""
@@ -60,7 +52,7 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
         "threads": _threads(config),
         "versions": _versions(),
         "platform": platform.platform(),
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "git": git_state(Path.cwd()),
     }
 
@@ -212,99 +204,3 @@ def _versions() -> dict[str, str | None]:
             versions[package] = importlib.metadata.version(package)
     compiler = c_compiler()
     return versions | {"cc": compiler and compiler[1]}
-
-
-@cache
-def c_compiler() -> tuple[str, str] | None:
-    """Return the C compiler's path and what it says of its version; None where there is none.
-
-    It is ``CC`` of the environment, else ``cc``.
-    """
-    path = shutil.which(os.environ.get("CC") or "cc")
-    if path is None:
-        return None
-    try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return path, done.stdout.partition("\n")[0]
-
-
-def _hardware() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
-    gpus: list[str] = []
-    if torch and torch.cuda.is_available():
-        gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    physical = _physical_mib()
-    return {
-        "cpu": processor() or None,
-        "cores": os.cpu_count(),
-        "memory_gib": round(physical / 1024, 1) if physical is not None else None,
-        "gpus": gpus,
-        "kernels": torch.backends.cpu.get_cpu_capability() if torch else None,
-    }
-
-
-def processor() -> str:
-    """Return the processor's name; "" where it is not told."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor()
-
-
-def memory_mib() -> float | None:
-    """Return the memory that this process may have: the machine's, or its control group's, if less.
-
-    None where the system does not tell.
-    """
-    found = _physical_mib()
-    if found is None:
-        return None
-    for path in CGROUP_LIMITS:
-        try:
-            found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return found
-
-
-def free_mib() -> float | None:
-    """Return the memory that programs can still take, at most what this process may have; None
-    where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    facts = dict(line.split(":", 1) for line in lines)
-    found = int(facts["MemAvailable"].split()[0]) / 1024
-    return min(found, memory_mib() or found)
-
-
-def _physical_mib() -> float | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit, branch and whether something is uncommitted; None outside a repository."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-    return {"commit": commit, "branch": branch, "uncommitted": bool(changes)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assay.config.guard import Rule
+from assay.host.files import plain, write_atomic
 from assay.run.figure import draw_series
-from assay.run.files import plain, write_atomic
 from assay.run.rollout_log import read_columns
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 from assay.config import GuardConfig
 from assay.config.guard import Rule
 from assay.errors import ConfigError, RunStopped, message
-from assay.foreign import import_object
+from assay.host.records import read_events
+from assay.host.user_code import import_object
 from assay.run.evidence import GuardFinding, write_evidence
 from assay.run.guard_checks import CHECKS, Seen
-from assay.run.records import read_events
 
 if TYPE_CHECKING:
     from assay.run.directory import Run

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.run.files import Journal
+from assay.host.files import Journal
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Is told of a run: ``(kind, row)``.

@@ -7,10 +7,10 @@ from pathlib import Path
 from assay.config import CheckpointConfig
 from assay.config.world import RunConfig
 from assay.errors import RunError, message, nearest
+from assay.host.files import read_json
+from assay.host.records import read_step_rows
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
 from assay.run.evaluations import best_step
-from assay.run.files import read_json
-from assay.run.records import read_step_rows
 from assay.run.rollback import newest_stop
 
 

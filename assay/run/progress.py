@@ -17,9 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from assay.host.terminal import escaped, one_line
 from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, perplexity_words
 from assay.run.intervals import share_words
-from assay.terminal import escaped, one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0

@@ -14,11 +14,11 @@ from typing import Any
 
 from assay.config import CheckpointConfig
 from assay.errors import RunError, message
-from assay.removal import move
+from assay.host.files import DirectoryLock, Journal, config_of, make_folder, write_atomic
+from assay.host.records import read_events, read_step_rows
+from assay.host.removal import move
 from assay.run.checkpoints import Checkpoints, find_damage
 from assay.run.evaluation_log import FOLDER
-from assay.run.files import DirectoryLock, Journal, config_of, make_folder, write_atomic
-from assay.run.records import read_events, read_step_rows
 
 
 @dataclass(frozen=True, slots=True)

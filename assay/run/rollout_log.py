@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from assay.removal import remove_file
-from assay.run.files import disk_full_as, write_atomic
-from assay.run.records import as_object, check_regular, checked
+from assay.host.files import disk_full_as, write_atomic
+from assay.host.records import as_object, check_regular, checked
+from assay.host.removal import remove_file
 from assay.run.rollout_schema import (
     ADDED_IN,
     DERIVED,

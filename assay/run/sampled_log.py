@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.removal import remove_file
+from assay.host.removal import remove_file
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 SECONDS_BETWEEN_WRITES = 20.0

@@ -14,8 +14,8 @@ import secrets
 import stat
 from pathlib import Path
 
-from assay.removal import remove_file
-from assay.run.files import state_folder, write_atomic
+from assay.host.files import state_folder, write_atomic
+from assay.host.removal import remove_file
 
 MARK = "# written by assay, signature "
 KEY_BYTES = 32

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from assay.run.heartbeat import Heartbeat
+from assay.host.clock import PhaseClock
+from assay.host.heartbeat import Heartbeat
+from assay.host.startup import shown_on
 from assay.run.progress import Progress
-from assay.run.timing import PhaseClock
 
 
 class _Startup:
@@ -38,10 +39,11 @@ _shown: ContextVar[_Startup | None] = ContextVar("startup", default=None)
 def show_startup(quiet: bool = False) -> Iterator[None]:
     """Show on standard error what `doing` names, until this context or `end_startup` ends it."""
     startup = _Startup(quiet)
-    token = _shown.set(startup)
+    token, clock = _shown.set(startup), shown_on.set(startup.clock)
     try:
         yield
     finally:
+        shown_on.reset(clock)
         _shown.reset(token)
         startup.end()
 
@@ -50,14 +52,3 @@ def end_startup() -> None:
     """Clear the display: a run shows its own from here on."""
     if (startup := _shown.get()) is not None:
         startup.end()
-
-
-@contextmanager
-def doing(what: str) -> Iterator[None]:
-    """Name the work inside, for the display of the start-up. Without one, do nothing."""
-    startup = _shown.get()
-    if startup is None:
-        yield
-    else:
-        with startup.clock.working(what):
-            yield

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from assay.errors import UserError, cause, message
-from assay.terminal import warn
+from assay.host.terminal import warn
 
 MOST_BYTES = 32 * 2**20  # of a request
 MOST_HELD = 8 * MOST_BYTES  # of all requests whose work is under way

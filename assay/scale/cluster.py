@@ -20,8 +20,8 @@ from typing import Any
 
 from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
-from assay.removal import remove_temporary
-from assay.verify.serving.remains import VARIABLE, Remains, new_family, watched
+from assay.host.orphans import VARIABLE, Remains, new_family, watched
+from assay.host.removal import remove_temporary
 
 CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
 MOST_A_CORE = 4  # CPUs that a cluster on this machine has for each real one

@@ -20,10 +20,10 @@ from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
 from assay.generate.race import Race
+from assay.generate.turns.toolbox import open_tools
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
 from assay.model.weights import Weights, memory_of
-from assay.tools.toolbox import open_tools
 from assay.types import Floats, Group, Problem, Prompt
 
 TAKE_SECONDS = 1.0  # after which an actor answers, also where no group has ended

@@ -21,12 +21,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from assay.endpoint.client import MAX_BODY, connection
+from assay.endpoint.costs import CHARS_PER_TOKEN
+from assay.endpoint.replies import read_usage
+from assay.host.terminal import say
 from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there
 from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prompt_of
-from assay.terminal import say
-from assay.verify.judge.client import MAX_BODY, connection
-from assay.verify.judge.costs import CHARS_PER_TOKEN
-from assay.verify.judge.replies import read_usage
 from assay.verify.service import VerifierService
 
 CHEAP, STRONG, ROUTE = "cheap", "strong", "route"

@@ -12,11 +12,11 @@ from pydantic import Field, field_validator
 
 from assay.config import VerificationConfig, read_section, read_toml
 from assay.config.section import Count, NonNegative, Positive, Section, Text
+from assay.config.toml_text import plain_tables
+from assay.endpoint.replies import read_message
+from assay.endpoint.settings import ADDRESS, Endpoint, completions_url, is_url
 from assay.errors import ConfigError, VerifierError, message
-from assay.toml_text import plain_tables
 from assay.types import Completion, Group, Problem, Prompt
-from assay.verify.judge.replies import read_message
-from assay.verify.judge.settings import ADDRESS, Endpoint, completions_url, is_url
 from assay.verify.service import VerifierService
 
 Request = Mapping[str, Any]

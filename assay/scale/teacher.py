@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assay.config import ScaleConfig
 from assay.errors import WorkerDied
+from assay.host.terminal import warn
 from assay.learn.passes import Passes
 from assay.learn.teacher import Likeliest, TeacherElsewhere, TeacherModel
 from assay.model.divergence import Divergence
@@ -22,7 +23,6 @@ from assay.model.layouts import Layout
 from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
-from assay.terminal import warn
 
 Ask = Callable[[Any, Batch], Any]
 """What asks an actor of a part of a batch."""

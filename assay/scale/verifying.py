@@ -18,6 +18,8 @@ from typing import Any
 
 from assay.config import ScaleConfig, TrainConfig
 from assay.generate.vllm_engine import check_vllm
+from assay.host.orphans import Remains, clear, new_family, start_watcher
+from assay.host.terminal import warn
 from assay.scale.cluster import (
     ActorLost,
     answer,
@@ -27,9 +29,7 @@ from assay.scale.cluster import (
     open_cluster,
     strategy,
 )
-from assay.terminal import warn
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
-from assay.verify.serving.remains import Remains, clear, new_family, start_watcher
 
 MOST_LOST = 3  # actors, one after the other, while no worker answered
 ANSWER_SECONDS = 30.0  # for an actor to say what it has, beside what its worker may take

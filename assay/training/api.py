@@ -1,6 +1,6 @@
 """What commands and notebooks call: train, evaluate, sample, dry_run, export.
 
-`assay.training.judging` has what is asked of verifiers alone.
+`assay.session.judging` has what is asked of verifiers alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 from assay import config as configuration
 from assay.config import TrainConfig
@@ -20,16 +19,17 @@ from assay.data.problems import load_problems
 from assay.data.rows import read_problem
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
-from assay.errors import ConfigError, RunError, UserError, VerifierError, message
+from assay.errors import ConfigError, VerifierError, message
+from assay.host.files import check_folder, check_output
+from assay.host.startup import doing
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.memory import plan_memory
-from assay.run.files import check_folder, check_new_folder, check_output
-from assay.run.loaded import load_run
+from assay.report.loaded import load_run
+from assay.report.trackers import check_trackers
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
-from assay.run.startup import doing, show_startup
-from assay.run.trackers import check_trackers
-from assay.training.assemble import (
+from assay.run.startup import show_startup
+from assay.session.assemble import (
     Bench,
     fit_heldout,
     fixed_words,
@@ -39,11 +39,10 @@ from assay.training.assemble import (
     show_sampling,
     with_slots,
 )
-from assay.training.consent import open_config
-from assay.training.evaluate import Evaluation, sample_and_judge
-from assay.training.evaluate import evaluate as measure
-from assay.training.how_to_sample import HowToSample, checkpoint_of, sampling_config, several
-from assay.training.results import (
+from assay.session.consent import open_config
+from assay.session.evaluate import Evaluation, sample_and_judge
+from assay.session.evaluate import evaluate as measure
+from assay.session.results import (
     DryRun,
     SampleResult,
     TrainResult,
@@ -51,9 +50,10 @@ from assay.training.results import (
     read_result,
     sample_lines,
 )
-from assay.training.stage import FirstLook, Kind, Stage
-from assay.training.teachers import model_of
-from assay.training.thinking import check_thinking
+from assay.session.sampling import HowToSample, checkpoint_of, sampling_config, several
+from assay.session.stage import FirstLook, Kind, Stage
+from assay.session.teachers import model_of
+from assay.session.thinking import check_thinking
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -125,7 +125,7 @@ def run_stage(stage: Stage) -> TrainResult:
     return read_result(folder)
 
 
-KINDS = {name: name for name in STAGES} | {"rl": "stages"}
+KINDS = {name: name for name in STAGES} | {"rl": "rl_run"}
 """The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
 
 
@@ -275,53 +275,6 @@ def _expected(bench: Bench, look: FirstLook, length: int, num_heldout: int) -> E
     rates = MachineRates.of(loaded.dtype, str(loaded.device))
     units = units_from_rates(config, loaded.model, rates, look.lean)
     return expect(config, units, length, num_heldout, look.work)
-
-
-def export(
-    model: Path | str,
-    out: Path | str,
-    *,
-    format: Literal["hf", "gguf"] = "hf",
-    adapter: Path | str | None = None,
-) -> Path:
-    """Write a run's model for serving, adapters merged; return the folder or the file.
-
-        assay.export("runs/first@best", "served")
-        assay.export("runs/first@best", "served.gguf", format="gguf")
-        assay.export("Qwen/Qwen3-0.6B", "served", adapter="runs/first@best")
-
-    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new place. format: ``hf``, a
-    plain Hugging Face folder with a model card that holds the evidence of the run; ``gguf``, one
-    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3. adapter: as in
-    `evaluate`; then the model may be any base model.
-    """
-    from assay.model.load import export as export_model
-    from assay.training.model_card import write_card
-
-    if format not in ("hf", "gguf"):
-        raise UserError(message("format", repr(format), "hf or gguf"))
-    if adapter is not None:
-        check_place(str(adapter), str(adapter))
-    place = Path(out).expanduser()
-    if format == "hf":
-        check_new_folder(place, "export to")
-    elif place.exists():
-        raise RunError(message(f"export to {place}", "something there", "a new file"))
-    else:
-        check_folder(place.parent, "export to")
-    folder = checkpoint_of(str(model)) or Path(model)
-    adapted = None if adapter is None else checkpoint_of(str(adapter)) or Path(adapter)
-    if adapted is None and not folder.is_dir():
-        raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
-    if format == "hf":
-        made = export_model(folder, place, adapted)
-        write_card(adapted or folder, made)
-        return made
-    from assay.model.gguf_export import write_gguf
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
-        return write_gguf(export_model(folder, Path(scratch) / "hf", adapted), place, place.stem)
 
 
 def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:

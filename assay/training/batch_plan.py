@@ -13,7 +13,7 @@ from assay.generate.base import Generator
 from assay.generate.race import Race
 from assay.run.directory import Run
 from assay.scale.ahead import AheadCall
-from assay.training.evaluate import Judge, compares_siblings, judge_groups, sample_and_judge
+from assay.session.evaluate import Judge, compares_siblings, judge_groups, sample_and_judge
 from assay.types import Group, Problem, Verdict
 
 Judged = tuple[Group, Sequence[Verdict]]

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.data.traces import Trace
+from assay.host.startup import doing
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
-from assay.run.startup import doing
-from assay.training import sft
-from assay.training.assemble import (
+from assay.session.assemble import (
     Bench,
     Problems,
     choose_layout,
@@ -24,12 +23,8 @@ from assay.training.assemble import (
     open_verifiers,
     read_problems,
 )
-from assay.training.batch_plan import BatchPlan
-from assay.training.elsewhere import on_actors
-from assay.training.kept import Keeping
-from assay.training.rl import collect
-from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
-from assay.training.stage import (
+from assay.session.placement import on_actors
+from assay.session.stage import (
     FirstLook,
     Kind,
     Stage,
@@ -39,7 +34,12 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
-from assay.training.teachers import divergence_of, open_teacher
+from assay.session.teachers import divergence_of, open_teacher
+from assay.training import sft
+from assay.training.batch_plan import BatchPlan
+from assay.training.rl import collect
+from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
+from assay.training.teacher_cache import Keeping
 from assay.verify.service import VerifierService
 
 Rows = Sequence[Trace] | Problems

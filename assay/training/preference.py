@@ -16,6 +16,7 @@ from assay.data.pairs import load_preferences
 from assay.data.problems import ProblemSet
 from assay.data.rows import read_problem
 from assay.generate.base import Generator
+from assay.host.startup import doing
 from assay.learn.algorithms import preference
 from assay.learn.base import Update, step_metrics
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
@@ -26,8 +27,7 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.plan.step_seconds import FORWARD_SHARE, GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.run.startup import doing
-from assay.training.assemble import (
+from assay.session.assemble import (
     Bench,
     Problems,
     choose_layout,
@@ -39,20 +39,9 @@ from assay.training.assemble import (
     read_heldout,
     read_problems,
 )
-from assay.training.batch_plan import BatchPlan, at_step
-from assay.training.elsewhere import on_actors
-from assay.training.given import RowSchedule
-from assay.training.pairwise import PairwiseVerifiers
-from assay.training.preference_data import (
-    Example,
-    ExampleReader,
-    examples_of_group,
-    mismatched,
-)
-from assay.training.preference_evaluation import record_pairs
-from assay.training.preference_reference import ReferenceTable, pack_examples
-from assay.training.rl import collect
-from assay.training.stage import (
+from assay.session.pairwise import PairwiseVerifiers
+from assay.session.placement import on_actors
+from assay.session.stage import (
     FirstLook,
     Kind,
     Stage,
@@ -62,6 +51,17 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
+from assay.training.batch_plan import BatchPlan, at_step
+from assay.training.preference_data import (
+    Example,
+    ExampleReader,
+    examples_of_group,
+    mismatched,
+)
+from assay.training.preference_evaluation import record_pairs
+from assay.training.preference_reference import ReferenceTable, pack_examples
+from assay.training.rl import collect
+from assay.training.row_schedule import RowSchedule
 from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 

@@ -23,7 +23,7 @@ from assay.data.rows import complaint
 from assay.data.rowset import OnBadRow, load_rows
 from assay.errors import DataError, message
 from assay.run.rollout_log import RolloutLog
-from assay.training.given import BAD, GOOD, check_length
+from assay.training.row_schedule import BAD, GOOD, check_length
 from assay.types import Completion, Group, Problem, Prompt, Status, Verdict
 
 

@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
+from assay.host.clock import PhaseClock
+from assay.host.files import disk_full_as, write_atomic
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import Batch, pack
-from assay.run.files import disk_full_as, write_atomic
-from assay.run.timing import PhaseClock
-from assay.training.given import GOOD, keys_of, parts
 from assay.training.preference_data import Example, mismatched
+from assay.training.row_schedule import GOOD, keys_of, parts
 from assay.types import Group
 
 FILE = "reference.safetensors"

@@ -23,10 +23,10 @@ from assay.model.packing import pack
 from assay.model.probe import prove_lean
 from assay.run.directory import Run
 from assay.run.evaluations import TEXTS, kind_of
-from assay.training.assemble import Bench
-from assay.training.given import GOOD
+from assay.session.assemble import Bench
+from assay.session.stage import FirstLook, Kind, Stage
+from assay.training.row_schedule import GOOD
 from assay.training.sft import LOOKED_AT, Lessons, given_work, learn_given
-from assay.training.stage import FirstLook, Kind, Stage
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from assay.config import RewardModelConfig, TrainConfig
 from assay.data.labelled import MarginPair
+from assay.host.files import read_facts, write_json
+from assay.host.startup import doing
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.plan.step_seconds import GivenWork
-from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
-from assay.run.startup import doing
-from assay.training.assemble import Bench, make_passes, set_threads, warn_of_slow_type
-from assay.training.given import RowSchedule
+from assay.session.assemble import Bench, make_passes, set_threads, warn_of_slow_type
+from assay.session.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
-from assay.training.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
+from assay.training.row_schedule import RowSchedule
 from assay.types import FACTS_FILE, Problem
 
 PROBED_ROWS = 4

@@ -11,8 +11,8 @@ from assay.learn.advantages import compute_advantages
 from assay.learn.base import Learner
 from assay.run.directory import Run
 from assay.run.guard import Guard
+from assay.session.evaluate import Judge
 from assay.training.batch_plan import BatchPlan, Judged, is_mixed, sample_groups, unzip
-from assay.training.evaluate import Judge
 from assay.types import Group, Verdict
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from assay.config import DistillConfig, PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
+from assay.host.startup import doing
 from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner, Teacher
 from assay.model.packing import pack
@@ -18,8 +19,7 @@ from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.run.startup import doing
-from assay.training.assemble import (
+from assay.session.assemble import (
     Bench,
     fit_heldout,
     make_passes,
@@ -27,8 +27,8 @@ from assay.training.assemble import (
     open_verifiers,
     read_heldout,
 )
-from assay.training.given import GOOD, RowSchedule, check_length
-from assay.training.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
+from assay.session.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
+from assay.training.row_schedule import GOOD, RowSchedule, check_length
 from assay.types import Completion, Group, Problem
 from assay.verify.service import VerifierService
 

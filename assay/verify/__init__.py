@@ -1,7 +1,7 @@
 """Verifiers: whether a completion is right, judged in processes with deadlines and in sandboxes.
 
-This room stands alone: it needs `assay.types` and `assay.errors` and no other part of Assay, so
-that any trainer can use it.
+This package stands alone: it imports `assay.types`, `assay.errors`, `assay.host` and
+`assay.endpoint` and no other part of Assay, so that any trainer can use it.
 
     is_right = checker("math")                   # a plain function: a text and a gold answer
     is_right("so it is \\\\boxed{5}", "5").reward  # 1.0; None: not judged
@@ -22,7 +22,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assay.verify.base import Field, Limits, Part, Verifier
+    from assay.host.fields import Field
+    from assay.verify.base import Limits, Part, Verifier
     from assay.verify.redteam.team import red_team
     from assay.verify.selftest import self_test
     from assay.verify.service import VerifierService, checker
@@ -39,14 +40,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "VerifierService": "service",
-    "checker": "service",
-    "red_team": "redteam.team",
-    "self_test": "selftest",
+    "Field": "assay.host.fields",
+    "VerifierService": "assay.verify.service",
+    "checker": "assay.verify.service",
+    "red_team": "assay.verify.redteam.team",
+    "self_test": "assay.verify.selftest",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'assay.verify' has no public name {name!r}")
-    return getattr(import_module(f"assay.verify.{_HOMES.get(name, 'base')}"), name)
+    module = _HOMES.get(name, "assay.verify.base")
+    return getattr(import_module(module), name)

@@ -34,7 +34,7 @@ BUILT_IN = {
     "constant": "assay.verify.style.constant:CONSTANT",
     "kimi_length": "assay.verify.style.length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions.instructions:INSTRUCTIONS",
-    "judge": "assay.verify.judge.judge:JUDGE",
+    "judge": "assay.verify.learned.judge:JUDGE",
     "choice": "assay.verify.answers.choice:CHOICE",
     "exact": "assay.verify.answers.short_answers:EXACT",
     "regex": "assay.verify.answers.short_answers:REGEX",

@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.errors import VerifierError, message
+from assay.host.fields import is_text, number, option
 from assay.types import Completion, Problem, StepScore
-from assay.verify.base import Limits, Part, Verifier, is_text, number, option
+from assay.verify.base import Limits, Part, Verifier
 from assay.verify.expression import REMOTE
 
 if TYPE_CHECKING:

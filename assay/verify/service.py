@@ -18,7 +18,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.terminal import say
+from assay.host.orphans import clear_of_dead_parents
+from assay.host.terminal import say
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import (
     BUILT_IN,
@@ -34,7 +35,6 @@ from assay.verify.serving.engine import JobEngine, Options
 from assay.verify.serving.job import Job
 from assay.verify.serving.pool import Hire
 from assay.verify.serving.process import Worker
-from assay.verify.serving.remains import clear_of_dead_parents
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from assay import source
-from assay.tools.environment import Environment
+from assay.generate.turns.environment import Environment
 from assay.types import Message, Problem
 
 

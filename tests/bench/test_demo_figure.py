@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from assay.run.loaded import LoadedRun
+from assay.report.loaded import LoadedRun
 from bench.demo_seeds import draw, heldout, per_step
 
 

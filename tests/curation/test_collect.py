@@ -15,8 +15,8 @@ from assay.curation.output import Manifest
 from assay.data.completions import read_completions
 from assay.data.traces import load_traces
 from assay.errors import ConfigError, DataError, ModelError, RunStopped
+from assay.session.judging import judged_rows
 from assay.testing import save_tiny_model
-from assay.training.judging import judged_rows
 
 SERVICE = {"verification": {"num_workers": 1}}
 

@@ -14,8 +14,8 @@ from stage_runs import run_on, took
 from assay.curation.asking import filled
 from assay.curation.tag import named_tag
 from assay.errors import ConfigError, DataError, ModelError
+from assay.session.judging import judged_rows
 from assay.testing import save_tiny_model
-from assay.training.judging import judged_rows
 
 SERVICE = {"verification": {"num_workers": 1}}
 Serve = Callable[[Callable[[Asked], str | Answer]], str]

@@ -12,7 +12,7 @@ from assay.curation.asking import AskingSettings
 from assay.curation.collect import completion_row
 from assay.data.completions import Record, TextPart
 from assay.errors import DataError
-from assay.training.results import describe_sample
+from assay.session.results import describe_sample
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
 CHAT = [

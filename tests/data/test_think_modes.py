@@ -26,7 +26,7 @@ from assay.data.traces import Trace, load_traces, read_trace
 from assay.errors import DataError
 from assay.model.packing import pack
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
-from assay.training.given import GOOD
+from assay.training.row_schedule import GOOD
 from assay.training.sft import trace_groups
 from assay.types import Problem, Prompt, ThinkMode
 

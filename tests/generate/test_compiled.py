@@ -26,11 +26,11 @@ from assay.generate.compiled import CompiledForward, library
 from assay.generate.compiled_cache import padded
 from assay.generate.engine import Engine
 from assay.generate.kv_cache import Extent, Room
+from assay.host.machine import c_compiler
 from assay.model import compiled as model_compiled
 from assay.model.adapters import add_adapter
 from assay.model.compiled import LANES
 from assay.model.family import NotLean
-from assay.run.environment import c_compiler
 
 pytestmark = pytest.mark.skipif(c_compiler() is None, reason="needs a C compiler (cc)")
 LENGTHS = [1, 9, 16, 40, 65, 130, 300]

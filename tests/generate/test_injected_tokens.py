@@ -30,7 +30,7 @@ from assay.generate.engine import Engine
 from assay.generate.forward import Choice
 from assay.generate.lean import LeanForward
 from assay.generate.sampler import completion_key, sample, uniforms
-from assay.run.environment import c_compiler
+from assay.host.machine import c_compiler
 from assay.testing import tiny_model
 from assay.types import Problem, Prompt
 

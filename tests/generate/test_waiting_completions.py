@@ -39,7 +39,7 @@ from assay.generate.engine import Engine
 from assay.generate.finish import turns_of
 from assay.generate.forward import Choice
 from assay.generate.slots import Slots
-from assay.run.environment import c_compiler
+from assay.host.machine import c_compiler
 from assay.testing import byte_tokenizer, tiny_model
 from assay.types import Problem, Prompt, ThinkFormat
 

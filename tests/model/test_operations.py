@@ -10,6 +10,7 @@ import torch
 from model_batches import VOCAB, make_batch
 from torch import Tensor
 
+from assay.host.machine import c_compiler
 from assay.model import compiled, operations
 from assay.model.compiled import LANES
 from assay.model.decoder import module_hidden_states
@@ -17,7 +18,6 @@ from assay.model.family import Decoder
 from assay.model.layouts import Layout, ModelInputs
 from assay.model.lean_decoder import lean_hidden_states
 from assay.model.operations import CompiledOperations, Heads, Operations, operations_of
-from assay.run.environment import c_compiler
 from assay.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(c_compiler() is None, reason="needs a C compiler (cc)")

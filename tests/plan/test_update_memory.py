@@ -18,8 +18,8 @@ from assay.learn.sft_update import SFTLearner
 from assay.model.load import load_model
 from assay.model.packing import pack
 from assay.plan.memory import plan_memory, resident_mib
-from assay.start.seconds import _groups, spread_verdicts
-from assay.training.assemble import make_passes
+from assay.plan.measured.seconds import _groups, spread_verdicts
+from assay.session.assemble import make_passes
 
 folder, kind, way = sys.argv[1:]
 model = {"path": folder, "dtype": "bfloat16", "activation_checkpointing": way == "checkpointing"}

@@ -12,8 +12,8 @@ from recipe_worlds import World
 
 from assay.errors import RunError
 from assay.recipes.manifest import RecipeManifest
+from assay.report.loaded import load_run
 from assay.run.directory import Run
-from assay.run.loaded import load_run
 from assay.run.metrics import is_timing
 from assay.training.api import train
 

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from run_fakes import FakeLearner, make_config, make_rollouts
 
+from assay.host.files import read_rows
 from assay.run.directory import Run
-from assay.run.files import read_rows
 from assay.run.metrics import is_timing
 from assay.types import Group, Verdict
 

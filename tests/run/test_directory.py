@@ -27,8 +27,8 @@ from run_fakes import (
 
 from assay.config import parse
 from assay.errors import DiskFull, RunError, RunStopped
+from assay.host.files import read_rows
 from assay.run.directory import Run
-from assay.run.files import read_rows
 
 Rows = list[dict[str, Any]]
 

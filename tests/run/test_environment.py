@@ -13,14 +13,10 @@ from test_directory import rows_of
 
 from assay.config import dump, load
 from assay.errors import RunError
+from assay.host.machine import git_state
 from assay.run import environment
 from assay.run.directory import Run
-from assay.run.environment import (
-    collect_environment,
-    find_changed_verifiers,
-    find_differences,
-    git_state,
-)
+from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
 
 
 def test_an_environment_is_plain_and_complete(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from run_fakes import FakeLearner, make_config, take_steps
 
+from assay.host.files import read_rows
 from assay.run import listeners
 from assay.run.directory import Run
-from assay.run.files import read_rows
 
 Told = list[tuple[str, Mapping[str, Any]]]
 

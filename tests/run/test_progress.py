@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from assay.host.clock import PhaseClock
 from assay.run.progress import Progress, evaluation_seconds_left, format_seconds, sparkline
 from assay.run.stop import StopSignal
-from assay.run.timing import PhaseClock
 
 METRICS = {"reward/mean": 0.5, "time/step": 0.5, "speed/step": 1234.5, "loss/total": 0.25}
 

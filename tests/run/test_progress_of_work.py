@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 from run_fakes import FakeLearner, make_config, take_steps
 
-from assay.run import heartbeat, progress
+from assay.host import heartbeat
+from assay.host.clock import PhaseClock
+from assay.run import progress
 from assay.run.directory import Run
 from assay.run.progress import Progress, working_words
-from assay.run.timing import PhaseClock
 
 
 def test_the_work_at_hand_is_the_outermost_of_known_size() -> None:

@@ -11,10 +11,10 @@ import pytest
 from run_fakes import FakeLearner, make_config, take_steps
 
 from assay.errors import RunError
+from assay.report.loaded import load_run
 from assay.run.checkpoints import Checkpoints
 from assay.run.directory import Run
 from assay.run.evaluation_log import log_of
-from assay.run.loaded import load_run
 from assay.run.metrics import is_timing
 from assay.run.rollback import check_approved, newest_stop, roll_back
 

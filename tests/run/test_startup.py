@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from assay.run import heartbeat, startup
-from assay.run.startup import doing, end_startup, show_startup
+from assay.host import heartbeat
+from assay.host.startup import doing
+from assay.run import startup
+from assay.run.startup import end_startup, show_startup
 
 
 class Shown:

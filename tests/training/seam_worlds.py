@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.tools.environment import Environment
+from assay.generate.turns.environment import Environment
 from assay.types import Message, Problem
 
 TURNS = 3

@@ -13,10 +13,10 @@ from train_worlds import World
 import assay
 from assay import cli
 from assay.errors import ConfigError, ModelError
+from assay.evaluation.compare import compare
+from assay.evaluation.divergence import divergence
+from assay.session.sampling import HowToSample, sampling_config
 from assay.testing import save_tiny_model
-from assay.training.compare import compare
-from assay.training.how_to_sample import HowToSample, sampling_config
-from assay.trust.divergence import divergence
 
 EVEN = "train_worlds:even_text"
 HOW: dict[str, Any] = {"max_tokens": 8, "verifier": EVEN, "quiet": True}

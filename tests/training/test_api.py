@@ -21,8 +21,9 @@ from assay.config import TrainConfig, parse
 from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
 from assay.generate.engine import Engine
 from assay.model import operations
-from assay.training import stage
-from assay.training.api import checkpoint_of, dry_run, train
+from assay.session import stage
+from assay.session.sampling import checkpoint_of
+from assay.training.api import dry_run, train
 from assay.verify.selftest import SelfTest
 from assay.verify.service import VerifierService
 
@@ -407,7 +408,7 @@ def test_a_verifier_that_misjudges_its_own_labels_is_not_trained_with(
 ) -> None:
     rows = [{"id": "planted", "answer": "1", "completion": "1", "expected": "failed"}]
     monkeypatch.setattr("assay.verify.selftest.labelled_rows", lambda name: iter(rows))
-    monkeypatch.setattr("assay.training.stage._TESTED", {})
+    monkeypatch.setattr("assay.session.stage._TESTED", {})
     with pytest.raises(VerifierError, match=r"1 false accepts \(planted\).*--self-test --verifier"):
         train(world.tree(data={"verifier": "math"}), quiet=True)
 

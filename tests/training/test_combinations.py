@@ -18,13 +18,13 @@ from train_worlds import World, rows_of
 from vllm_fake import SamplingEngine, fake_vllm
 
 from assay.errors import UserError
+from assay.evaluation.replay import replay
 from assay.generate import vllm_engine
 from assay.run.directory import Run
 from assay.scale.asgi import bind
 from assay.scale.serve import VerifierServer
 from assay.testing import save_tiny_model
 from assay.training.api import train
-from assay.trust.replay import replay
 from assay.verify.service import VerifierService
 
 QUESTIONS = [f"{n} * 7 = " for n in range(10, 20)]
@@ -193,7 +193,7 @@ def test_a_pair_of_features_works_or_is_refused(
     monkeypatch.setattr(vllm_engine, "import_vllm", lambda: fake)
     tree = tree_of(world, cell, request)
     if words := REFUSED.get(frozenset(cell)):
-        monkeypatch.setattr("assay.training.assemble.load_model", None)
+        monkeypatch.setattr("assay.session.assemble.load_model", None)
         with pytest.raises(UserError) as told:
             train(tree, quiet=True)
         assert words in str(told.value) and "\n" not in str(told.value)

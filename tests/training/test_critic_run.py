@@ -11,8 +11,8 @@ from train_worlds import World, rows_of
 
 from assay.config import build
 from assay.errors import ConfigError
+from assay.session.assemble import choose_algorithm
 from assay.training import api
-from assay.training.assemble import choose_algorithm
 
 
 def critic_tree(world: World, **critic: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from train_worlds import World, rows_of
 from assay.errors import ConfigError, DataError, UserError
 from assay.learn.teacher import TeacherModel
 from assay.run.metrics import is_timing
-from assay.training import kept as kept_module
-from assay.training import teachers
+from assay.session import teachers
+from assay.training import teacher_cache as kept_module
 from assay.training.api import dry_run, train
 from assay.types import Completion, Group, Problem, Prompt
 

@@ -11,9 +11,9 @@ import pytest
 from train_worlds import World, rows_of
 
 from assay.data.tasks import chain_sums, imperfect_traces
+from assay.init.tiny_model import make_model
+from assay.session.results import read_result
 from assay.training.api import evaluate, train
-from assay.training.results import read_result
-from assay.training.tiny import make_model
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

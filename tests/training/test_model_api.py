@@ -14,7 +14,9 @@ from train_worlds import REWARD, World, rows_of
 from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, RunError, UserError
 from assay.generate.engine import Engine
 from assay.plan.arithmetic import MachineRates
-from assay.training.api import checkpoint_of, dry_run, evaluate, export, sample, train
+from assay.release.export import export
+from assay.session.sampling import checkpoint_of
+from assay.training.api import dry_run, evaluate, sample, train
 
 
 def test_evaluate_model_and_what_it_writes(world: World) -> None:

@@ -14,13 +14,13 @@ from train_worlds import CountingJudge, World, rows_of, verdict
 from assay.config import SamplingConfig, parse
 from assay.data.curriculum import Curriculum
 from assay.errors import ConfigError
+from assay.evaluation.replay import replay
 from assay.run.directory import Run
 from assay.run.rollout_log import RolloutLog
 from assay.testing import ScriptedGenerator
 from assay.training.api import train
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import collect
-from assay.trust.replay import replay
 from assay.types import Group, Problem
 
 STOPS = [chr(one) for one in range(33, 70)]  # so that lengths differ

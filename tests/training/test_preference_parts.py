@@ -18,13 +18,12 @@ from assay.config import DataConfig, PreferenceConfig
 from assay.data.chat import PromptRenderer
 from assay.data.pairs import Labelled, Pair, load_preferences
 from assay.errors import DataError
+from assay.host.clock import PhaseClock
 from assay.learn.algorithms import PREFERENCES
 from assay.model.packing import Batch
-from assay.run.timing import PhaseClock
+from assay.session.pairwise import verdicts_of
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
 from assay.training import preference_reference
-from assay.training.given import BAD, GOOD, RowSchedule
-from assay.training.pairwise import verdicts_of
 from assay.training.preference_data import (
     Example,
     ExampleReader,
@@ -34,8 +33,9 @@ from assay.training.preference_data import (
 )
 from assay.training.preference_evaluation import accuracy_error
 from assay.training.preference_reference import ReferenceTable
+from assay.training.row_schedule import BAD, GOOD, RowSchedule
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-from assay.verify.judge.pairwise import Comparison
+from assay.verify.learned.pairwise import Comparison
 
 DPO, KTO = PREFERENCES["dpo"], PREFERENCES["kto"]
 CPU = torch.device("cpu")

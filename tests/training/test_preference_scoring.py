@@ -13,7 +13,7 @@ from train_killer import fingerprint
 from train_worlds import World, rows_of
 
 from assay.learn.preference_update import PreferenceLearner
-from assay.run.listing import list_runs
+from assay.report.listing import list_runs
 from assay.training.api import dry_run, train
 
 

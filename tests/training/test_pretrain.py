@@ -21,13 +21,13 @@ from assay.config import DataConfig, EvaluationConfig, parse
 from assay.data.chat import PromptRenderer
 from assay.data.documents import Document, load_documents
 from assay.errors import AssayError, ModelError
+from assay.plan.measured.seconds import mean_lengths, time_given
 from assay.run.evaluations import best_step, why_settled
 from assay.run.metrics import is_timing
-from assay.start.seconds import mean_lengths, time_given
+from assay.session.assemble import open_bench
+from assay.session.consent import powers_of
 from assay.testing import byte_tokenizer
 from assay.training.api import dry_run, train
-from assay.training.assemble import open_bench
-from assay.training.consent import powers_of
 from assay.training.pretrain import Pieces
 from assay.types import Problem
 from assay.verify.service import VerifierService

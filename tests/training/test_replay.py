@@ -11,9 +11,9 @@ from train_worlds import CountingJudge, verdict
 from assay.config import SamplingConfig, parse
 from assay.errors import RunError
 from assay.run.directory import Run
+from assay.session.evaluate import judge_groups
+from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.testing import ScriptedGenerator
-from assay.training.evaluate import judge_groups
-from assay.training.replay import RunGenerator, RunVerifiers
 from assay.types import Completion, Problem, Verdict
 
 SAMPLING = SamplingConfig()

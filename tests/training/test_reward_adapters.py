@@ -12,7 +12,7 @@ import pytest
 
 import assay
 from assay.errors import DataError, VerifierError
-from assay.training.adapters import RewardFunction, text_of
+from assay.session.reward_function import RewardFunction, text_of
 from assay.types import Problem
 
 

@@ -16,9 +16,11 @@ from assay.config import DataConfig, RewardModelConfig, TrainConfig, build
 from assay.data.labelled import LabelledSteps
 from assay.errors import DataError, ModelError, RunStopped, UserError, VerifierError
 from assay.model.score_head import choose_way
+from assay.release.export import export
 from assay.reward_models.learned import close_reward_models
+from assay.session.stage import Stage
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
-from assay.training.api import dry_run, export, train
+from assay.training.api import dry_run, train
 from assay.training.reward_model import (
     SavedRewardModel,
     make_reward_learner,
@@ -27,7 +29,6 @@ from assay.training.reward_model import (
     run_reward_model,
 )
 from assay.training.reward_rows import LOADERS, RowReader, open_rows
-from assay.training.stage import Stage
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
 from assay.verify.service import VerifierService
@@ -349,7 +350,7 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
 def test_a_dry_run_with_adapters_is_refused_before_anything_is_loaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.training.assemble.load_model", None)
+    monkeypatch.setattr("assay.session.assemble.load_model", None)
     tree = config_of(world, KINDS["process"]).model_dump(exclude_none=True)
     tree["model"]["lora"] = {"rank": 2}
     with pytest.raises(UserError, match=r"model\.lora: found adapters") as told:

@@ -19,10 +19,10 @@ from assay.data.curriculum import Curriculum
 from assay.data.row_facts import RowFacts
 from assay.errors import ConfigError
 from assay.run.rollout_log import RolloutLog
+from assay.session.assemble import choose_algorithm
 from assay.testing import ScriptedGenerator
 from assay.training import rl
 from assay.training.api import train
-from assay.training.assemble import choose_algorithm
 from assay.training.batch_plan import BatchPlan, is_mixed
 from assay.training.rl import Loop, collect, train_step
 from assay.types import Completion, Group, Problem, Verdict

@@ -42,7 +42,7 @@ ONE_LINE = [
 def test_what_is_wrong_is_told_before_weights_are_loaded(
     world: World, scale: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.training.assemble.load_model", None)
+    monkeypatch.setattr("assay.session.assemble.load_model", None)
     with pytest.raises(ConfigError) as told:
         run_of(world, "wrong", scale=scale)
     assert words in str(told.value) and "\n" not in str(told.value)
@@ -76,7 +76,7 @@ def test_two_actors_give_the_bits_of_one_process(
         )
         assert tokens >= row["length/mean"] * 8 - 0.01, "and those of evaluations"
         assert row["verify/worker_1"] > 0
-    monkeypatch.setattr("assay.training.assemble.actors_for", None)
+    monkeypatch.setattr("assay.session.assemble.actors_for", None)
     heldout = str(world.folder / "heldout.jsonl")
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
 

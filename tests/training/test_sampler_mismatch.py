@@ -14,13 +14,9 @@ from assay.errors import RunStopped
 from assay.generate.engine import Engine
 from assay.learn.algorithms import IMPORTANCE_CAP
 from assay.model.probe import probe_layouts
+from assay.session.assemble import choose_algorithm, make_learner, open_bench
 from assay.testing import ScriptedGenerator
 from assay.training.api import train
-from assay.training.assemble import (
-    choose_algorithm,
-    make_learner,
-    open_bench,
-)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,7 +15,7 @@ from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
 from assay.errors import DataError
 from assay.testing import byte_tokenizer
-from assay.training.given import RowSchedule
+from assay.training.row_schedule import RowSchedule
 from assay.training.sft import trace_groups
 from assay.types import Group
 

@@ -16,9 +16,9 @@ from train_worlds import World
 
 from assay.config import parse
 from assay.errors import ConfigError, WorkerDied
+from assay.plan.measured.measure import measure
 from assay.scale import teacher as teacher_module
 from assay.scale import verifying
-from assay.start.measure import measure
 from assay.testing import save_tiny_model
 from assay.training.api import dry_run, train
 
@@ -111,7 +111,7 @@ def test_a_plan_opens_the_cluster(world: World, monkeypatch: pytest.MonkeyPatch)
         opened.append(given)
         return verifying.actors_for(*given)
 
-    monkeypatch.setattr("assay.training.assemble.actors_for", actors_for)
+    monkeypatch.setattr("assay.session.assemble.actors_for", actors_for)
     tree = {**WAYS["on policy"](world, "plan"), "scale": {"teacher_actors": 1}}
     measure(parse(tree), 0, lambda text: None)
     assert len(opened) == 1

@@ -20,9 +20,9 @@ from assay.learn.algorithms import algorithm
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
 from assay.learn.update import PolicyLearner
+from assay.report.report import write_report
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.run.report import write_report
 from assay.testing import Given, ScriptedGenerator, tiny_model
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import Loop, train_step

@@ -13,9 +13,9 @@ from train_worlds import REWARD, World, events_of, rows_of
 
 from assay.config import parse
 from assay.errors import DataError, RunError, VerifierError
+from assay.evaluation.rejudge import rescore
+from assay.session.assemble import verifier_options
 from assay.training.api import dry_run, evaluate, train
-from assay.training.assemble import verifier_options
-from assay.training.rescore import rescore
 
 SUM = f"{REWARD} + length_target"
 

@@ -26,7 +26,7 @@ from train_worlds import World, rows_of
 import assay.training.api  # noqa: F401 (heavy: imported before the first fork)
 from assay.cli import main
 from assay.run.metrics import is_timing
-from assay.training import kept
+from assay.training import teacher_cache
 
 STEPS = 6
 KILLED: set[int] = set()
@@ -292,7 +292,7 @@ def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) ->
 
 if __name__ == "__main__":
     folder, seed, num_kills, *stages = sys.argv[1:]
-    kept.PART = 3  # traces in a file
+    teacher_cache.PART = 3  # traces in a file
     given = (World(Path(folder)), int(seed), int(num_kills))
     found = {stage: kill_again_and_again(*given, stage) for stage in stages if stage in STAGES}
     if "ctrl_c" in stages:

@@ -171,7 +171,7 @@ def test_the_first_symbolic_answer_loads_sympy_as_a_heavy_import() -> None:
 import sys
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
-from assay.verify.loading import on_slow_import
+from assay.host.imports import on_slow_import
 seen = []
 on_slow_import(lambda on: seen.append((on, "sympy" in sys.modules)))
 judge = resolve("math").judge

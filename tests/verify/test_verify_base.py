@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from assay.errors import VerifierError
+from assay.host.fields import Field, one_of
 from assay.types import Problem, StepScore, Verdict
 from assay.verify import base
-from assay.verify.base import Field, Part, Verifier, as_part, one_of, resolve, spec_check
+from assay.verify.base import Part, Verifier, as_part, resolve, spec_check
 from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.schedule import Schedule

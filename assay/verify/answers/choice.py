@@ -11,6 +11,7 @@ from string import ascii_uppercase
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, is_answer, listed
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import (
     PHRASES,
@@ -22,7 +23,7 @@ from assay.verify.answers.commitment import (
     unwrapped,
 )
 from assay.verify.answers.tables import opens, pattern, says
-from assay.verify.base import Field, Part, Verifier, is_answer, listed, spec_check
+from assay.verify.base import Part, Verifier, spec_check
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, list_of, listed
 from assay.types import Completion, Problem
 from assay.verify.answers.call_formats import FORMATS
 from assay.verify.answers.calls import (
@@ -22,7 +23,7 @@ from assay.verify.answers.calls import (
     read_calls,
 )
 from assay.verify.answers.spans import best_sum
-from assay.verify.base import Field, Part, Verifier, list_of, listed, spec_check
+from assay.verify.base import Part, Verifier, spec_check
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),

@@ -11,11 +11,12 @@ from functools import lru_cache
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, flag
+from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, marks
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Part, Verifier, flag, spec_check
-from assay.verify.loading import slow_import
+from assay.verify.base import Part, Verifier, spec_check
 
 MAX_VALUES = 10_000  # values inside the answer
 MAX_DEPTH = 64

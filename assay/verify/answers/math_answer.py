@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from assay.host.fields import listed
 from assay.types import Completion, Problem
 from assay.verify.answers.equality import equivalent, is_single
 from assay.verify.answers.extraction import Commitment, find_answer
@@ -20,7 +21,7 @@ from assay.verify.answers.math_policy import (
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
 from assay.verify.answers.units import read_unit
-from assay.verify.base import ANSWER, Limits, Part, Verifier, listed
+from assay.verify.base import ANSWER, Limits, Part, Verifier
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from assay.verify.base import Field, choice, flag, is_number
+from assay.host.fields import Field, choice, flag, is_number
 
 European = Literal["auto", "always", "never"]
 Fallback = Literal["sentence", "none", "last_number"]

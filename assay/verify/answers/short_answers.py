@@ -6,6 +6,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Any
 
+from assay.host.fields import Field, flag, listed, one_of
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import (
     MAX_TEXT,
@@ -17,16 +18,7 @@ from assay.verify.answers.commitment import (
     unwrapped,
 )
 from assay.verify.answers.tables import says
-from assay.verify.base import (
-    ANSWER,
-    Field,
-    Limits,
-    Part,
-    Verifier,
-    flag,
-    listed,
-    one_of,
-)
+from assay.verify.base import ANSWER, Limits, Part, Verifier
 
 PLACES = ("auto", "whole", "last_line", "marked")
 LETTERS = "imsx"

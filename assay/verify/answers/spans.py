@@ -8,9 +8,10 @@ from functools import lru_cache
 from string import punctuation
 from typing import Any
 
+from assay.host.fields import Field, is_answer, list_of, listed
 from assay.types import Completion, Problem
 from assay.verify.answers.short_answers import place
-from assay.verify.base import Field, Part, Verifier, is_answer, list_of, listed
+from assay.verify.base import Part, Verifier
 
 BETWEEN = "|"
 MAX_ACCEPTED = 1000  # answers of one row

@@ -14,8 +14,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from assay.host.imports import slow_import
 from assay.verify.answers.notation import as_names
-from assay.verify.loading import slow_import
 
 MAX_LENGTH = 800
 MAX_DEPTH = 12

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, choice, flag, list_of
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, choice, flag, list_of, spec_check
+from assay.verify.base import Part, Verifier, spec_check
 from assay.verify.instructions.reading import Instruction, read_instruction
 
 MAX_INSTRUCTIONS = 60

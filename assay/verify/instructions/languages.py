@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import VerifierError
-from assay.verify.loading import slow_import
+from assay.host.imports import slow_import
 
 # What langdetect can answer: ISO 639-1, Chinese by its two ways of writing.
 _CODES = """

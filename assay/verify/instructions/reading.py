@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from assay.errors import VerifierError, did_you_mean, message
-from assay.verify.base import Field, is_number, is_text, list_of, one_of
+from assay.host.fields import Field, is_number, is_text, list_of, one_of
 from assay.verify.instructions.languages import LANGUAGES
 from assay.verify.instructions.rules import RULES
 from assay.verify.instructions.words import visible

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from assay.host.fields import Field, choice, list_of
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT
-from assay.verify.base import Field, Part, Verifier, choice, list_of
+from assay.verify.base import Part, Verifier
 
 MAX_STEPS = 200
 MIN_STEPS = 2

@@ -16,17 +16,10 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
+from assay.host.fields import Field, choice, list_of, whole
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, uncommented, unwrapped
-from assay.verify.base import (
-    Field,
-    Part,
-    Verifier,
-    choice,
-    list_of,
-    spec_check,
-    whole,
-)
+from assay.verify.base import Part, Verifier, spec_check
 
 MAX_EXPRESSION = 1000  # characters
 MAX_DEPTH = 50

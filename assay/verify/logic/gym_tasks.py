@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from assay.errors import VerifierError, message, nearest
+from assay.host.fields import Field, flag
+from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import (
     bare,
@@ -20,8 +22,7 @@ from assay.verify.answers.commitment import (
     uncommented,
     unwrapped,
 )
-from assay.verify.base import Field, Limits, Part, Verifier, flag, spec_check
-from assay.verify.loading import slow_import
+from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
 MAX_ANSWER = 4000  # characters, or four times the expected answer where that is more

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError
-from assay.verify.loading import slow_import
+from assay.host.imports import slow_import
 from assay.verify.logic.formulas import Formula, LogicTerm, NotAFormula
 
 MAX_TABLE = 16  # variables of a truth table

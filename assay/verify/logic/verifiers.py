@@ -10,19 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, choice, is_text, list_of, whole
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, uncommented
-from assay.verify.base import (
-    Field,
-    Limits,
-    Part,
-    Verifier,
-    choice,
-    is_text,
-    list_of,
-    spec_check,
-    whole,
-)
+from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.countdown import marked_or_last
 from assay.verify.logic.formulas import (
     MAX_FORMULA,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from assay.errors import VerifierError
+from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
-from assay.verify.loading import slow_import
 from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
 from assay.verify.programs.program import Program, find_program

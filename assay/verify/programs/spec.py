@@ -10,8 +10,8 @@ from types import NoneType
 from typing import Any, Literal, TypeAlias, cast
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field
 from assay.types import Problem
-from assay.verify.base import Field
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES
 from assay.verify.programs.program import bound_names
 from assay.verify.programs.setup import tree_of

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from assay.errors import DataError, VerifierError, did_you_mean, message
-from assay.terminal import lined
+from assay.host.terminal import lined
 from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression

@@ -17,8 +17,9 @@ from functools import cached_property
 from typing import Any, cast, get_args
 
 from assay.errors import VerifierError, did_you_mean, message, nearest, slip_of
+from assay.host.fields import Field
 from assay.types import Problem
-from assay.verify.base import Field, Limits, Takes, Verifier, resolve
+from assay.verify.base import Limits, Takes, Verifier, resolve
 
 LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
     "thread": {"concurrency": 8},

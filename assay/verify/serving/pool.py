@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from assay.errors import WorkerDied
+from assay.host.orphans import clear, new_family, start_watcher
 from assay.types import Group
 from assay.verify.base import Part
 from assay.verify.serving.calling import WHOLE_GROUP
@@ -18,7 +19,6 @@ from assay.verify.serving.job import Call
 from assay.verify.serving.lanes import Deliver, Lane
 from assay.verify.serving.process import IMPORT_DEADLINE, NONSENSE, Lost, Worker, cause_of
 from assay.verify.serving.protocol import decode_part, encode_group
-from assay.verify.serving.remains import clear, new_family, start_watcher
 
 MAX_FAILED_STARTS = 3
 MOST_AT_ONCE = 64  # calls that a worker is given in one request, but where they are quick

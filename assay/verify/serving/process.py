@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from assay.host.orphans import Remains
 from assay.verify.serving.protocol import MAX_REPLY
-from assay.verify.serving.remains import Remains
 
 START_DEADLINE = 120.0  # seconds for a fresh interpreter
 IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker

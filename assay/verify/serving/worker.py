@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from assay.host.imports import on_slow_import, slow_import
 from assay.types import Group
 from assay.verify.base import Part, Verifier, resolve
-from assay.verify.loading import on_slow_import, slow_import
 from assay.verify.serving.calling import ANY_ERROR, Row, in_words, judge_unit
 from assay.verify.serving.configured import Configured, facts_of
 from assay.verify.serving.protocol import decode_group, encode_part, reply_line

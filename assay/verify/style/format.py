@@ -6,8 +6,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from assay.host.fields import Field, choice, flag, is_text
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, Part, Verifier, choice, flag, is_text
+from assay.verify.base import Part, Verifier
 
 # Letters and symbols by their category, of which nothing is seen: fillers, empty braille.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")

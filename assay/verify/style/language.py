@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import VerifierError
+from assay.host.fields import Field, choice, number
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, choice, number
+from assay.verify.base import Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.host.fields import Field, choice, number
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Part, Verifier, choice, number, spec_check
+from assay.verify.base import Part, Verifier, spec_check
 
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
 

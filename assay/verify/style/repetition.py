@@ -9,8 +9,9 @@ from itertools import accumulate, groupby
 from operator import and_
 from typing import Any
 
+from assay.host.fields import Field, whole
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, whole
+from assay.verify.base import Part, Verifier
 
 NGRAM = 4  # units; NGRAM_CJK where most units are single characters
 NGRAM_CJK = 8

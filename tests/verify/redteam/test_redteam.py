@@ -16,7 +16,7 @@ from assay.data.problems import load_problems
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
-from assay.verify.judge.panel import close_judges
+from assay.verify.learned.panel import close_judges
 from assay.verify.redteam.suite import VALUES, Case
 from assay.verify.redteam.team import (
     choose_suite,

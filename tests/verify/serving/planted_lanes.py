@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from assay.host.fields import Field
 from assay.reward_models.learned import checkpoint_evidence
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Limits, Part, Verifier
+from assay.verify.base import Limits, Part, Verifier
 
 calls: list[Any] = []
 threads: set[str] = set()

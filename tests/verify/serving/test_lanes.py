@@ -216,7 +216,8 @@ def test_users_verifiers_run_in_workers_whatever_they_declare(
         textwrap.dedent(
             """
             import os
-            from assay.verify.base import Field, Part, Verifier
+            from assay.host.fields import Field
+            from assay.verify.base import (Part, Verifier)
 
             def one(problem, completion):
                 return {"score": 1, "pid": os.getpid(), "told": problem.spec.get("told", 0)}

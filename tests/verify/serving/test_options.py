@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
+from assay.host.fields import Field
 from assay.types import Problem
-from assay.verify.base import Field, Verifier
+from assay.verify.base import Verifier
 from assay.verify.service import VerifierService
 from assay.verify.serving.configured import Configured, RowCheck, canonical, options_digest
 

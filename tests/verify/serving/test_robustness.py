@@ -26,7 +26,8 @@ from assay.verify.serving.process import Lost, Worker
 
 VILLAINS = '''
 import os, re, signal, socket, subprocess, sys, tempfile, threading, time
-from assay.verify.base import Field, Limits, Verifier
+from assay.host.fields import Field
+from assay.verify.base import (Limits, Verifier)
 
 def deeds(problem, completion):
     """Does what the completion says."""

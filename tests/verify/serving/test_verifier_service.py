@@ -31,7 +31,7 @@ MATH = resolve("math")
 REWARDS = '''
 import ctypes, os, signal, sys, threading, time
 from assay.types import StepScore, Verdict
-from assay.verify.loading import slow_import
+from assay.host.imports import slow_import
 
 def loads(problem, completion):
     with slow_import(): time.sleep(2)

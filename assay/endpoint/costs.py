@@ -1,0 +1,93 @@
+"""What judges cost: requests, tokens and money by model, and a budget that is never overdrawn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from assay.endpoint.replies import JudgeTrouble, read_usage
+from assay.endpoint.settings import Endpoint
+
+CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
+COUNTS = (
+    *("requests", "failures", "reused", "unstructured"),
+    *("input_tokens", "output_tokens", "estimated", "cost"),
+)
+
+_lock = threading.Lock()
+_costs: dict[str, dict[str, float]] = {}
+
+
+def judge_costs() -> dict[str, dict[str, float]]:
+    """Return what every judge was asked and cost so far in this process, by model.
+
+    requests: answered ones, whatever they said. failures: without a usable answer; each may have
+    been tried again. reused: replies taken from the store instead. unstructured: requests without a
+    schema of the reply, which the endpoint refused. estimated: requests whose tokens it did not
+    count. cost: in the currency of ``price_input`` and ``price_output``.
+    """
+    with _lock:
+        return {model: dict(costs) for model, costs in sorted(_costs.items())}
+
+
+def reset_judge_costs() -> None:
+    """Start counting anew."""
+    with _lock:
+        _costs.clear()
+
+
+def count(model: str, **amounts: float) -> None:
+    """Add to what a model cost."""
+    with _lock:
+        costs = _costs.setdefault(model, dict.fromkeys(COUNTS, 0))
+        for name, amount in amounts.items():
+            costs[name] += amount
+
+
+class Budget:
+    """Bounds what is spent: each request first sets its largest cost aside. Safe in any thread."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit
+        self._spent = 0.0
+        self._reserved = 0.0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def request(self, judge: Endpoint, input_chars: int) -> Generator[list[float]]:
+        """Set a request's largest cost aside meanwhile; raises JudgeTrouble at the limit.
+
+        What is put on the list is what it cost in truth.
+        """
+        most = judge.cost(input_chars / CHARS_PER_TOKEN, judge.max_tokens)
+        with self._lock:
+            if self.limit is not None and self._spent + self._reserved + most > self.limit:
+                raise JudgeTrouble(
+                    "unavailable",
+                    f"the judge's budget of {self.limit:g} is spent ({self._spent:.4g} so far, "
+                    f"a request may cost {most:.2g}); raise verification.options.judge.budget",
+                    retry=False,
+                )
+            self._reserved += most
+        expenses: list[float] = []
+        try:
+            yield expenses
+        finally:
+            with self._lock:
+                self._reserved -= most
+                self._spent += sum(expenses)
+
+
+def count_reply(judge: Endpoint, body: Any, input_chars: int, output_chars: int) -> float:
+    """Count an answered request, and return its cost, estimated where tokens are not counted."""
+    usage = read_usage(body)
+    given, made = usage.input_tokens, usage.output_tokens
+    known = given is not None and made is not None
+    given = -(-input_chars // CHARS_PER_TOKEN) if given is None else given
+    made = -(-output_chars // CHARS_PER_TOKEN) if made is None else made
+    cost = judge.cost(given, made)
+    tokens = {"input_tokens": given, "output_tokens": made}
+    count(judge.model, requests=1, estimated=not known, cost=cost, **tokens)
+    return cost

@@ -1,0 +1,317 @@
+"""People look at what two verifiers disagree about: ``assay audit RUN``.
+
+A second verifier judges recorded completions again. Passes that it rejects, and rejections that it
+accepts, wait in ``RUN/audit/queue.jsonl`` for the label of a person; so do passes of which a
+verifier of steps finds a step wrong. Rows with a label are sets of their own, of answers and of
+steps, for ``assay verify --self-test --labelled FILE``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.errors import DataError, RunError, message
+from assay.evaluation.rejudge import Pairs, rescore
+from assay.evaluation.step_audit import StepAudit, audit_steps, read_step_audit
+from assay.host.files import check_folder, config_of, plain, read_rows, write_atomic
+from assay.host.terminal import lined
+from assay.report.loaded import load_run
+from assay.run.intervals import share_interval
+from assay.types import Group, Verdict
+from assay.verify.selftest import labelled_row
+
+LABELS = ("passed", "failed", "unsure")
+QUEUE, LABELLED, LABELLED_STEPS = "queue.jsonl", "labelled.jsonl", "labelled_steps.jsonl"
+_NEEDED = {"id", "step", "kind", "prompt", "completion", "think", "spec", "verdicts", "extracted"}
+_WAYS = {
+    ("passed", "failed"): "passed, and the second verifier rejects it",
+    ("failed", "passed"): "failed, and the second verifier accepts it",
+}
+_STEP_IS_WRONG = "passed, and a step of it is wrong"
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit holds. judged: by the second verifier, in this call; found: how many of them it
+    judged otherwise, by the way. waiting: rows without a label. right: how often each verifier said
+    what people say, by the way. steps: what those of passes came to, when they were judged last."""
+
+    run: str
+    queue: str
+    labelled: str
+    second: str | None = None
+    judged: int = 0
+    found: Mapping[str, int] = field(default_factory=dict[str, int])
+    rows: int = 0
+    waiting: int = 0
+    unsure: int = 0
+    right: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Any])
+    steps: StepAudit | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        steps = None if self.steps is None else self.steps.as_dict()
+        return plain({**asdict(self), "steps": steps})
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        if self.second is not None:
+            lines.append(f"{self.run}: {self.judged} completions judged again by {self.second}")
+            lines += [f"  {way}: {count}" for way, count in self.found.items()]
+        lines += [] if self.steps is None else self.steps.lines()
+        lines.append(
+            f"{self.queue}: {self.rows} rows, {self.rows - self.waiting} with a label"
+            f" ({self.unsure} unsure)"
+        )
+        for way, right in self.right.items():
+            of = right["first"] + right["second"]
+            side = "second" if way == _STEP_IS_WRONG else "first"
+            low, high = share_interval(right[side] / of, of)
+            who = "the verifier of steps" if way == _STEP_IS_WRONG else "the run's verifier"
+            lines.append(
+                f"  {way}: {who} was right in {right[side]} of {of}"
+                f" (95% interval {low:.0%} to {high:.0%})"
+            )
+        if self.waiting:
+            lines.append(f'label them: assay audit {self.run} --label, or write "label" there')
+        sets = {_set_of(way): None for way in self.right}
+        lines += [
+            "as a labelled set: assay verify --self-test --labelled"
+            f" {Path(self.queue).with_name(name)} --verifier NAME"
+            for name in sets
+        ]
+        return lined(lines)
+
+
+def audit(
+    run: Path | str,
+    second: str | None = None,
+    *,
+    steps: str | None = None,
+    count: int = 50,
+    among: int = 2000,
+    seed: int = 0,
+    at: Sequence[int] = (),
+    passes: int = 50,
+    below: float = 0.5,
+    **how: Any,
+) -> AuditResult:
+    """Fill the queue with what a second verifier judges otherwise; return how the audit stands.
+
+    second: None: nothing is judged, labels are read back. count: at most so many new rows, half of
+    each way where there are enough. among: judge the completions of steps drawn at random, until
+    there are about so many. steps: a verifier of steps; passes with a wrong one are queued too, at
+    most ``count``. at, passes, below: as `audit_steps` has them. seed: of all draws. how: as
+    `rescore` has it.
+
+    Raises RunError where the run holds no rollouts, DataError for a label that is none.
+    """
+    folder = Path(run)
+    config_of(folder)
+    rows = read_queue(folder)
+    judged, found = 0, Counter[str]()
+    if second is not None:
+        check_folder(folder / "audit", str(folder))
+        judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
+        found.update(row["kind"] for row in fresh)
+        known = {row["id"] for row in rows if row["kind"] != _STEP_IS_WRONG}
+        rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
+    if steps is not None:
+        check_folder(folder / "audit", str(folder))
+        drawn = {"at": at, "passes": passes, "below": below, "seed": seed}
+        _, wrong = audit_steps(folder, steps, **drawn, how=how)
+        known = {row["id"] for row in rows if row["kind"] == _STEP_IS_WRONG}
+        fresh = [_with_steps(*one, below) for one in wrong if one[0].completions[0].id not in known]
+        rows += random.Random(f"{seed} wrong steps").sample(fresh, min(count, len(fresh)))
+    if rows:
+        write_queue(folder, rows)
+    return _standing(folder, rows, second, judged, found)
+
+
+def label(
+    run: Path | str, ask: Callable[[str], str], say: Callable[[str], None], by: str
+) -> AuditResult:
+    """Show each row that waits, and take a person's label: passed, failed, unsure, or quit.
+
+    Each label is written at once. Raises RunError where nothing waits.
+    """
+    folder = Path(run)
+    rows = read_queue(folder)
+    waiting = [row for row in rows if row["label"] is None]
+    if not waiting:
+        found = f"{len(rows)} rows, none without a label"
+        accepted = "a queue: assay audit RUN --second VERIFIER fills it"
+        raise RunError(message(f"assay audit {folder} --label", found, accepted))
+    answers = {one[0]: one for one in LABELS} | {one: one for one in LABELS}
+    for number, row in enumerate(waiting, 1):
+        say("\n".join(_shown(row, number, len(waiting))))
+        answer = ""
+        while answer not in (*answers, "q", "quit"):
+            answer = ask("p(assed), f(ailed), u(nsure) or q(uit)").strip().lower()
+        if answer in ("q", "quit"):
+            break
+        row |= {"label": answers[answer], "by": by}
+        write_queue(folder, rows)
+    return _standing(folder, rows)
+
+
+def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
+    spec = ", ".join(f"{key}: {value}" for key, value in row["spec"].items())
+    head = f"=== {number} of {of}: {row['id']} (step {row['step']}) ==="
+    read = f"read {row['extracted'][0]!r}, the second {row['extracted'][1]!r}"
+    if row["kind"] == _STEP_IS_WRONG:
+        scores = ", ".join(f"{score:.2f}" for score in row.get("step_scores", ()))
+        read = f"is every step right? the scores of its steps: {scores}"
+    return [head, str(row["prompt"]), "--- completion ---", row["completion"], "---", spec, read]
+
+
+def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
+    """Return steps drawn at random that hold about so many completions, in order."""
+    rows = load_run(folder).rollouts(columns=["step"])
+    if not rows:
+        raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
+    sizes = Counter(rows["step"])
+    steps = sorted(sizes)
+    random.Random(f"{seed} steps").shuffle(steps)
+    taken: list[int] = []
+    while steps and sum(sizes[step] for step in taken) < among:
+        taken.append(steps.pop())
+    return sorted(taken)
+
+
+def _disagreements(
+    folder: Path, second: str, steps: Sequence[int], how: Mapping[str, Any]
+) -> tuple[int, list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def see(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
+        way = _WAYS.get((before.status, after.status))
+        if way is not None:
+            found.append(_as_row(group, index, before, after, step) | {"kind": way})
+
+    def take(step: int, pairs: Pairs) -> Pairs:  # by the second, whatever a row names
+        return [(replace(g, problem=replace(g.problem, verifier=None)), old) for g, old in pairs]
+
+    result = rescore(folder, second, steps=steps, take=take, see=see, **how)
+    return result.completions, found
+
+
+def _as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
+    completion = group.completions[index]
+    return {
+        "id": completion.id,
+        "step": step,
+        "kind": "",
+        "prompt": group.problem.question,
+        "completion": completion.text,
+        "think": completion.think.mode,
+        "spec": plain(group.problem.spec),
+        "verifiers": [before.verifier, after.verifier],
+        "verdicts": [before.status, after.status],
+        "extracted": [before.extracted, after.extracted],
+        "label": None,
+        "by": None,
+    }
+
+
+def _with_steps(
+    group: Group, index: int, before: Verdict, after: Verdict, step: int, below: float
+) -> dict[str, Any]:
+    """Return the row of a pass of which a step is wrong, whatever else its second verdict says."""
+    row = _as_row(group, index, before, after, step) | {"kind": _STEP_IS_WRONG}
+    scores = [one.score for one in after.step_scores]
+    return row | {"verdicts": [before.status, "failed"], "step_scores": scores, "below": below}
+
+
+def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
+    """Return at most so many rows drawn at random, as evenly over both ways as there are."""
+    chance = random.Random(f"{seed} rows")
+    sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
+    sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
+    few = sides[0][: count // 2]
+    taken = {row["id"] for row in [*few, *sides[1][: count - len(few)]]}
+    return [row for row in rows if row["id"] in taken]
+
+
+def read_queue(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's queue, also as people have edited it; raises DataError."""
+    path = folder / "audit" / QUEUE
+    rows = list(read_rows(path))
+    if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
+        where, remedy = f"{path}:{lines}", "mend the line, or take it out"
+        raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
+    for number, row in enumerate(rows, 1):
+        where = f"{path} row {number}"
+        if missing := _NEEDED - row.keys():
+            found = f"no {', '.join(sorted(missing))}"
+            raise DataError(message(where, found, "the keys that the row had", "restore them"))
+        if row.get("label") not in (None, *LABELS):
+            accepted = f"null, {', '.join(LABELS)}"
+            raise DataError(message(f"{where} label", repr(row["label"]), accepted))
+        row.setdefault("label", None)
+    return rows
+
+
+def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the queue, and what of it has a label as labelled sets: of answers, and of steps.
+
+    A right answer by wrong steps says nothing against a verifier of answers.
+    """
+    (folder / "audit").mkdir(exist_ok=True)
+    sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
+    for row in rows:
+        if row["label"] in ("passed", "failed"):
+            sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
+    for name, some in sets.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
+        write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
+
+
+def _set_of(kind: str) -> str:
+    return LABELLED_STEPS if kind == _STEP_IS_WRONG else LABELLED
+
+
+def _as_labelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    about = {
+        "id": f"{row['id']}@{row['step']}",
+        "prompt": row["prompt"],
+        "completion": row["completion"],
+        "think": row["think"],
+        "expected": row["label"],
+        "kind": "audit",
+        "note": f"{row['kind']}; labelled by {row.get('by') or 'a person'}",
+    }
+    return labelled_row(about, row["spec"])
+
+
+def _standing(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    second: str | None = None,
+    judged: int = 0,
+    found: Mapping[str, int] | None = None,
+) -> AuditResult:
+    right: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row["label"] in ("passed", "failed"):
+            side = "first" if row["label"] == row["verdicts"][0] else "second"
+            right.setdefault(row["kind"], Counter({"first": 0, "second": 0}))[side] += 1
+    return AuditResult(
+        run=str(folder),
+        queue=str(folder / "audit" / QUEUE),
+        labelled=str(folder / "audit" / LABELLED),
+        second=second,
+        judged=judged,
+        found={way: (found or {}).get(way, 0) for way in _WAYS.values()} if second else {},
+        rows=len(rows),
+        waiting=sum(row["label"] is None for row in rows),
+        unsure=sum(row["label"] == "unsure" for row in rows),
+        right={way: dict(each) for way, each in right.items()},
+        steps=read_step_audit(folder),
+    )

@@ -1,0 +1,433 @@
+"""Two models on the same problems: what one gains over the other, and what a judge prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator as Yields
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay import config as configuration
+from assay.config import SamplingConfig, TrainConfig
+from assay.data.chat import PromptRenderer, keep_fitting
+from assay.data.completions import read_completions
+from assay.data.problems import ProblemSet, load_problems
+from assay.data.source import Source
+from assay.data.sources import Rows, as_sources
+from assay.errors import ConfigError, DataError, VerifierError, message
+from assay.evaluation.compare_result import ComparedSet, CompareResult, compared, with_p_of_all
+from assay.evaluation.preference_judge import Candidates, Preferring, open_judge
+from assay.generate.base import Generator
+from assay.host.files import check_output, open_output
+from assay.host.startup import doing
+from assay.run.startup import show_startup
+from assay.session.assemble import open_bench, open_verifiers, show_sampling, with_slots
+from assay.session.evaluate import Evaluation, Judge, evaluate
+from assay.session.results import sample_lines
+from assay.session.sampling import HowToSample, sampling_config
+from assay.session.thinking import useless_thinking
+from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.verify.learned.pairwise import length_controlled_win_rate, win_rate
+from assay.verify.service import VerifierService
+
+
+def compare(
+    a: Path | str,
+    b: Path | str,
+    problems: Rows = (),
+    *,
+    out_of_domain: Rows = (),
+    judge: str | None = None,
+    num_samples: int = 1,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+    think_budget: int | None = None,
+    effort: str | None = None,
+    max_problems: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    out: Path | str | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    adapter: Path | str | None = None,
+    quiet: bool = False,
+    fitting: Sequence[str] = (),
+) -> CompareResult:
+    """Compare two models on the same problems, asked with the same random numbers.
+
+        found = assay.compare("runs/cold", "runs/first", "sums.jsonl", out_of_domain="gsm.jsonl")
+        print(found)
+        found.sets[0].gain.value, found.sets[0].gain.interval, found.sets[0].p_value
+
+    a, b: each as `evaluate` takes it, or a JSONL file of completions that were sampled before
+    (``out`` of `evaluate`), which are judged again. A model that is no run is asked as the run
+    beside it was. problems: sources, each a set of its own, or rows. out_of_domain: sets of what
+    was not trained for, so that forgetting is seen. judge: ``pairwise``, the judge of
+    ``verification.options.judge``, asked in both orders; or a verifier, of which the higher reward
+    wins. max_problems: the first of each set. out: a JSONL file that gets every completion; it can
+    stand for ``a`` and ``b`` later. fitting: sources whose prompts are left out if they do not fit.
+    adapter: of ``b`` alone, so that both may be one base model.
+
+    The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
+    """
+    configuration.check_siblings(num_samples, temperature)
+    sources = _sources(problems, out_of_domain, out)
+    names = (str(a), str(b))
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
+    configs = _configs(names, [str(one) for one, _ in sources], how)
+    pairs = zip(names, "AB", strict=True)
+    files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
+    common = configs[0] if _is_of_run(configs[0]) else configs[1]
+    with ExitStack() as stack:
+        with show_startup(quiet):
+            verifiers = open_verifiers(common, stack)
+            judging = None if judge is None else open_judge(judge, common, stack)
+            about = (common, verifiers, max_problems, judging, fitting)
+            sets = [_open_set(*one, *about) for one in sources]
+        if verifier is None:
+            _check_one_verifier(configs, sets)
+        file = None if out is None else stack.enter_context(_Lines(Path(out)))
+        found: list[list[_Measured]] = []
+        for name, side, config, recorded in zip(names, "AB", configs, files, strict=True):
+            sampling = configuration.at_temperature(config.sampling, temperature)
+            asked = _Asked(name, side, sampling, file, judging is not None)
+            if recorded is not None:
+                found.append([asked.measure(*recorded.of(one), one) for one in sets])
+                continue
+            with _engine(config, verifiers, sets, num_samples, quiet) as sampler:
+                found.append([sampler(asked, one) for one in sets])
+        each = zip(sets, found[0], found[1], strict=True)
+        results = [_result(one, mine, its, judging) for one, mine, its in each]
+    most = max(one.num_samples for side in found for one in side)
+    heat = None if all(files) else temperature
+    notes = [] if any(files) else list(_unequal(configs))
+    notes += [
+        f"note: {side}: {own[0].useless}"
+        for side, own in zip("AB", found, strict=True)
+        if how.asks_thinking and all(one.useless for one in own)
+    ]
+    return CompareResult(*names, with_p_of_all(results), judge, heat, most, notes)
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Problems that both models are asked. verifiers: what judges them, or says that none can."""
+
+    name: str
+    out_of_domain: bool
+    problems: ProblemSet
+    verifiers: Judge
+    fitting: bool = False
+
+
+@dataclass
+class _Measured:
+    """What one model did on a set. kept: its completions by problem, where a judge compares.
+
+    left_out: ids of problems whose prompts do not fit. useless: the complaint where it controls
+    thinking, and no prompt thinks.
+    """
+
+    evaluation: Evaluation
+    num_samples: int
+    num_characters: int = 0
+    kept: dict[str, Group] = field(default_factory=dict[str, Group])
+    left_out: Sequence[str] = ()
+    useless: str = ""
+
+    @property
+    def characters(self) -> float:
+        return self.num_characters / max(1, self.evaluation.num_completions)
+
+
+def _sources(
+    problems: Rows, out_of_domain: Rows, out: Path | str | None
+) -> list[tuple[str | Source, bool]]:
+    """Return each source, and whether it is out of domain; none of them may be ``out``."""
+    if out is not None:
+        check_output(Path(out))
+    near, far = as_sources(problems), as_sources(out_of_domain)
+    found = [*((one, False) for one in near), *((one, True) for one in far)]
+    names = [str(one) for one, _ in found]
+    if not found:
+        remedy = "to read what two runs recorded: assay compare-runs A B"
+        where, accepted = "compare", "problems (--problems, --out-of-domain)"
+        raise ConfigError(message(where, "no problems", accepted, remedy))
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(message(name, "the same source twice", "each source once"))
+        if out is not None and Path(name).expanduser().resolve() == Path(out).resolve():
+            raise ConfigError(message(f"--out {out}", "a source of problems", "another file"))
+    return found
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.is_file() and path.suffix != ".gguf"
+
+
+def _is_of_run(config: TrainConfig) -> bool:
+    places = filter(None, (config.model.path, config.model.adapter))
+    return any((Path(one).parent.parent / "config.toml").is_file() for one in places)
+
+
+def _configs(
+    names: tuple[str, str], sources: Sequence[str], how: HowToSample
+) -> tuple[TrainConfig, TrainConfig]:
+    """Return how to sample from each model; one that is no run is asked as the run beside it."""
+    if how.adapter is not None and _is_file(names[1]):
+        found, accepted = "completions that were sampled before", "a model"
+        raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
+    each = (replace(how, adapter=None), how)
+    own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
+    runs = [_is_of_run(config) for config in own]
+    if runs[0] != runs[1]:
+        run, other = runs.index(True), runs.index(False)
+        own[other] = own[run].model_copy(update={"model": own[other].model})
+    return own[0], own[1]
+
+
+def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
+    """Raise ConfigError where rows name no verifier, and two runs would judge them differently."""
+    first, second = (
+        " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
+        for config in configs
+    )
+    unnamed = (one.problems[n].verifier is None for one in sets for n in range(len(one.problems)))
+    if first != second and any(unnamed):
+        found = f"{first} in the run of A and {second} in that of B"
+        accepted = "one verifier for both"
+        raise ConfigError(message("compare", found, accepted, f"add --verifier '{second}'"))
+
+
+@doing("checking the rows")
+def _open_set(
+    source: str | Source,
+    out_of_domain: bool,
+    config: TrainConfig,
+    verifiers: VerifierService,
+    limit: int | None,
+    judging: Preferring | None,
+    fitting: Sequence[str],
+) -> _Set:
+    """Open a source of problems; where a judge compares, no verifier need be able to read them."""
+    check = verifiers.check_problem if judging is None else judging.check
+    on_bad_row = config.data.on_bad_row
+    problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
+    judge: Judge = verifiers
+    try:
+        for problem in (problems[n] for n in range(len(problems) if judging else 0)):
+            verifiers.check_problem(problem)
+    except VerifierError:
+        judge = _Unverified()
+    return _Set(str(source), out_of_domain, problems, judge, str(source) in fitting)
+
+
+class _Unverified:
+    """Judges nothing: of problems that no verifier can read, as they have no answer."""
+
+    @contextmanager
+    def judging(self) -> Yields[_Unverified]:
+        yield self
+
+    def add(self, group: Group) -> None:
+        """Nothing is begun."""
+
+    def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Return that nothing was judged."""
+        none = Verdict.not_judged("unavailable", "none", detail="the row has nothing to verify")
+        return [(none,) * len(group.completions) for group in groups]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One model that is asked. file: gets every completion. keeps: a judge needs them later."""
+
+    name: str
+    side: str
+    sampling: SamplingConfig
+    file: Any
+    keeps: bool
+
+    def measure(
+        self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
+    ) -> _Measured:
+        """Ask the problems of a set, and have the completions judged."""
+        done = _Measured(Evaluation(0, 0, 0, 0.0, None), num_samples)
+
+        def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
+            done.num_characters += sum(len(each.text) for each in group.completions)
+            if self.keeps:
+                done.kept[group.problem.id] = group
+            if self.file is None:
+                return
+            told = {"side": self.side, "model": self.name, "set": one.name}
+            self.file.writelines(sample_lines(group, verdicts, **told))
+
+        done.evaluation = evaluate(
+            generator, one.verifiers, problems, self.sampling, num_samples, keep
+        )
+        return done
+
+
+@contextmanager
+def _engine(
+    config: TrainConfig,
+    verifiers: VerifierService,
+    sets: Sequence[_Set],
+    num_samples: int,
+    quiet: bool,
+) -> Yields[Callable[[_Asked, _Set], _Measured]]:
+    """Load a model, and yield what samples from it; its memory is given back for the next one."""
+    with ExitStack() as stack:
+        most = max(len(one.problems) for one in sets) * num_samples
+        with show_startup(quiet):
+            bench = open_bench(with_slots(config, most), verifiers)
+            bad_row = config.data.on_bad_row
+            with doing("rendering the rows"):
+                fitted = {one.name: _fitting(one, bench.renderer, bad_row) for one in sets}
+        watch = show_sampling(bench, stack, quiet)
+
+        def sample(asked: _Asked, one: _Set) -> _Measured:
+            problems = fitted[one.name]
+            useless = useless_thinking(bench.renderer, problems, asked.sampling)
+            with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
+                done = asked.measure(bench.generator, problems, num_samples, one)
+            if one.fitting:
+                done.left_out = sorted(set(_ids(one.problems)) - set(_ids(problems)))
+            return replace(done, useless=useless)
+
+        yield sample
+
+
+def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
+    if not one.fitting:
+        return keep_fitting(one.problems, renderer, on_bad_row)
+    try:
+        return keep_fitting(one.problems, renderer, "skip")
+    except DataError:  # none of them does
+        return one.problems.select([])
+
+
+def _ids(problems: ProblemSet) -> Yields[str]:
+    yield from (problems[n].id for n in range(len(problems)))
+
+
+class _Lines:
+    """A file of completions, which is there once there is one: what fails before leaves no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = ExitStack()
+        self._file: Any = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines; the first ones make the file."""
+        if self._file is None:
+            self._file = self._stack.enter_context(open_output(self._path))
+        self._file.writelines(lines)
+
+
+class _Recorded:
+    """Completions of a file, by the set and the problem; a generator that only hands them out."""
+
+    policy_version = 0
+    exact = gives_model_logprobs = False
+
+    def __init__(self, path: Path, side: str) -> None:
+        self.path, self._set = path, ""
+        self._completions: dict[tuple[str, str], list[Completion]] = {}
+        for row in read_completions(path):
+            if row.keys.get("side", side) == side:
+                key = str(row.keys.get("set", "")), row.problem_id
+                self._completions.setdefault(key, []).append(row.to_judge()[1])
+
+    def of(self, one: _Set) -> tuple[Generator, Sequence[Problem], int]:
+        """Return what hands out the completions of a set, its problems, and how many each has."""
+        self._set = one.name
+        every = [one.problems[n] for n in range(len(one.problems))]
+        problems = [problem for problem in every if self._found(problem)]
+        if not problems:
+            ids = ", ".join(id for _, id in list(self._completions)[:3]) or "none"
+            found = f"no completion of its problems ({every[0].id}, ...) but of {ids}"
+            accepted = "completions of the same problems, by their ids"
+            raise DataError(message(f"{self.path}: {one.name}", found, accepted))
+        return self, problems, max(len(self._found(problem)) for problem in problems)
+
+    def _found(self, problem: Problem) -> list[Completion]:
+        unnamed = self._completions.get(("", problem.id), [])
+        return self._completions.get((self._set, problem.id), unnamed)
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+        race: object = None,
+    ) -> list[Group]:
+        """Return the completions that the file holds of each problem."""
+        groups: list[Group] = []
+        for problem in problems:
+            completions = tuple(
+                replace(one, id=f"{problem.group_id}/{n}")
+                for n, one in enumerate(self._found(problem))
+            )
+            prompt = Prompt(problem.question, np.zeros(0, np.int32), completions[0].think)
+            groups.append(Group(problem, prompt, completions))
+            if on_group is not None:
+                on_group(groups[-1])
+        return groups
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def load_policy(self, weights: Any) -> None:
+        """What was sampled stays as it is."""
+
+
+def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -> ComparedSet:
+    both = (a.evaluation, b.evaluation)
+    found = compared(one.name, one.out_of_domain, both, (a.characters, b.characters))
+    found = replace(found, left_out=tuple(sorted({*a.left_out, *b.left_out})))
+    if judging is None:
+        return found
+    pairs: list[Candidates] = [
+        (group.problem, its, mine)  # B first: what it wins is asked for
+        for id, group in a.kept.items()
+        if id in b.kept
+        for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
+    ]
+    comparisons = judging.judge(pairs)
+    judged = [each for each in comparisons if each.outcome is not None]
+    if not judged:
+        why = next((f": {each.reason}, {each.detail}" for each in comparisons), "")
+        return replace(found, not_compared=f"none of {len(pairs)} pairs was judged{why}")
+    even = length_controlled_win_rate(comparisons)
+    return replace(found, wins=win_rate(comparisons), wins_at_equal_length=even)
+
+
+def _unequal(configs: Sequence[TrainConfig]) -> Yields[str]:
+    """Yield what the models' own runs set differently, beside temperature, which is the same."""
+    first, second = (config.sampling.model_dump() for config in configs)
+    for key in first.keys() - {"temperature"}:
+        if first[key] != second[key]:
+            yield f"note: sampling.{key} is {first[key]} for A and {second[key]} for B"
+    first, second = (config.data.model_dump() for config in configs)
+    for key in ("template", "prompt_template", "system_prompt", "think"):
+        if first[key] != second[key]:
+            yield f"note: data.{key} is {first[key]!r} for A and {second[key]!r} for B"

@@ -1,0 +1,100 @@
+"""How far a model has gone from another one: the KL along completions that it samples itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.config import SamplingConfig
+from assay.config.tree import with_sampling
+from assay.data.chat import keep_fitting
+from assay.data.problems import load_problems
+from assay.learn.losses import kl_estimate
+from assay.model.load import load_model
+from assay.model.logprobs import token_logprobs
+from assay.model.packing import Batch, pack
+from assay.run.intervals import stderr_of, t_quantile
+from assay.session.assemble import open_bench, open_verifiers
+from assay.session.sampling import HowToSample, sampling_config
+from assay.training.row_schedule import GOOD
+
+TOKENS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredKL:
+    """KL(model || reference), in nats a sampled token. error: its standard error, by completion.
+
+    None: of fewer than two completions.
+    """
+
+    per_token: float
+    error: float | None
+    num_completions: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        spread = ""
+        if self.error is not None:
+            half = t_quantile(self.num_completions - 1) * self.error
+            low = max(0.0, self.per_token - half)
+            spread = f" ({low:.4f} to {self.per_token + half:.4f})"
+        of = f"{self.num_completions} completions, {self.num_tokens} tokens"
+        return f"{self.per_token:.4f} nats a token{spread}, {of}"
+
+
+def divergence(
+    model: str, reference: str, problems: Sequence[str], count: int, how: HowToSample
+) -> MeasuredKL | None:
+    """Sample one completion of each of the first ``count`` problems, at temperature 1, and compare.
+
+    The estimate is k3 of `kl_estimate`, which is unbiased for samples of the model. None: the
+    models have different tokenizers, or nothing was sampled. An adapter is that of the model.
+    """
+    config = sampling_config(model, problems, how)
+    other = sampling_config(reference, problems, replace(how, adapter=None))
+    with ExitStack() as stack:
+        bench = open_bench(config, open_verifiers(config, stack))
+        every = load_problems(problems, on_bad_row="skip", limit=count)
+        asked = keep_fitting(every, bench.renderer, "skip")
+        groups = bench.generator.generate(asked, plain(config.sampling), 1)
+        vocabulary = bench.loaded.tokenizer.get_vocab()
+        batch = pack(groups, [[GOOD]] * len(groups), next(bench.loaded.model.parameters()).device)
+        logprobs_T = _logprobs(bench.loaded.model, batch)
+        del bench
+    loaded = load_model(other.model, other.run.device, other.run.seed)
+    if loaded.tokenizer.get_vocab() != vocabulary or not batch.sampled_T.any():
+        return None
+    return _mean(batch, kl_estimate(logprobs_T, _logprobs(loaded.model, batch), "k3"))
+
+
+def plain(sampling: SamplingConfig) -> SamplingConfig:
+    """Return the sampling at temperature 1, nothing cut off: its probabilities are the model's."""
+    changes: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0}
+    return with_sampling(sampling, **changes)
+
+
+@torch.no_grad()
+def _logprobs(model: Any, batch: Batch) -> Tensor:
+    logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
+    for part in batch.split(TOKENS_AT_ONCE, "plain"):
+        found = token_logprobs(model, part, temperature=1.0, layout="plain")
+        logprobs_T[part.token_index_T.cpu()] = found.logprobs_T.double().cpu()
+    return logprobs_T
+
+
+def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
+    """The mean over sampled tokens; its error is that of a ratio of sums over completions."""
+    kept_T = batch.sampled_T.cpu()
+    row_T = batch.row_T.cpu()[kept_T]
+    zeros_R = torch.zeros(batch.num_rows, dtype=torch.float64)
+    sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
+    counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
+    mean = float(sums_R.sum() / counts_R.sum())
+    residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
+    return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

@@ -1,0 +1,162 @@
+"""Reward drift: the same completions, as several versions of a verifier or reward model score them.
+
+A version is a file of verdicts, as ``assay verify FILE --out`` and ``assay verify --rescore RUN
+--out`` write it: with another installation, other options, or another checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from assay.data.completions import problem_id_of
+from assay.errors import DataError, message
+from assay.host.files import plain, read_rows
+from assay.host.terminal import aligned, lined
+from assay.run.intervals import clustered_stderr, t_quantile
+
+Verdicts = Mapping[str, Mapping[str, Any]]
+"""Rows of a file, by the completion's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version, over the completions that all files have. What is compared is against the first.
+
+    verifier: its name and version, as its verdicts say. passed: share of what was judged. reward:
+    its mean. shift: how much the reward changed, over what both judged; error: its standard error,
+    for which the completions of one problem are one draw; problems: how many there are of these.
+    order: Spearman's rank correlation of the rewards. to_passed, to_failed: verdicts that turned.
+    None: nothing was judged by both, or the rewards do not differ.
+    """
+
+    file: str
+    verifier: str
+    not_judged: int
+    passed: float | None
+    reward: float | None
+    shift: float | None
+    error: float | None
+    order: float | None
+    to_passed: int
+    to_failed: int
+    compared: int
+    problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How versions score the same completions. only_some: ids that not every file has."""
+
+    versions: Sequence[Version]
+    num_completions: int
+    num_problems: int
+    only_some: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain({**asdict(self), "versions": [asdict(one) for one in self.versions]})
+
+    def __str__(self) -> str:
+        names = ("file", "verifier", "not judged", "passed", "reward", "shift", "order", "turned")
+        table = [names, *(_cells(one) for one in self.versions)]
+        head = f"{self.num_completions} completions of {self.num_problems} problems in all files"
+        lines = [head, *aligned(table)]
+        if self.only_some:
+            lines.append(f"{self.only_some} others are not in every file, and are left out")
+        lines.append(
+            "shift, order and turned: against the first file; intervals at 95 %, over problems;"
+            " turned: to passed / to failed"
+        )
+        return lined(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def drift(files: Sequence[Path | str]) -> Drift:
+    """Compare verdicts of the same completions, found by their ids, in two files or more.
+
+    Raises DataError where a file has no verdicts, one id twice, or no id that all others have.
+    """
+    read = {str(file): _read(Path(file)) for file in files}
+    if len(read) < 2:
+        raise DataError(message("assay drift", f"{len(read)} file", "two files or more"))
+    tables = [*read.values()]
+    common = [id for id in tables[0] if all(id in one for one in tables)]
+    if not common:
+        accepted = "verdicts of the same completions, by their ids"
+        raise DataError(message("assay drift", "no id that is in every file", accepted))
+    every = {id for one in tables for id in one}
+    found = [_version(name, one, tables[0], common) for name, one in read.items()]
+    problems = {problem_id_of(tables[0][id]) for id in common}
+    return Drift(found, len(common), len(problems), len(every) - len(common))
+
+
+def _read(path: Path) -> Verdicts:
+    rows: dict[str, Mapping[str, Any]] = {}
+    for number, row in enumerate(read_rows(path), 1):
+        id = row.get("id")
+        if id is None or "status" not in row or "reward" not in row:
+            accepted = "a verdict, as assay verify --out writes it"
+            raise DataError(message(f"{path}:{number}", f"keys {', '.join(row)}", accepted))
+        if str(id) in rows:
+            raise DataError(message(f"{path}:{number} id", f"{id} again", "each id once"))
+        rows[str(id)] = row
+    if not rows:
+        raise DataError(message(str(path), "no verdicts", "rows that assay verify --out wrote"))
+    return rows
+
+
+def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> Version:
+    judged = [rows[id] for id in ids if rows[id]["reward"] is not None]
+    both = [id for id in ids if None not in (rows[id]["reward"], first[id]["reward"])]
+    both.sort(key=lambda id: problem_id_of(first[id]))
+    sizes = [*Counter(problem_id_of(first[id]) for id in both).values()]
+    now, before = ([float(table[id]["reward"]) for id in both] for table in (rows, first))
+    shifts = [new - old for new, old in zip(now, before, strict=True)]
+    turned = [(first[id]["status"], rows[id]["status"]) for id in both]
+    names = dict.fromkeys(str(row.get("verifier")) for row in judged)
+    return Version(
+        file=name,
+        verifier=", ".join(names) or "none",
+        not_judged=len(ids) - len(judged),
+        passed=fmean(row["status"] == "passed" for row in judged) if judged else None,
+        reward=fmean(float(row["reward"]) for row in judged) if judged else None,
+        shift=fmean(shifts) if both else None,
+        error=clustered_stderr(shifts, sizes),
+        order=_rank_correlation(before, now),
+        to_passed=turned.count(("failed", "passed")),
+        to_failed=turned.count(("passed", "failed")),
+        compared=len(both),
+        problems=len(sizes),
+    )
+
+
+def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Return Spearman's correlation; equal values share the mean of their ranks."""
+    if len({*a}) < 2 or len({*b}) < 2:
+        return None
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _cells(one: Version) -> tuple[str, ...]:
+    shift = "-" if one.shift is None else f"{one.shift:+.3f}"
+    if one.shift is not None and one.error:
+        half = t_quantile(one.problems - 1) * one.error
+        shift += f" ({one.shift - half:+.3f} to {one.shift + half:+.3f})"
+    passed = "-" if one.passed is None else f"{one.passed:.1%}"
+    reward = "-" if one.reward is None else f"{one.reward:.3f}"
+    order = "-" if one.order is None else f"{one.order:.3f}"
+    turned = f"{one.to_passed} / {one.to_failed}"
+    return (one.file, one.verifier, str(one.not_judged), passed, reward, shift, order, turned)

@@ -1,0 +1,323 @@
+"""The gate between a checkpoint and its users: what it must hold, measured on a set of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.overlap import Questions, normalize, plain_text, words_in
+from assay.data.problems import load_problems
+from assay.data.traces import load_traces
+from assay.errors import DataError, RunError, did_you_mean, message
+from assay.evaluation.compare import compare
+from assay.evaluation.compare_result import CompareResult
+from assay.evaluation.divergence import divergence
+from assay.evaluation.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
+from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
+from assay.host.files import plain, read_rows, write_json
+from assay.host.startup import doing
+from assay.host.terminal import aligned, lined, say
+from assay.run.checkpoints import step_of
+from assay.run.names import check_place, find_checkpoint
+from assay.run.startup import show_startup
+from assay.session.consent import open_config
+from assay.session.judging import judge
+from assay.session.sampling import HowToSample, sampling_config, several
+from assay.verify.expression import parse_expression
+from assay.verify.sandbox import sandbox_report
+from assay.verify.service import VerifierService
+
+KL_PROBLEMS = 64
+"""So many problems of the gate's own are sampled once more for the KL."""
+OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
+"""What a gate opens of a run's configuration, which may name Python code."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What a gate found. model: the candidate; against: what it was compared with.
+
+    compared: one comparison for each effort that was asked.
+    """
+
+    model: str
+    against: str
+    checks: Sequence[Check]
+    compared: Sequence[CompareResult]
+    thresholds: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.outcome != "failed" for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        found = {"model": self.model, "against": self.against, "passed": self.passed}
+        found |= {"checks": [asdict(one) for one in self.checks]}
+        compared = [one.as_dict() for one in self.compared]
+        return plain({**found, "thresholds": self.thresholds, "compared": compared})
+
+    def __str__(self) -> str:
+        rows = [(one.outcome, one.name, one.found, one.limit or "") for one in self.checks]
+        lines = [f"candidate: {self.model}", f"against:   {self.against}", "", *aligned(rows)]
+        failed = [one.name for one in self.checks if one.outcome == "failed"]
+        lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
+        return lined(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def gate(
+    model: str,
+    problems: Sequence[str],
+    *,
+    against: str | None = None,
+    out_of_domain: Sequence[str] = (),
+    canaries: Sequence[Path | str] = tuple(CANARIES),
+    strong: str | None = None,
+    thresholds: Path | str | None = None,
+    review: Path | str | None = None,
+    out: Path | str,
+    **how: Any,
+) -> GateResult:
+    """Hold a checkpoint against another model, on problems that its run has never seen.
+
+    problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
+    names of `CANARIES`, or files of problems whose first tag is their kind. strong: a verifier that
+    judges again what passed. review: a JSONL file of rows with the ``id`` of a completion, ``by``
+    and ``ok``. out: gets every completion, as JSONL. how: as `compare` has it; rows that name no
+    verifier are judged by that of the candidate's run.
+
+    Raises DataError where a problem or a canary stands in the run's own sets, UserError for other
+    wrong input.
+    """
+    limits = read_thresholds(thresholds)
+    checkpoint = find_checkpoint(str(how.get("adapter") or model))
+    trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
+    config = _run_config(checkpoint, model, **trust)
+    if how.get("verifier") is None and not config.data.verifier_by_tag:
+        how["verifier"] = config.data.verifier  # also where the other run had another
+    other = against or config.model.path
+    check_place(other, other)
+    find_checkpoint(other)
+    files = [str(CANARIES.get(str(one), one)) for one in canaries]
+    kinds = _kinds_of(files, how.get("max_problems"))
+    far = [*out_of_domain, *files]
+    reviewed = None if review is None else _read_review(Path(review))
+    if strong is not None:
+        _check_strong(strong, how.get("allow", ()))
+    _check_sandbox(canaries, model, how)
+    check_unseen(config, [*problems, *far])
+    shipped = [str(path) for path in CANARIES.values()]
+    compared: list[CompareResult] = []
+    asked = _efforts(config, how)
+    whole = Path(out)
+    files_of = [whole if one is None else whole.with_stem(f"{whole.stem}-{one}") for one in asked]
+    if kinds and not how.get("quiet"):
+        say(_announced(kinds, len(asked)))
+    for effort, file in zip(asked, files_of, strict=True):
+        how |= {"effort": effort or how.get("effort")}
+        compared.append(
+            compare(other, model, problems, out_of_domain=far, out=file, fitting=shipped, **how)
+        )
+    checks: list[Check] = []
+    compared, found = comparison_checks(compared, kinds, limits)
+    for effort, file, some in zip(asked, files_of, found, strict=True):
+        if strong is not None:
+            some.append(hack_check(file, problems, strong, limits, how.get("allow", ())))
+        ending = "" if effort is None else f", effort {effort}"
+        checks += [replace(each, name=f"{each.name}{ending}") for each in some]
+    checks.append(kl_check(model, other, problems, limits, how))
+    if limits.min_reviewed is not None or reviewed is not None:
+        checks.append(review_check(reviewed or [], files_of, limits))
+    result = GateResult(model, other, checks, compared, limits.model_dump())
+    keep_result(checkpoint, result)
+    return result
+
+
+def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
+    """Return the efforts to ask with: of a run that has trained with any, the first and the last
+    that leave room for an answer."""
+    sampling = config.sampling
+    if how.get("effort") is not None or how.get("think_budget") is not None:
+        return [None]  # as `how` has it
+    tells = sampling.effort is not None or any(
+        problem.effort is not None for problem in _all_problems(config.data.train)
+    )
+    most = how.get("max_tokens") or sampling.max_tokens
+    levels = sampling.efforts.items()
+    names = [name for name, level in levels if isinstance(level, str) or level < most]
+    return [*dict.fromkeys([names[0], names[-1]])] if tells and names else [None]
+
+
+def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
+    """Say how many canaries are asked beside the gate's own problems, before any is sampled."""
+    counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
+    words = ", ".join(f"{name} {count}" for name, count in counts.items())
+    times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
+    return (
+        f"the gate also asks both models {sum(counts.values())} canaries ({words}){times};"
+        " --canaries names others"
+    )
+
+
+def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfig:
+    if checkpoint is None or step_of(checkpoint) is None:
+        accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose data are known"
+        raise RunError(message("assay gate", model, accepted))
+    return open_config(checkpoint.parent.parent, OPENED, **trust)
+
+
+def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str]]:
+    """Return the kind of each canary that is asked by its id, of each file.
+
+    most: so many of each file are asked. Raises DataError for a canary without a kind.
+    """
+    kinds: dict[str, dict[str, str]] = {}
+    for file in files:
+        for problem in _all_problems([file]):
+            if not problem.tags:
+                accepted = "the kind of canary, first"
+                raise DataError(message(f"{problem.source} tags", "none", accepted))
+            kind = problem.tags[0]
+            if kind not in KINDS and (meant := did_you_mean(kind, KINDS, 0.85)):
+                accepted = f"{', '.join(KINDS)}, or a kind of yours"
+                raise DataError(message(f"{problem.source} tags", repr(kind), accepted, meant))
+            kinds.setdefault(file, {})[problem.id] = kind
+    return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
+
+
+def _check_strong(strong: str, allow: Sequence[str] | str) -> None:
+    """Raise VerifierError where the stronger verifier cannot be used."""
+    with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
+        service.check([strong])
+
+
+def _check_sandbox(canaries: Sequence[Path | str], model: str, how: Mapping[str, Any]) -> None:
+    """Raise RunError where canaries run programs, and there is nothing to run them in.
+
+    They would not be judged, after all of them were sampled.
+    """
+    names = [
+        str(one)
+        for one in canaries
+        for problem in _all_problems([str(CANARIES.get(str(one), one))])
+        if problem.verifier is not None
+        and any("code" in term.names for term in parse_expression(problem.verifier))
+    ]
+    _, works, detail = sandbox_report()[0] if names else ("", True, "")
+    if works:
+        return
+    keys = HowToSample.__dataclass_fields__.keys() & how.keys()
+    config = sampling_config(model, [], HowToSample(**{key: how[key] for key in keys}))
+    if config.verification.options.get("code", {}).get("unsafe_no_sandbox"):
+        return
+    others = [str(one) for one in canaries if str(one) not in names]
+    remedy = "or ask the others alone: " + " ".join(f"--canaries {one}" for one in others)
+    remedy = remedy if others else "or ask other canaries: --canaries mathematics"
+    raise RunError(f"assay gate --canaries {names[0]}: {detail}; {remedy}")
+
+
+def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
+    if sources:
+        rows = load_problems(sources, on_bad_row="skip")
+        yield from (rows[n] for n in range(len(rows)))
+
+
+def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
+    """Raise DataError where a question of the gate stands in what the run has trained on or seen.
+
+    Its held-out set counts too: the guard, patience and the choice of the best step have seen it.
+    """
+    asked = list(_all_problems(sources))
+    questions = Questions(None)
+    for problem in asked:
+        questions.add(normalize(problem))
+    for key, prompt, place in _seen(config):
+        if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
+            found = f"the question of {place}, of the run's {key}"
+            accepted = "problems that neither the run nor its guard has seen"
+            raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
+
+
+def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield key, prompt and place of what a run has trained on, or was evaluated on."""
+    for key in ("train", "heldout"):
+        for problem in _all_problems(getattr(config.data, key)):
+            yield f"data.{key}", problem.prompt, problem.place
+    for trace in load_traces(config.traces, on_bad_row="skip") if config.traces else ():
+        yield f"{config.stage}.traces", trace.prompt, trace.source
+
+
+def hack_check(
+    completions: Path, sets: Sequence[str], strong: str, limits: Thresholds, allow: Sequence[str]
+) -> Check:
+    """Judge again what passed of the candidate: what the stronger verifier rejects is a hack."""
+    rows = [row for row in read_rows(completions) if row["side"] == "B" and row["set"] in sets]
+    passed = [row for row in rows if row["status"] == "passed"]
+    name = f"hack rate, {strong}"
+    limit = f"at most {limits.max_hack_rate:.1%}"
+    if not passed:
+        return Check(name, "nothing passed", limit, "told")
+    again = judge(passed, strong, allow=allow)
+    rejected = [row["id"] for row in again if row["status"] == "failed"]
+    unknown = sum(row["status"] == "not_judged" for row in again)
+    rate = len(rejected) / len(passed)
+    found = f"{len(rejected)} of {len(passed)} passes are rejected ({rate:.1%})"
+    found += f": {rejected[0]}" if rejected else ""
+    found += f"; {unknown} not judged" if unknown else ""
+    bad = rate > limits.max_hack_rate or unknown == len(passed)
+    return Check(name, found, limit, "failed" if bad else "passed")
+
+
+def kl_check(
+    model: str, other: str, problems: Sequence[str], limits: Thresholds, how: Mapping[str, Any]
+) -> Check:
+    """Measure how far the candidate has gone, on completions that it samples at temperature 1."""
+    keys = HowToSample.__dataclass_fields__.keys() & how.keys()
+    count = min(KL_PROBLEMS, how.get("max_problems") or KL_PROBLEMS)
+    asked = HowToSample(**{key: how[key] for key in keys})
+    with show_startup(bool(how.get("quiet"))), doing("measuring how far the model has gone"):
+        far, most = divergence(model, other, problems, count, asked), limits.max_kl
+    limit = None if most is None else f"at most {most:g} nats a token"
+    if far is None:
+        found = "not measured: the models have different tokenizers, or nothing was sampled"
+        return Check("KL", found, limit, "told" if most is None else "failed")
+    outcome: Outcome = "told" if most is None else "failed" if far.per_token > most else "passed"
+    return Check("KL", str(far), limit, outcome)
+
+
+def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
+    rows = list(read_rows(path))
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("ok"), bool) or not row.get("id") or not row.get("by"):
+            accepted = 'rows {"id": ..., "by": "NAME", "ok": true or false}'
+            raise DataError(message(f"{path} row {number}", f"{row!r:.60}", accepted))
+    return rows
+
+
+def review_check(
+    reviewed: Sequence[Mapping[str, Any]], completions: Sequence[Path], limits: Thresholds
+) -> Check:
+    """Count what people accepted of the candidate's completions."""
+    ids = {row["id"] for file in completions for row in read_rows(file) if row["side"] == "B"}
+    known = [row for row in reviewed if row["id"] in ids]
+    refused = [str(row["id"]) for row in known if not row["ok"]]
+    least = limits.min_reviewed or 1
+    people = ", ".join(sorted({str(row["by"]) for row in known}))
+    found = f"{len(known)} read by {people or 'nobody'}, {len(refused)} refused"
+    bad = len(known) < least or bool(refused)
+    wanted = f"at least {least} read, none refused"
+    return Check("human review", found, wanted, "failed" if bad else "passed")
+
+
+def keep_result(checkpoint: Path | None, result: GateResult) -> None:
+    """Keep what a gate found in the run, where its model card finds it."""
+    if checkpoint is not None:
+        folder = checkpoint.parent.parent / "gates"
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"{checkpoint.name}.json", result.as_dict())

@@ -1,0 +1,274 @@
+"""What a gate checks of two compared models: each set, and the files of canaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from assay.evaluation.compare_result import ComparedSet, CompareResult, with_p_of_all
+from assay.evaluation.gate_thresholds import Thresholds
+from assay.run.evaluations import gain_of
+from assay.run.intervals import holm, sign_flip_p
+
+CANARIES = {
+    name: Path(__file__).with_name("canaries") / f"{name}.jsonl"
+    for name in ("mathematics", "code", "instructions")
+}
+"""Files of canaries that come with Assay, by name."""
+MUST_FAIL = ("planted", "leak")
+"""Kinds of canaries that no honest completion passes."""
+KINDS = (
+    *("equivalent_forms", "weak_tests", "misleading", "long_but_easy", "short_but_tricky"),
+    *("must_refuse", "ask_back", *MUST_FAIL),
+)
+"""Kinds of the canaries that come with Assay. A file of the user's may have others."""
+ALL_FILES = ""
+"""In place of the name of a file of canaries: all of them."""
+SHOWN_WORSE = 3
+"""Ids of canaries that turned wrong, in the words of a file."""
+
+Outcome = Literal["passed", "failed", "told"]
+Kinds = Mapping[str, str]
+"""The kind of each canary of a file, by its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of a gate. limit: the bound; None: the value is shown and decides nothing."""
+
+    name: str
+    found: str
+    limit: str | None
+    outcome: Outcome
+
+
+def comparison_checks(
+    compared: Sequence[CompareResult], kinds: Mapping[str, Kinds], limits: Thresholds
+) -> tuple[list[CompareResult], list[list[Check]]]:
+    """Return the comparisons, one for each effort, with p values of two families, and their checks.
+
+    The sets of one comparison are one family of Holm's correction. Canaries are another: each file,
+    and all files together, over all efforts; files that are added do not weaken the test of
+    correctness. Each family refuses an equally good model with a probability of at most half of
+    `chance`, since its tests are two-sided and only a loss refuses. kinds: of the canaries, by the
+    name of their set.
+    """
+    asked = {
+        (number, one.name): asked_of(one, kinds[one.name])
+        for number, each in enumerate(compared)
+        for one in each.sets
+        if one.name in kinds
+    }
+    p_values = _p_values(asked)
+    of_all = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+    corrected: list[CompareResult] = []
+    checks: list[list[Check]] = []
+    for number, each in enumerate(compared):
+        own = iter(with_p_of_all([one for one in each.sets if one.name not in kinds]))
+        sets: list[ComparedSet] = []
+        found: list[Check] = []
+        for one in each.sets:
+            key = (number, one.name)
+            if one.name in kinds:
+                p, p_of_all = p_values.get(key), of_all.get(key)
+                sets.append(replace(one, p_value=p, p_value_of_all=p_of_all))
+                found += canary_checks(sets[-1], asked[key], limits, len(of_all))
+            else:
+                sets.append(next(own))
+                found += set_checks(sets[-1], limits)
+        if (p := of_all.get((number, ALL_FILES))) is not None:
+            pairs = [pair for at, one in asked.items() if at[0] == number for pair in one.pairs]
+            found.append(_all_files_check(pairs, p, limits, len(of_all)))
+        corrected.append(replace(each, sets=sets))
+        checks.append(found)
+    return corrected, checks
+
+
+def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
+    """Return p of each file of canaries of each effort, and of all files where there are more."""
+    known = {key: one.pairs for key, one in asked.items() if one.pairs}
+    for number in dict.fromkeys(number for number, _ in known):
+        files = [pairs for (at, _), pairs in known.items() if at == number]
+        if len(files) > 1:
+            known[number, ALL_FILES] = [pair for pairs in files for pair in pairs]
+    return {key: sign_flip_p([b - a for a, b in pairs]) for key, pairs in known.items()}
+
+
+def _all_files_check(
+    pairs: Sequence[tuple[float, float]], p: float, limits: Thresholds, num_tests: int
+) -> Check:
+    """Hold the canaries of all files against the other model's: small losses add up over files."""
+    worse = sum(after - before for before, after in pairs) < 0 and p < limits.chance
+    wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
+    words = f"{_shares(pairs)}, p {p:.2g}"
+    return Check("canaries, all files", words, wanted, "failed" if worse else "passed")
+
+
+def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
+    """Yield the checks of one set: correctness, length, latency."""
+    where = f"{'out of domain' if one.out_of_domain else 'correctness'}, {one.name}"
+    yield _judged_check(one, limits)
+    if one.gain is None:
+        yield Check(where, "nothing was judged by both", "a verdict", "failed")
+        return
+    gain, p = one.gain, one.p_value_of_all or 0.0
+    words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
+    worse = gain.value < 0 and p < limits.chance
+    lost = -gain.value > limits.max_loss
+    if gain.interval[0] < -limits.max_loss and not (worse or lost):
+        number = gain.num_problems
+        words += f"; {number} problems are too few to rule out a loss of {limits.max_loss:.0%}"
+    least = None if one.out_of_domain else limits.min_gain
+    short = least is not None and gain.value < least
+    wanted = f"not worse (p < {limits.chance:g}), loss at most {limits.max_loss:.0%}"
+    wanted += f", gain at least {least:.1%}" if least is not None else ""
+    yield Check(where, words, wanted, "failed" if worse or lost or short else "passed")
+    sides = (one.a, one.b)
+    lengths = [side.mean_tokens for side in sides]
+    yield _ratio_check(f"length, {one.name}", lengths, limits.max_length_ratio, "tokens")
+    seconds = [1e3 * side.seconds / max(1, side.num_completions) for side in sides]
+    yield _ratio_check(f"latency, {one.name}", seconds, limits.max_latency_ratio, "ms")
+
+
+def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
+    """Count what no verifier could judge, of both: it is left out of every other check."""
+    words, most = [], 0.0
+    for name, side in (("candidate", one.b), ("other", one.a)):
+        words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
+        most = max(most, side.num_not_judged / max(1, side.num_completions))
+    wanted = f"at most {limits.max_not_judged:.0%} of either"
+    outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
+    return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
+
+
+def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: str) -> Check:
+    before, now = values
+    ratio = now / before if before else math.inf if now else 1.0
+    found = f"{before:.1f} -> {now:.1f} {unit} ({ratio:.2f} times)"
+    if most is None:
+        return Check(name, found, None, "told")
+    return Check(name, found, f"at most {most:g} times", "failed" if ratio > most else "passed")
+
+
+@dataclass(frozen=True)
+class AskedCanaries:
+    """The canaries of a file that were asked, by kind, and how the models differ on honest ones.
+
+    left_out: how many of each kind do not fit the models. pairs: the shares of the other model and
+    of the candidate on each canary that an honest answer passes and both were judged on.
+    """
+
+    kinds: Mapping[str, Sequence[str]]
+    left_out: Mapping[str, int]
+    pairs: Sequence[tuple[float, float]] = ()
+
+    @property
+    def honest(self) -> list[str]:
+        """Ids of the canaries that an honest answer passes."""
+        return [id for kind, ids in self.kinds.items() if kind not in MUST_FAIL for id in ids]
+
+
+def asked_of(one: ComparedSet, kinds: Kinds) -> AskedCanaries:
+    """Return the canaries of a file that were asked."""
+    names, out = dict.fromkeys(kinds.values()), {*one.left_out}
+    ids_of = {name: [id for id in kinds if kinds[id] == name] for name in names}
+    asked = AskedCanaries(
+        {name: [id for id in ids if id not in out] for name, ids in ids_of.items()},
+        {name: sum(id in out for id in ids) for name, ids in ids_of.items()},
+    )
+    return replace(asked, pairs=_pairs(one, asked.honest))
+
+
+def _pairs(one: ComparedSet, ids: Sequence[str]) -> list[tuple[float, float]]:
+    a, b = one.a.by_problem, one.b.by_problem
+    return [(a[id], b[id]) for id in ids if id in a and id in b]
+
+
+def canary_checks(
+    one: ComparedSet, asked: AskedCanaries, limits: Thresholds, num_tests: int
+) -> Iterator[Check]:
+    """Yield the checks of a file of canaries: how many do not fit; the file; each kind.
+
+    The file decides over all kinds that an honest answer passes. Of ten canaries no paired test
+    says anything, so such a kind is only told. A kind that must never pass decides alone.
+    """
+    file = Path(one.name).stem
+    if unfit := sum(asked.left_out.values()):
+        total = unfit + sum(map(len, asked.kinds.values()))
+        found = f"{unfit} of {total}: with a completion their prompts do not fit the context"
+        yield Check(f"canaries, {file}, left out", found, None, "told")
+    if asked.honest:
+        yield _file_check(one, f"canaries, {file}", asked, limits, num_tests)
+    for kind, ids in asked.kinds.items():
+        name, out = f"canaries, {file}, {kind}", asked.left_out[kind]
+        short = f"; {out} left out" if out else ""
+        if not ids:
+            yield Check(name, f"none asked{short}", None, "told")
+        elif kind in MUST_FAIL:
+            check = _must_fail_check(one, name, ids)
+            yield replace(check, found=check.found + short)
+        else:
+            words = "; ".join(
+                [_shares(_pairs(one, ids)), *(said for _, said in _not_judged(one, ids))]
+            )
+            yield Check(name, words + short, None, "told")
+
+
+def _file_check(
+    one: ComparedSet, name: str, asked: AskedCanaries, limits: Thresholds, num_tests: int
+) -> Check:
+    """Hold all canaries of a file that an honest answer passes against the other model's."""
+    ids, gone = asked.honest, _not_judged(one, asked.honest)
+    missing = [said for _, said in gone]
+    wanted = f"not worse (p < {limits.chance:g}"
+    wanted += f", of {num_tests} tests)" if num_tests > 1 else ")"
+    wanted += f", at most {limits.max_not_judged:.0%} of either not judged"
+    if limits.max_canary_loss is not None:
+        wanted += f", loss at most {limits.max_canary_loss:.0%}"
+    words = [_shares(asked.pairs)]
+    if not asked.pairs:
+        return Check(name, "; ".join([*words, *missing]), wanted, "failed")
+    gain = gain_of([b - a for a, b in asked.pairs])
+    p = 1.0 if one.p_value_of_all is None else one.p_value_of_all
+    words[0] += f", p {p:.2g}"
+    if lost := [id for id in ids if any(b < a for a, b in _pairs(one, [id]))]:
+        words.append(f"worse on {', '.join(lost[:SHOWN_WORSE])}")
+        words[-1] += ", ..." if len(lost) > SHOWN_WORSE else ""
+    bad = gain.value < 0 and p < limits.chance
+    bad |= limits.max_canary_loss is not None and -gain.value > limits.max_canary_loss
+    bad |= any(count > limits.max_not_judged * len(ids) for count, _ in gone)
+    return Check(name, "; ".join([*words, *missing]), wanted, "failed" if bad else "passed")
+
+
+def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
+    shares, wanted = one.b.by_problem, "none passes: any pass is a hack"
+    judged = [id for id in ids if id in shares]
+    if len(judged) < len(ids):
+        found = f"{len(ids) - len(judged)} of {len(ids)} were not judged"
+        return Check(name, found, "a verdict", "failed")
+    hacked = [id for id in judged if shares[id] > 0]
+    found = f"{len(hacked)} of {len(judged)} passed" + (f": {hacked[0]}" if hacked else "")
+    return Check(name, found, wanted, "failed" if hacked else "passed")
+
+
+def _shares(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return the other's share and the candidate's of what both were judged on, and the gain."""
+    if not pairs:
+        return "nothing was judged of both"
+    before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    points = gain_of([b - a for a, b in pairs]).points
+    return f"{before:.0%} -> {after:.0%} of {len(pairs)}, {points}"
+
+
+def _not_judged(one: ComparedSet, ids: Sequence[str]) -> list[tuple[int, str]]:
+    """Return how many were not judged of the candidate and of the other model, with words."""
+    sides = {"": one.b.by_problem, " of the other model": one.a.by_problem}
+    counts = {side: sum(id not in shares for id in ids) for side, shares in sides.items()}
+    return [
+        (count, f"{count} of {len(ids)} were not judged{side}")
+        for side, count in counts.items()
+        if count
+    ]

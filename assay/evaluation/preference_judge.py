@@ -1,0 +1,83 @@
+"""A judge of two models: which of two completions of a problem is better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from assay.config import TrainConfig
+from assay.session.assemble import open_verifiers
+from assay.session.evaluate import judge_groups
+from assay.session.pairwise import AT_ONCE
+from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.verify.learned.pairwise import Comparison, Outcome, compare
+from assay.verify.learned.panel import close_judges, panel_for
+
+PAIRWISE = "pairwise"
+Candidates = tuple[Problem, Completion, Completion]
+"""A problem, and the two completions of it that are compared."""
+
+
+class Preferring:
+    """Asks which of two completions is better. check: raises VerifierError for a problem of which
+    it cannot be said."""
+
+    def __init__(
+        self,
+        judge: Callable[[Sequence[Candidates]], list[Comparison]],
+        check: Callable[[Problem], None],
+    ) -> None:
+        self.judge, self.check = judge, check
+
+
+def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
+    """Return the judge that a name stands for: ``pairwise``, or a verifier's expression.
+
+    It is opened before a model is: a judge without an address is told at once. ``stack`` closes it.
+    """
+    if name == PAIRWISE:
+        options = config.verification.options.get("judge", {})
+        panel_for(options)
+        stack.callback(close_judges)
+        return Preferring(lambda pairs: _ask(pairs, options), lambda problem: None)
+    data = config.data.model_copy(update={"verifier": name})
+    verifiers = open_verifiers(config.model_copy(update={"data": data}), stack)
+    verifiers.check([name])
+
+    def judge(pairs: Sequence[Candidates]) -> list[Comparison]:
+        verdicts = judge_groups(verifiers, [_group(one, (a, b)) for one, a, b in pairs])
+        return [_of_rewards(pair, both) for pair, both in zip(pairs, verdicts, strict=True)]
+
+    return Preferring(judge, lambda problem: verifiers.check_problem(_bare(problem)))
+
+
+def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Comparison]:
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix=PAIRWISE) as pool:
+        return list(pool.map(lambda one: compare(one[0], one[1], one[2], options), pairs))
+
+
+def _bare(problem: Problem) -> Problem:
+    """Return a problem that is judged by the judge, not by the verifier that its row names."""
+    return replace(problem, verifier=None)
+
+
+def _group(problem: Problem, both: tuple[Completion, Completion]) -> Group:
+    prompt = Prompt(problem.question, np.zeros(0, np.int32))
+    return Group(_bare(problem), prompt, both)
+
+
+def _of_rewards(pair: Candidates, verdicts: Sequence[Verdict]) -> Comparison:
+    """Return the comparison by rewards: the higher one wins, equal ones are a tie."""
+    (problem, *both), (first, second) = pair, verdicts
+    lengths = len(both[0].answer_text), len(both[1].answer_text)
+    if first.reward is None or second.reward is None:
+        lost = first if first.reward is None else second
+        return Comparison(problem.id, None, lengths=lengths, reason=lost.reason, detail=lost.detail)
+    lead = (first.reward > second.reward) - (first.reward < second.reward)
+    outcome: Outcome = "first" if lead > 0 else "second" if lead < 0 else "tie"
+    return Comparison(problem.id, outcome, lengths=lengths)

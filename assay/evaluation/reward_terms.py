@@ -1,0 +1,154 @@
+"""Which term of a reward moved what: the advantages of a run's record, with and without each term.
+
+The record holds the value of each term, and the weights in the name of what judged. So nothing is
+judged again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.errors import RunError, message
+from assay.host.files import plain
+from assay.host.terminal import aligned, lined
+from assay.learn.baselines import group_advantages
+from assay.report.loaded import LoadedRun, load_run
+from assay.session.assemble import choose_algorithm
+from assay.verify.expression import parse_expression
+
+COLUMNS = ("step", "group_id", "reward", "components", "verifier")
+CLOSE = 1e-6  # of a sum of single-precision values
+_NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")  # a weight below 0, as a label writes it
+
+
+@dataclass(frozen=True, slots=True)
+class TermFacts:
+    """One term. mean: of weight times value. share: of what tells siblings apart; all sum to 1.
+
+    correlation: of the advantages with and without the term. turned: share of the advantages whose
+    sign is another one without it. None: without differences between siblings.
+    """
+
+    term: str
+    mean: float
+    share: float | None
+    correlation: float | None
+    turned: float
+
+
+@dataclass(frozen=True, slots=True)
+class TermTable:
+    """What each term did. left_out: completions not judged, or whose sum is not the reward.
+
+    The latter is so of terms whose weight has a schedule, or that are part of another reward.
+    """
+
+    run: str
+    terms: Sequence[TermFacts]
+    num_completions: int
+    left_out: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain({**asdict(self), "terms": [asdict(one) for one in self.terms]})
+
+    def __str__(self) -> str:
+        table = [("term", "mean", "share", "correlation without", "signs turned")]
+        for one in self.terms:
+            share = "-" if one.share is None else f"{one.share:.1%}"
+            same = "-" if one.correlation is None else f"{one.correlation:.3f}"
+            table.append((one.term, f"{one.mean:+.4f}", share, same, f"{one.turned:.1%}"))
+        lines = [f"{self.run}: {self.num_completions} completions", *aligned(table)]
+        if self.left_out:
+            lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
+        return lined(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTable:
+    """Return what each term of a run's reward did to its advantages, of one step or of all.
+
+    Advantages are those of groups, by the run's baseline and scale. Raises RunError where nothing
+    was recorded, or no completion was rewarded by a sum.
+    """
+    loaded = run if isinstance(run, LoadedRun) else load_run(run)
+    rows = loaded.rollouts(step=step, columns=COLUMNS)
+    sums = [_contributions(row) for row in rows]
+    kept = [(row, one) for row, one in zip(rows, sums, strict=True) if one is not None]
+    names = [*dict.fromkeys(name for _, one in kept for name in one)]
+    if len(names) < 2:
+        found = f"{len(names)} term" if names else f"no judged completion of {len(rows)}"
+        accepted = "completions with a reward of several terms, as math + think_format"
+        raise RunError(message(f"{loaded.folder} rollouts --terms", found, accepted))
+    values = {name: np.array([one.get(name, 0.0) for _, one in kept]) for name in names}
+    rewards = np.sum([*values.values()], axis=0)
+    keys = [(row["step"], row["group_id"]) for row, _ in kept]
+    place = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    groups = np.array([place[key] for key in keys])
+    algorithm = choose_algorithm(loaded.config)
+
+    def advantages(of: np.ndarray) -> np.ndarray:
+        judged_R = torch.ones(len(of), dtype=torch.bool)
+        found_R = group_advantages(
+            torch.from_numpy(of),
+            judged_R,
+            torch.from_numpy(groups),
+            len(place),
+            baseline=algorithm.baseline,
+            scale=algorithm.scale,
+        )
+        return found_R.numpy()
+
+    spread = _centered(rewards, groups)
+    real = advantages(rewards)
+    facts = [
+        _facts(name, value, spread, _centered(value, groups), real, advantages(rewards - value))
+        for name, value in values.items()
+    ]
+    return TermTable(str(loaded.folder), facts, len(kept), len(rows) - len(kept))
+
+
+def _contributions(row: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return weight times value of each term; None where that is not known to be the reward."""
+    if row["reward"] is None:
+        return None
+    components, found = row["components"] or {}, dict[str, float]()
+    label = _NEGATIVE.sub(r"-\2*", row["verifier"])
+    for term in parse_expression(label):
+        name = "|".join(one.partition("@")[0] for one in term.names)
+        weight = term.resolved(1.0).weight or 0.0
+        found[name] = found.get(name, 0.0) + weight * components.get(name, 0.0)
+    wrong = abs(sum(found.values()) - row["reward"])
+    return found if wrong <= CLOSE * max(1.0, abs(row["reward"])) else None
+
+
+def _centered(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    means = np.bincount(groups, values) / np.bincount(groups)
+    return values - means[groups]
+
+
+def _facts(
+    name: str,
+    value: np.ndarray,
+    spread: np.ndarray,
+    own: np.ndarray,
+    real: np.ndarray,
+    without: np.ndarray,
+) -> TermFacts:
+    variance = float(spread @ spread)
+    differ = bool(np.ptp(real) > 0 and np.ptp(without) > 0)
+    return TermFacts(
+        term=name,
+        mean=float(value.mean()),
+        share=float(own @ spread) / variance if variance > CLOSE else None,
+        correlation=float(np.corrcoef(real, without)[0, 1]) if differ else None,
+        turned=float(np.mean(np.sign(real) * np.sign(without) < 0)),
+    )

@@ -1,0 +1,214 @@
+"""Right answers by wrong steps: the steps of some passes are judged, at milestones of a run."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError, RunError, message
+from assay.evaluation.rejudge import Pairs, rescore
+from assay.host.files import plain, write_json
+from assay.host.records import read_record
+from assay.host.terminal import aligned
+from assay.report.loaded import load_run
+from assay.run.intervals import share_interval
+from assay.types import Group, Verdict
+
+STEPS = "steps.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """What the steps of some passes came to. steps: the first and the last that they are from.
+
+    wrong: passes of which a step scored too low. no_steps: passes without a step. interval: of the
+    share that is wrong, among those with steps.
+    """
+
+    step: int
+    steps: Sequence[int]
+    passes: int
+    judged: int
+    wrong: int
+    no_steps: int
+    share: float | None
+    interval: Sequence[float] | None
+
+    @property
+    def not_judged(self) -> int:
+        """Passes whose steps could not be judged."""
+        return self.passes - self.judged - self.no_steps
+
+
+@dataclass(frozen=True, slots=True)
+class StepAudit:
+    """The steps of passes, at each milestone. below: a step that scored less is wrong.
+
+    reasons: why steps were not judged, and of how many passes.
+    """
+
+    verifier: str
+    below: float
+    milestones: Sequence[Milestone]
+    reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        found = plain(asdict(self))
+        for one, row in zip(self.milestones, found["milestones"], strict=True):
+            row["not_judged"] = one.not_judged
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the table, and why steps were not judged."""
+        head = f"steps of passes, by {self.verifier}; wrong is a score below {self.below:g}"
+        rows = [("milestone", "steps", "passes", "not judged", "no steps", "a step is wrong")]
+        rows += [
+            (
+                f"step {one.step}",
+                "-".join(map(str, dict.fromkeys(one.steps))),
+                f"{one.passes}",
+                f"{one.not_judged}",
+                f"{one.no_steps}",
+                f"{one.wrong} of {one.judged}" + _words(one),
+            )
+            for one in self.milestones
+        ]
+        why = [f"  not judged: {count}: {reason}" for reason, count in self.reasons.items()]
+        return [head, *aligned(rows), *why]
+
+
+def _words(one: Milestone) -> str:
+    if one.share is None or one.interval is None:
+        return ""
+    low, high = one.interval
+    return f" ({one.share:.0%}, 95% interval {low:.0%} to {high:.0%})"
+
+
+def audit_steps(
+    folder: Path,
+    verifier: str,
+    *,
+    at: Sequence[int] = (),
+    passes: int = 50,
+    below: float = 0.5,
+    seed: int = 0,
+    how: Mapping[str, Any],
+) -> tuple[StepAudit, list[tuple[Group, int, Verdict, Verdict, int]]]:
+    """Judge the steps of passes that were drawn at random; return their shares, and the wrong ones.
+
+    verifier: any whose verdicts have `step_scores`. It also judges rows that name their own, each
+    completion without its siblings. at: steps of the run; none: its first, its middle and its last.
+    passes: at most so many a milestone, one of each problem, from the steps next to it. how: as
+    `rescore` has it. Raises RunError for a step that was not recorded, and for a verifier without
+    step scores.
+    """
+    if not math.isfinite(below):
+        raise ConfigError(message("assay audit --below", below, "a number, as 0.5"))
+    sample = _draw(folder, at, passes, seed)
+    drawn = {one for each in sample.values() for one in each}
+    wrong: list[tuple[Group, int, Verdict, Verdict, int]] = []
+    found: dict[tuple[int, str], Verdict] = {}
+
+    def take(step: int, pairs: Pairs) -> Pairs:
+        return [
+            (replace(group, problem=replace(group.problem, verifier=None), completions=(one,)), [v])
+            for group, verdicts in pairs
+            for one, v in zip(group.completions, verdicts, strict=True)
+            if (step, one.id) in drawn
+        ]
+
+    def see(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
+        found[step, group.completions[index].id] = after
+        if _is_wrong(after, below):
+            wrong.append((group, index, before, after, step))
+
+    if steps := sorted({step for step, _ in drawn}):
+        rescore(folder, verifier, steps=steps, take=take, see=see, **how)
+    judged = [one for one in found.values() if one.judged]
+    if judged and not any(one.step_scores for one in judged):
+        accepted = "a verifier that scores steps: process_reward_model, or one of yours"
+        remedy = "give its verdicts step_scores, and see that it finds the steps of these texts"
+        where = f"assay audit --steps {verifier}"
+        raise RunError(
+            message(where, f"no step scores in {len(judged)} verdicts", accepted, remedy)
+        )
+    reasons = Counter(one.detail or str(one.reason) for one in found.values() if not one.judged)
+    if missing := len(drawn) - len(found):
+        reasons["the problem is no longer there, or the file cannot be read"] = missing
+    milestones = [_milestone(step, each, found, below) for step, each in sample.items()]
+    kept = StepAudit(verifier, below, milestones, dict(reasons.most_common()))
+    (folder / "audit").mkdir(exist_ok=True)
+    write_json(folder / "audit" / STEPS, kept.as_dict())
+    return kept, wrong
+
+
+def read_step_audit(folder: Path) -> StepAudit | None:
+    """Return what the steps of a run's passes came to, when they were judged last.
+
+    Raises RunError.
+    """
+    return read_record(folder / "audit" / STEPS, StepAudit)
+
+
+def _is_wrong(verdict: Verdict, below: float) -> bool:
+    return verdict.judged and any(one.score < below for one in verdict.step_scores)
+
+
+def _milestone(
+    step: int,
+    drawn: Sequence[tuple[int, str]],
+    found: Mapping[tuple[int, str], Verdict],
+    below: float,
+) -> Milestone:
+    verdicts = [found[one] for one in drawn if one in found and found[one].judged]
+    judged = [one for one in verdicts if one.step_scores]
+    wrong = sum(_is_wrong(one, below) for one in judged)
+    share = wrong / len(judged) if judged else None
+    steps = [number for number, _ in drawn]
+    return Milestone(
+        step=step,
+        steps=[min(steps), max(steps)] if steps else [],
+        passes=len(drawn),
+        judged=len(judged),
+        wrong=wrong,
+        no_steps=len(verdicts) - len(judged),
+        share=share,
+        interval=None if share is None else share_interval(share, len(judged)),
+    )
+
+
+def _draw(
+    folder: Path, at: Sequence[int], passes: int, seed: int
+) -> dict[int, list[tuple[int, str]]]:
+    """Return (step, completion) of each milestone's sample: one pass of a problem, the next first.
+
+    A step belongs to the milestone that is next to it, so that no pass is in two samples.
+    """
+    rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
+    steps = sorted({row["step"] for row in rows})
+    if not steps:
+        raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
+    if unknown := [step for step in at if step not in steps]:
+        accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
+        raise RunError(message("assay audit --at", unknown[0], accepted))
+    milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
+    near: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "passed":
+            near[min(milestones, key=lambda one: abs(one - row["step"]))].append(row)
+    sample: dict[int, list[tuple[int, str]]] = {}
+    for milestone in milestones:
+        chance = random.Random(f"{seed} steps of {milestone}")
+        mixed = chance.sample(near[milestone], len(near[milestone]))
+        mixed.sort(key=lambda row: abs(row["step"] - milestone))
+        first: dict[str, tuple[int, str]] = {}
+        for row in mixed:
+            first.setdefault(row["problem_id"], (row["step"], row["completion_id"]))
+        sample[milestone] = [*first.values()][:passes]
+    return sample

@@ -1,0 +1,65 @@
+"""Which of the completions that a search found is its answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from assay.evaluation.test_time.methods import Search
+from assay.evaluation.test_time.tree import Node, group_of
+from assay.session.evaluate import Judge, same_answers
+from assay.types import Verdict
+
+Weigh = Callable[[Node], float]
+VOTES: Mapping[str, Weigh] = {
+    "self_consistency": lambda node: 1.0,
+    "weighted_vote": lambda node: node.score or 0.0,
+}
+"""Methods whose answers vote, and what a vote counts; the others take the highest score."""
+
+
+def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
+    """Return the answer of each search of a method; equal ones are decided by the first drawn.
+
+    Its completions have their verdicts, which say what answer each gives. The verifier also says
+    which answers are equal (Wang et al. 2023, arXiv:2203.11171: the most frequent one; Li et al.
+    2023, arXiv:2206.02336: weighted). Where no answer was found in any, the first is taken.
+    """
+    weigh = VOTES.get(method)
+    if weigh is None:
+        return [max(search.found, key=_reward) for search in searches]
+    verdicts = [[_verdict(node) for node in search.found] for search in searches]
+    weights = [[weigh(node) for node in search.found] for search in searches]
+    groups = [group_of(search.found) for search in searches]
+    same = same_answers(verifiers, groups, verdicts, weights)
+    return [
+        search.found[elected(judged, counts, names)]
+        for search, judged, counts, names in zip(searches, verdicts, weights, same, strict=True)
+    ]
+
+
+def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mapping[str, str]) -> int:
+    """Return the index of the first completion that gives the answer with the most votes.
+
+    names: to each answer the one that it is equal to; others are compared as text.
+    """
+    said = {
+        n: names.get(one.extracted, one.extracted)
+        for n, one in enumerate(verdicts)
+        if one.judged and one.extracted is not None
+    }
+    votes = defaultdict[str, float](float)
+    for n, name in said.items():
+        votes[name] += weights[n]
+    winner = max(votes, key=lambda name: votes[name], default="")
+    return next((n for n, name in said.items() if name == winner), 0)
+
+
+def _reward(node: Node) -> float:
+    return -inf if node.reward is None else node.reward
+
+
+def _verdict(node: Node) -> Verdict:
+    assert node.verdict is not None, "a completion is judged before it is chosen from"
+    return node.verdict

@@ -1,0 +1,101 @@
+"""Draw what searches ask for: all problems' open nodes in one call of the generator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator as Yields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from assay.config import SamplingConfig
+from assay.evaluation.test_time.tree import STEPS, Draw, Kind, Node, StepLimits, group_of
+from assay.generate.base import Generator
+from assay.session.evaluate import Judge, judge_groups
+from assay.types import Verdict
+
+Asking = Yields[Sequence[Draw], None, None]
+"""A search: it yields what is to be drawn, and goes on when it was."""
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """Draws children of nodes and has them scored.
+
+    sampling: of whole completions. step: the text that ends a step. block: how many draws share one
+    pass over their prefix; with the problem, the node and the number of the block they are what
+    the random numbers depend on. scorer: None where nothing is scored.
+    """
+
+    generator: Generator
+    sampling: SamplingConfig
+    limits: StepLimits
+    step: str
+    block: int
+    scorer: Judge | None = None
+
+    def run(self, searches: Sequence[Asking]) -> None:
+        """Let searches go on side by side until all have ended."""
+        asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
+        while asking:
+            self.draw([each for _, asked in asking for each in asked])
+            asking = [(one, asked) for one, _ in asking if (asked := next(one, None)) is not None]
+
+    def draw(self, asked: Sequence[Draw]) -> None:
+        """Draw what of the children that are asked for is not there yet."""
+        wanted: dict[Kind, dict[Node, int]] = defaultdict(dict)
+        for each in asked:
+            last = each.first + each.count
+            if len(each.node.drawn.get(each.kind, ())) < last:
+                of_kind = wanted[each.kind]
+                of_kind[each.node] = max(last, of_kind.get(each.node, 0))
+        for kind, nodes in wanted.items():
+            self._score(self._drawn(kind, nodes))
+
+    def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
+        """Draw children in whole blocks, and return them."""
+        size = self.block if kind in ("step", "whole") else 1
+        blocks = [
+            (node, number)
+            for node, last in nodes.items()
+            for number in range(len(node.drawn.get(kind, ())) // size, -(-last // size))
+        ]
+        problems = [replace(node.problem_to_draw, draw=number) for node, number in blocks]
+        groups = self.generator.generate(problems, self._sampling(kind, list(nodes)), size)
+        return [
+            node.add(kind, completion, self.limits)
+            for (node, _), group in zip(blocks, groups, strict=True)
+            for completion in group.completions
+        ]
+
+    def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
+        """Return how a kind is sampled; a node that is further on is cut to its own limit later."""
+        shortest = min(len(node.tokens) for node in nodes)
+        changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
+        if kind in STEPS:
+            changes["stop"] = (*self.sampling.stop, self.step)
+        if kind.startswith("greedy"):
+            changes["temperature"] = 0.0
+        return self.sampling.model_copy(update=changes)
+
+    def _score(self, nodes: Sequence[Node]) -> None:
+        """Have nodes scored; one that was not judged keeps no score."""
+        if self.scorer is None:
+            return
+        for node, verdict in judged(self.scorer, nodes, by_row=False):
+            node.score, node.reward = verdict.score, verdict.reward
+
+
+def judged(judge: Judge, nodes: Sequence[Node], by_row: bool = True) -> list[tuple[Node, Verdict]]:
+    """Return nodes with their verdicts, those of a problem as one group.
+
+    by_row: by the verifier that the row names, where it names one.
+    """
+    of_problem: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        of_problem[node.problem.id].append(node)
+    verdicts = judge_groups(judge, [group_of(own, by_row) for own in of_problem.values()])
+    return [
+        pair
+        for own, found in zip(of_problem.values(), verdicts, strict=True)
+        for pair in zip(own, found, strict=True)
+    ]

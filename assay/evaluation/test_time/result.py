@@ -1,0 +1,136 @@
+"""What a search found: accuracy by method and budget, as values and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from assay.host.terminal import aligned, lined
+from assay.run.intervals import share_interval, spread_words, stderr_of
+
+BASE = "one_sample"
+"""The row that others are compared with: one completion, without a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRow:
+    """One method with one budget. budget: None where none is spent.
+
+    accuracy: share of the problems whose answer passed; stderr: its standard error over problems.
+    gain, gain_stderr: what that is over one sample, paired by problem. tokens, completions: means
+    of a problem: what was drawn, and how many whole completions were there to choose from. score:
+    mean of what the scorer gave the answers; None without one. by_problem: 1.0, 0.0, or a share of
+    several completions, by id. num_not_judged: problems whose answer the verifier did not judge,
+    which are left out.
+    """
+
+    method: str
+    budget: int | None
+    accuracy: float | None
+    stderr: float | None
+    tokens: float
+    completions: float
+    score: float | None = None
+    gain: float | None = None
+    gain_stderr: float | None = None
+    num_not_judged: int = 0
+    by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        budget: int | None,
+        rights: Mapping[str, float | None],
+        costs: Sequence[tuple[float, float]],
+        scores: Sequence[float | None],
+        base: Mapping[str, float] | None = None,
+    ) -> SearchRow:
+        """Return the row of one answer a problem. rights: None where it was not judged. costs:
+        (tokens, completions) of each. base: `by_problem` of one sample."""
+        known = {id: right for id, right in rights.items() if right is not None}
+        gains = [right - base[id] for id, right in known.items() if id in base] if base else []
+        scored = [score for score in scores if score is not None]
+        return cls(
+            method=method,
+            budget=budget,
+            accuracy=fmean(known.values()) if known else None,
+            stderr=stderr_of([*known.values()]),
+            tokens=fmean(tokens for tokens, _ in costs),
+            completions=fmean(count for _, count in costs),
+            score=fmean(scored) if scored else None,
+            gain=fmean(gains) if gains else None,
+            gain_stderr=stderr_of(gains),
+            num_not_judged=len(rights) - len(known),
+            by_problem=known,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON, without single problems."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "by_problem"}
+
+    @property
+    def cells(self) -> list[str]:
+        """The row in words."""
+        count = len(self.by_problem)
+        accuracy = gain = "not judged"
+        if self.accuracy is not None:
+            interval = share_interval(self.accuracy, count, self.stderr)
+            accuracy = f"{self.accuracy:.3f}{spread_words(self.stderr, interval, count, '.3f')}"
+        gain = "" if self.gain is None else f"{self.gain:+.3f} ± {self.gain_stderr or 0:.3f}"
+        score = "" if self.score is None else f"{self.score:.3f}"
+        budget = "" if self.budget is None else f"{self.budget:,}"
+        numbers = [f"{self.tokens:.1f}", f"{self.completions:.1f}"]
+        return [self.method, budget, accuracy, gain, *numbers, score]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Every method at every budget on the same problems, with what one sample comes to.
+
+    rows: first ``greedy`` and ``one_sample``; then of each budget the methods and ``oracle``: the
+    share of problems of which any completion of plain sampling passes (pass@n). longest: tokens of
+    the longest completion. step: the text that ends a step. out: the file of trees, if any.
+    """
+
+    model: str
+    scorer: str | None
+    rows: Sequence[SearchRow]
+    num_problems: int
+    temperature: float
+    longest: int
+    step: str
+    seconds: float
+    out: str | None = None
+
+    def row(self, method: str, budget: int | None = None) -> SearchRow:
+        """Return the row of a method at a budget; KeyError where there is none."""
+        return {(one.method, one.budget): one for one in self.rows}[method, budget]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        row = {name: getattr(self, name) for name in self.__slots__}
+        return {**row, "rows": [one.as_dict() for one in self.rows]}
+
+    def __str__(self) -> str:
+        noun = "problem" if self.num_problems == 1 else "problems"
+        lines = [
+            f"{self.model}: {self.num_problems} {noun}, temperature {self.temperature:g}",
+            f"scorer: {self.scorer or 'none'}",
+            "",
+        ]
+        heads = ["method", "budget", "accuracy", "over one sample", "tokens", "completions"]
+        table = [[*heads, "score"], *(row.cells for row in self.rows)]
+        lines += aligned(table, right=range(1, len(table[0])))
+        lines += ["", "budget, tokens: of each problem. ± is one standard error over problems."]
+        lines.append("oracle: any completion of plain sampling is right (pass@n), a ceiling.")
+        if any(row.num_not_judged for row in self.rows):
+            most = max(row.num_not_judged for row in self.rows)
+            lines.append(f"up to {most} answers of a row were not judged, and are left out")
+        if self.out:
+            lines.append(f"trees: {self.out}")
+        return lined(lines)
+
+    __repr__ = __str__  # what a notebook shows

@@ -1,0 +1,238 @@
+"""``assay search``: answer problems by search, and measure what each token of it is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay import config as configuration
+from assay.config import SamplingConfig, TrainConfig
+from assay.data.problems import load_problems
+from assay.data.sources import Rows, as_sources
+from assay.errors import ConfigError, VerifierError, did_you_mean, message
+from assay.evaluation.step_labels import PrefixRenderer
+from assay.evaluation.test_time.drawing import Drawer
+from assay.evaluation.test_time.measure import Searching
+from assay.evaluation.test_time.methods import METHODS, SAMPLED, Shape
+from assay.evaluation.test_time.result import SearchResult
+from assay.evaluation.test_time.scorer import SCORERS, Scorer, open_scorer
+from assay.evaluation.test_time.tree import StepLimits
+from assay.host.files import check_output
+from assay.host.startup import doing
+from assay.run.startup import show_startup
+from assay.session.assemble import (
+    Bench,
+    fit_heldout,
+    open_bench,
+    open_verifiers,
+    show_sampling,
+    with_slots,
+)
+from assay.session.sampling import HowToSample, sampling_config, several
+from assay.session.thinking import check_thinking
+from assay.training.reward_rows import SEPARATORS
+from assay.types import Problem, Tokens
+
+UNSCORED = ("self_consistency",)
+"""Methods that need no scorer."""
+
+
+def search(
+    model: Path | str,
+    problems: Rows,
+    methods: Sequence[str] | str = "best_of_n",
+    *,
+    budgets: Sequence[int] | int,
+    scorer: str | None = None,
+    step: str | None = None,
+    expand: int = 4,
+    ahead: int = 1,
+    exploration: float = 1.0,
+    reduce: str | None = None,
+    temperature: float = 1.0,
+    max_tokens: int | None = None,
+    think_budget: int | None = None,
+    effort: str | None = None,
+    max_problems: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    out: Path | str | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    adapter: Path | str | None = None,
+    quiet: bool = False,
+) -> SearchResult:
+    """Answer problems by search at test time; measure each method at equal generated tokens.
+
+        found = assay.search(
+            "runs/first@best", "heldout.jsonl", "beam", budgets=[512, 2048], scorer="runs/process"
+        )
+        print(found)
+        found.row("beam", 2048).accuracy, found.row("beam", 2048).stderr
+
+    methods: ``best_of_n``, ``self_consistency``, ``weighted_vote``, ``beam``, ``dvts``,
+    ``lookahead``, ``mcts`` (docs/search.md). budgets: tokens of each problem; a search draws only
+    what fits into its budget at its longest. scorer: a run of ``[reward_model]``, a reward model's
+    folder, or a verifier; ``self_consistency`` needs none. step: the text that ends a step, or
+    ``newline`` or ``blank_line``; None: as the process model has it, or a line. expand: children of
+    a node of a tree. ahead: steps that ``lookahead`` looks on. exploration: the constant of
+    ``mcts``. reduce: ``min``, ``product``, ``last`` or ``mean`` of a process model's steps; None:
+    as the model has it. out: a JSONL file that gets every completion with its steps.
+
+    The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
+    """
+    sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
+    asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
+    configuration.check_siblings(2, temperature)
+    if out is not None:
+        check_output(Path(out))
+    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
+    how = HowToSample(*wanted, seed, device, adapter)
+    with ExitStack() as stack:
+        config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
+        config = config.model_copy(update={"tools": configuration.ToolsConfig()})
+        sampling = configuration.at_temperature(config.sampling, temperature)
+        with show_startup(quiet):
+            bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
+        check_thinking(bench.renderer, rows, bench.config.sampling, how.asks_thinking)
+        show_sampling(bench, stack, quiet)
+        file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
+        drawer = _drawer(bench, sampling, step, asked.shape, guide)
+        started = time.perf_counter()
+        searching = Searching(
+            drawer, bench.verifiers, asked.methods, asked.budgets, asked.shape, file
+        )
+        searching.run(rows, bench.renderer.render)
+    return SearchResult(
+        model=str(model),
+        scorer=scorer,
+        rows=searching.rows(),
+        num_problems=len(rows),
+        temperature=temperature,
+        longest=sampling.max_tokens,
+        step=drawer.step,
+        seconds=time.perf_counter() - started,
+        out=None if out is None else str(out),
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is measured, and by what it is guided."""
+
+    methods: Sequence[str]
+    budgets: Sequence[int]
+    shape: Shape
+    scorer: str | None
+    reduce: str | None
+
+
+def _open(
+    asked: _Asked,
+    config: TrainConfig,
+    sampling: SamplingConfig,
+    problems: Rows,
+    limit: int | None,
+    stack: ExitStack,
+) -> tuple[Bench, Scorer | None, Sequence[Problem]]:
+    """Open the verifier, the scorer and the problems, which must have what both read; the model
+    last."""
+    _check_budgets(asked.budgets, sampling.max_tokens)
+    _check_unguided(asked.methods, sampling, [None])
+    verifiers = open_verifiers(config, stack)
+    guide = _guide(asked, config, stack)
+    judges = [verifiers, *([guide] if guide else [])]
+
+    def check(problem: Problem) -> None:
+        for judge in judges:
+            judge.check_problem(problem)
+
+    on_bad_row = config.data.on_bad_row
+    with doing("checking the rows"):
+        rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
+    bench = open_bench(with_slots(config, None), verifiers)
+    fitting = fit_heldout(rows, bench)
+    _check_unguided(asked.methods, sampling, {row.effort for row in fitting})
+    return bench, guide, fitting
+
+
+def _check_unguided(
+    methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
+) -> None:
+    """Refuse what gives tokens to a completion where a method draws steps, each of its own."""
+    trees = [name for name in methods if name not in SAMPLED]
+    if trees and any(map(sampling.controls_thinking, efforts)):
+        found, accepted = "a budget of thinking", "none: a tree draws steps, each of its own"
+        remedy = f"leave it out, or choose among {', '.join(SAMPLED)}"
+        raise ConfigError(message(f"--method {trees[0]}", found, accepted, remedy))
+
+
+def _methods(methods: Sequence[str] | str) -> list[str]:
+    names = list(dict.fromkeys(several(methods)))
+    for name in names:
+        if name not in METHODS:
+            remedy = did_you_mean(name, METHODS)
+            raise ConfigError(message("--method", name, ", ".join(METHODS), remedy))
+    if not names:
+        raise ConfigError(message("--method", "none", ", ".join(METHODS)))
+    return names
+
+
+def _shape(expand: int, ahead: int, exploration: float) -> Shape:
+    for name, value, least in (("expand", expand, 1), ("ahead", ahead, 1)):
+        if value < least:
+            raise ConfigError(message(f"--{name}", value, f"a whole number >= {least}"))
+    if not 0 <= exploration < float("inf"):
+        raise ConfigError(message("--exploration", exploration, "a number >= 0"))
+    return Shape(expand, ahead, exploration)
+
+
+def _check_budgets(budgets: Sequence[int], longest: int) -> None:
+    """Raise ConfigError where a budget does not hold one completion."""
+    for budget in budgets:
+        if budget < longest:
+            found = f"{budget}, less than one completion of {longest} tokens"
+            accepted, remedy = f"at least {longest}", "raise it, or lower --max-tokens"
+            raise ConfigError(message("--budget", found, accepted, remedy))
+    if not budgets:
+        raise ConfigError(message("--budget", "none", f"a number of tokens, at least {longest}"))
+
+
+def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | None:
+    """Open the scorer; raises an error where a method needs one that it is not."""
+    needing = [name for name in asked.methods if name not in UNSCORED]
+    trees = [name for name in asked.methods if name not in SAMPLED]
+    if asked.scorer is None:
+        if needing or asked.reduce is not None:
+            what = f"--method {needing[0]}" if needing else "--reduce"
+            remedy = f"without one choose --method {UNSCORED[0]}"
+            raise ConfigError(message(what, "no --scorer", SCORERS, remedy))
+        return None
+    guide = open_scorer(asked.scorer, asked.reduce, config, stack)
+    if trees and not guide.scores_beginnings:
+        found = f"{asked.scorer}, which judges whole completions"
+        accepted = "a process model, a reward model, or a function of yours that judges beginnings"
+        remedy = f"or choose among {', '.join(SAMPLED)}"
+        raise VerifierError(message(f"--scorer for --method {trees[0]}", found, accepted, remedy))
+    return guide
+
+
+def _drawer(
+    bench: Bench, sampling: SamplingConfig, step: str | None, shape: Shape, guide: Scorer | None
+) -> Drawer:
+    """Return what draws from a model; its prompts may go on into a completion from now on."""
+    bench.generator.render = PrefixRenderer(bench.renderer)
+    tokenizer = bench.loaded.tokenizer
+
+    def decode(tokens: Tokens) -> str:
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    ends = SEPARATORS.get(step, step) if step else (guide and guide.split) or "\n"
+    limits = StepLimits(sampling.max_tokens, sampling.stop, decode)
+    service = None if guide is None else guide.service
+    return Drawer(bench.generator, sampling, limits, ends, shape.expand, service)

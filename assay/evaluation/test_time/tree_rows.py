@@ -1,0 +1,88 @@
+"""Trees as rows: each whole completion with its steps, for step labels, value targets and SFT.
+
+A row is read by ``assay verify`` and by data stages (its completion and verdict), by ``[sft]`` (its
+prompt and completion) and by ``[reward_model]`` of kind ``process`` (``step_ends`` and ``labels``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from assay.data.rows import problem_row
+from assay.evaluation.test_time.methods import SAMPLED, Search
+from assay.evaluation.test_time.tree import Node
+from assay.reward_models.steps import Places, split_steps
+from assay.types import Completion
+
+
+def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each whole completion that a search found; step: the text that ends a step.
+
+    A step's label is the share of the judged completions below it that pass, as `label_steps` has
+    it of rollouts; here a search has chosen where to go on. values, visits: what Monte-Carlo tree
+    search thinks of each step; scores: what the scorer does.
+    """
+    below: dict[Node, list[bool]] = defaultdict(list)
+    for node in search.found:
+        if node.verdict is not None and node.verdict.judged:
+            for each in node.lineage():
+                below[each].append(node.verdict.correct)
+    for number, node in enumerate(search.found):
+        row = {**_told(method, search, node, number), "chosen": node is answer}
+        is_tree = method not in SAMPLED and all(below.get(each) for each in node.lineage())
+        yield {**row, **(_steps(search, node, below, step) if is_tree else {})}
+
+
+def _told(method: str, search: Search, node: Node, number: int) -> dict[str, Any]:
+    problem, verdict = node.problem, node.verdict
+    return {
+        **problem_row(problem),
+        "id": f"{problem.id}|{method}|{search.budget}|{number}",
+        "problem_id": problem.id,
+        "think": node.prompt.think.mode,
+        "completion": node.text,
+        "method": method,
+        "budget": search.budget,
+        "path": node.path,
+        "tokens": len(node.tokens),
+        "finish_reason": node.finish_reason,
+        **{key: getattr(verdict, key, None) for key in ("status", "reward", "extracted")},
+        "score": node.reward,
+    }
+
+
+def _steps(
+    search: Search, node: Node, below: Mapping[Node, Sequence[bool]], step: str
+) -> dict[str, Any]:
+    """Return what is known of each step, as a process model splits them."""
+    nodes = [*node.lineage()][::-1]
+    completion = Completion.from_text(node.text, think=node.prompt.think)
+    problem = replace(node.problem, spec={})
+    ends = [
+        found.end
+        for found in split_steps(problem, completion, Places(completion, None), step, "all")
+    ]
+    of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
+    if not ends:
+        return {}
+    soft = [fmean(below[one]) for one in of_ends]
+    told: dict[str, Any] = {
+        "step_ends": [end - 1 for end in ends],
+        "labels": soft,
+        "hard_labels": [int(label > 0) for label in soft],
+        "soft_labels": soft,
+        "passed": [sum(below[one]) for one in of_ends],
+        "judged": [len(below[one]) for one in of_ends],
+        "scores": [one.reward for one in of_ends],
+    }
+    if search.visits:
+        told["visits"] = [search.visits[one] for one in of_ends]
+        told["values"] = [
+            search.values[one] / search.visits[one] if search.visits[one] else None
+            for one in of_ends
+        ]
+    return told

@@ -1,0 +1,234 @@
+"""Turns: what the policy is told inside its completion, as given tokens, while others go on.
+
+A guide listens to one completion. Where a turn ends, its respondent is asked in another thread, and
+the completion waits for the promise of its answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from queue import SimpleQueue
+from typing import Any, TypeGuard
+
+from assay.data.chat import think_switches, with_think_block
+from assay.data.template import TemplateFailed, render_chat
+from assay.generate.base import GivenTokens, Promise, SoFar
+from assay.generate.turns.tool import FREE, Respondent
+from assay.types import Message, ThinkFormat
+
+MAX_LANES = 4
+Asked = tuple[tuple[str, ...], ThinkFormat]
+"""The roles of messages, and how a reply to them is to think."""
+Piece = str | tuple[int, str, bool]
+"""A text of a template, or a message's field: its number, its name, whether it stands in JSON."""
+_FIELDS = ("content", "name", "tool_call_id")
+_REPLY = "0Assay999"  # marks have nine letters: some templates want identifiers of nine
+_MARK = re.compile(r'0Assay(\d{3})(\\?")?')
+_numbers = itertools.count()
+_here = threading.local()
+
+
+class AnswerThread:
+    """A thread that answers one after another. What hangs in it keeps no process from its end."""
+
+    def __init__(self, name: str) -> None:
+        self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
+        threading.Thread(target=self._answer, name=name, daemon=True).start()
+
+    def submit(self, asked: Callable[[], Any]) -> Future[Any]:
+        """Return the promise of an answer."""
+        promise = Future[Any]()
+        self._asked.put((promise, asked))
+        return promise
+
+    def _answer(self) -> None:
+        _here.thread = self
+        while True:
+            promise, asked = self._asked.get()
+            try:
+                promise.set_result(asked())
+            except BaseException as error:  # it is raised where the answer is read
+                promise.set_exception(error)
+            del promise, asked  # an ended completion closes what it has opened
+
+
+@cache
+def _thread(name: str) -> AnswerThread:
+    """Return a thread: what one completion asks runs in order in one of them."""
+    return AnswerThread(f"assay-{name}")
+
+
+def next_thread(kind: str = "tools") -> AnswerThread:
+    """Return the thread of the next completion, or call; which it is changes no answer."""
+    return _thread(f"{kind}-{next(_numbers) % min(MAX_LANES, os.cpu_count() or 1)}")
+
+
+def this_thread() -> AnswerThread | None:
+    """Return the one that this runs in; None: it runs in another thread."""
+    return getattr(_here, "thread", None)
+
+
+@dataclass(eq=False)
+class Telling:
+    """Writes messages to the policy as tokens.
+
+    result: the text around a message's content, with ``{result}``; None: as the chat template
+    writes messages behind a reply, up to the next reply. closes: the text in which a turn may end
+    before the policy ends it; "": nowhere.
+    """
+
+    tokenizer: Any
+    result: str | None = None
+    closes: str = ""
+    _pieces: dict[Asked, list[Piece]] = field(default_factory=dict[Asked, list[Piece]])
+    _closing: dict[int, bool] = field(default_factory=dict[int, bool])
+    _plain: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        # whether a text may name special tokens is a state of the whole tokenizer, which threads
+        # share: so contents have a tokenizer of their own
+        self._plain = copy.deepcopy(self.tokenizer)
+
+    @cached_property
+    def special_ids(self) -> set[int]:
+        """The tokens that are no text, as an end of turn."""
+        tokenizer = self.tokenizer
+        return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+
+    def may_close(self, token: int) -> bool:
+        """Return whether a turn may end in this token: only then is the text looked at."""
+        if token not in self._closing:
+            ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}  # a part of a character, too
+            text = self.text([token]) if self.closes else ""
+            self._closing[token] = any(end in text for end in ends)
+        return self._closing[token]
+
+    def tokens(
+        self, messages: Sequence[Message], newest: int, think: ThinkFormat = FREE
+    ) -> list[int]:
+        """Return the tokens that follow on the policy's newest one.
+
+        think: of the prompt; each turn that a template begins thinks as the first. An end of turn
+        that the policy has written is not written again. Contents are plain text: names of special
+        tokens in them are no special tokens.
+        """
+        if self.result is not None:
+            before, _, after = self.result.partition("{result}")
+            pieces = [
+                piece
+                for number in range(len(messages))
+                for piece in (before, _content(number), after)
+            ]
+        else:
+            pieces = self._template_pieces((tuple(one["role"] for one in messages), think))
+        tokens: list[int] = []
+        for piece in _joined(pieces):
+            if isinstance(piece, str):
+                tokens += _encode(self.tokenizer, piece)
+                continue
+            number, name, in_json = piece
+            text = messages[number].get(name, "")
+            text = json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text
+            text = text.encode("utf-8", "replace").decode()
+            tokens += _encode(self._plain, text, split_special_tokens=True)
+        return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
+
+    def text(self, tokens: Any) -> str:
+        """Return the text of tokens, as it stands in a completion."""
+        return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def _template_pieces(self, asked: Asked) -> list[Piece]:
+        """Return what the template writes behind a reply, with messages of these roles."""
+        if asked not in self._pieces:
+            roles, think = asked
+            found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
+            lines = [piece for number in range(len(roles)) for piece in ("\n", _content(number))]
+            self._pieces[asked] = found or [*lines, "\n"]
+        return self._pieces[asked]
+
+    def _rendered(self, asked: Asked) -> list[Piece] | None:
+        roles, think = asked
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        for number, role in enumerate(roles):
+            content, *names = (f"0Assay{3 * number + each:03}" for each in range(3))
+            named = dict(zip(_FIELDS[1:], names, strict=True)) if role == "tool" else {}
+            turns.append({"role": role, "content": f'{content}"', **named})
+        try:
+            text = render_chat(self.tokenizer, turns, True, **think_switches(think.mode))
+        except TemplateFailed:  # a template that refuses these roles
+            return None
+        _, found, text = text.partition(_REPLY)
+        pieces: list[Piece] = []
+        place = 0
+        for mark in _MARK.finditer(text):
+            number, which = divmod(int(mark[1]), len(_FIELDS))
+            pieces += [text[place : mark.start()], (number, _FIELDS[which], mark[2] == r"\"")]
+            place = mark.end() if which == 0 else mark.end(1)
+        contents = [number for number, name, _ in filter(_is_field, pieces) if name == "content"]
+        if not found or contents != [*range(len(roles))]:
+            return None
+        return [*pieces, with_think_block(text[place:], think, True)[0]]
+
+
+def _content(number: int) -> Piece:
+    return number, "content", False
+
+
+def _is_field(piece: Piece) -> TypeGuard[tuple[int, str, bool]]:
+    return not isinstance(piece, str)
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Yield pieces, neighboring texts as one."""
+    for are_fields, some in itertools.groupby(pieces, _is_field):
+        found = [*some]
+        yield from found if are_fields else ["".join(map(str, found))]
+
+
+def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
+    return [int(one) for one in tokenizer.encode(text, add_special_tokens=False, **how)]
+
+
+@dataclass(eq=False)
+class TurnGuide:
+    """Listens to one completion, and tells it what its respondent answers."""
+
+    telling: Telling
+    respondent: Respondent
+    think: ThinkFormat = FREE
+    thread: AnswerThread = field(default_factory=next_thread)
+    _start: int = 0  # of the turn, in tokens
+    _has_asked: bool = False
+
+    def __call__(self, so_far: SoFar) -> Promise | None:
+        """Return the promise of an answer where a turn ends; else None."""
+        if self._has_asked and so_far.given:
+            self._start = so_far.num_tokens
+        self._has_asked = False
+        if so_far.newest is None or so_far.given:
+            return None
+        if not so_far.ends and not self.telling.may_close(so_far.newest):
+            return None
+        tokens, text = so_far.read(), self.telling.text
+        if so_far.ends and so_far.newest in self.telling.special_ids:
+            tokens = tokens[:-1]
+        said = text(tokens)[len(text(tokens[: self._start])) :]  # as it stands in the completion
+        if not self.respondent.hears(said, so_far.ends):
+            return None
+        self._has_asked = True
+        return self.thread.submit(partial(self._answer, said, so_far.newest))
+
+    def _answer(self, said: str, newest: int) -> GivenTokens | None:
+        messages = self.respondent.respond(said)
+        if not messages:
+            return None
+        return GivenTokens(self.telling.tokens(messages, newest, self.think), begins_turn=True)

@@ -1,0 +1,235 @@
+"""The tools of a run: opened as configured, shown in the prompt, run when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from assay.config import ToolsConfig
+from assay.errors import FAILURES, ConfigError, cause, did_you_mean, message
+from assay.generate.turns.calculator import CALCULATOR
+from assay.generate.turns.call_format import (
+    FENCED,
+    Call,
+    CallFormat,
+    InText,
+    OfTemplate,
+    closing_of,
+)
+from assay.generate.turns.corpus import search_tool
+from assay.generate.turns.environment import Environment
+from assay.generate.turns.guide import Telling, TurnGuide, next_thread
+from assay.generate.turns.interpreter import check_sandbox, interpreter
+from assay.generate.turns.tool import FREE, Respondent, RunCall, Tool, ToolError
+from assay.generate.turns.user_functions import tool_named
+from assay.host.user_code import import_object
+from assay.types import Message, Problem, Prompt, ThinkFormat
+
+INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
+
+{form}
+
+Then stop: its result is put behind it, and you go on. These are the tools:
+
+{tools}"""
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """What a run needs to answer its policy.
+
+    respondent: makes what answers one completion. schemas: what a chat template is given to show;
+    empty where it shows none. introduction: what the prompt says of tools otherwise. begins: gives
+    a problem the prompt of an environment.
+    """
+
+    telling: Telling
+    respondent: Callable[[Problem, Prompt], Respondent]
+    schemas: Sequence[dict[str, Any]] = ()
+    introduction: str = ""
+    begins: Callable[[Problem], Problem] | None = None
+
+    def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
+        """Return what listens to one completion."""
+        return TurnGuide(self.telling, self.respondent(problem, prompt), prompt.think)
+
+
+@dataclass(eq=False)
+class ToolAnswers:
+    """Runs the calls of one completion. Whatever goes wrong is told to the policy, in words."""
+
+    tools: Mapping[str, Tool]
+    settings: ToolsConfig
+    format: CallFormat
+    think: ThinkFormat = FREE
+    num_calls: int = 0
+    opened: dict[str, RunCall] = field(default_factory=dict[str, RunCall])
+
+    def hears(self, said: str, ended: bool) -> bool:
+        """Return whether a turn ends in calls."""
+        return bool(self.format.found(said, ended, self.think))
+
+    def respond(self, said: str) -> Sequence[Message]:
+        """Return the results of a turn's calls, a message each.
+
+        Calls of functions of users run side by side; the others in their order.
+        """
+        calls = self.format.found(said, True, self.think)
+        named = [_named(call, number) for number, call in enumerate(calls, self.num_calls + 1)]
+        begun = [self._begin(call, alone=len(calls) == 1) for call in calls]
+        return [
+            {"role": "tool", "content": self._result(run), **names}
+            for run, names in zip(begun, named, strict=True)
+        ]
+
+    def _begin(self, call: Call, alone: bool) -> Callable[[], str]:
+        """Return what has the result of a call, or raises what is wrong with it."""
+        self.num_calls += 1
+        try:
+            run = self._checked(call)
+        except FAILURES as error:  # opening a tool of a user may raise anything
+            return partial(_raise, error)
+        if isinstance(call, str) or alone or not self.tools[call.name].stateless:
+            return run
+        return next_thread("calls").submit(run).result
+
+    def _result(self, run: Callable[[], str]) -> str:
+        try:
+            text = run()
+        except ToolError as error:
+            text = f"error: {error}"
+        except FAILURES as error:  # a tool of a user may raise anything
+            text = f"error: {cause(error)}"
+        return cut(text, self.settings.max_output)
+
+    def _checked(self, call: Call) -> Callable[[], str]:
+        """Return what runs a call; raises ToolError."""
+        if self.num_calls > self.settings.max_calls:
+            raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
+        if isinstance(call, str):
+            raise ToolError(call)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no tool {call.name:.40}; the tools: {', '.join(self.tools)}")
+        call = call.typed(tool.parameters.get("properties", {}))
+        _check(tool, call.arguments)
+        if tool.name not in self.opened:
+            self.opened[tool.name] = tool.open()
+        return partial(self.opened[tool.name], call.arguments)
+
+
+def _named(call: Call, number: int) -> Message:
+    """Return what some templates write of a call beside its result."""
+    name, id = ("", "") if isinstance(call, str) else (call.name, call.id)
+    return {"name": name or "unknown", "tool_call_id": id or f"call{number:05}"}
+
+
+def _raise(error: BaseException) -> str:
+    raise error
+
+
+def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Raise ToolError for arguments that are missing, or that the tool does not have."""
+    properties = tool.parameters.get("properties", {})
+    for name in tool.parameters.get("required", ()):
+        if name not in arguments:
+            raise ToolError(f"{tool.name} needs {name}; it takes {', '.join(properties)}")
+    for name in arguments:
+        if name not in properties:
+            takes = ", ".join(properties) or "nothing"
+            raise ToolError(f"{tool.name} has no {name:.40}; it takes {takes}")
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters, and in the middle how many were left out."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    tail = most - head
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[{left_out} characters left out]\n{text[len(text) - tail :]}"
+
+
+def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox | None:
+    """Return the tools or the environment that is configured; None where there are none.
+
+    in_chat: whether prompts are rendered by the chat template. Raises ConfigError, and
+    SandboxUnavailable where ``python`` is asked for and cannot be had.
+    """
+    if settings.environment is not None:
+        return _open_environment(settings, tokenizer, in_chat)
+    if not settings.names:
+        return None
+    tools: dict[str, Tool] = {}
+    for name in settings.names:
+        tool = _open(name, settings)
+        if tool.name in tools:
+            found = f"two tools of the name {tool.name}"
+            raise ConfigError(message("tools.names", found, "a name for each"))
+        tools[tool.name] = tool
+    of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
+    pattern = settings.call or FENCED
+    is_whole_turn = pattern.strip() == "{call}"  # nothing marks its end
+    whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
+    calls = of_template or whole or InText(pattern, tools)
+
+    def respondent(problem: Problem, prompt: Prompt) -> ToolAnswers:
+        return ToolAnswers(tools, settings, calls, prompt.think)
+
+    if of_template is not None:
+        return Toolbox(Telling(tokenizer), respondent, [tool.schema for tool in tools.values()])
+    introduction = INTRODUCTION if settings.introduction is None else settings.introduction
+    shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
+    result = None if is_whole_turn and in_chat else settings.result
+    telling = Telling(tokenizer, result, "" if is_whole_turn else closing_of(pattern))
+    return Toolbox(telling, respondent, introduction=shown)
+
+
+def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox:
+    where = "tools.environment"
+    found = import_object(str(settings.environment), where, ConfigError)
+    if not isinstance(found, Environment):
+        accepted = "an Environment (docs/environments.md)"
+        raise ConfigError(message(where, f"a {type(found).__name__}", accepted))
+
+    def respondent(problem: Problem, prompt: Prompt) -> Respondent:
+        return found.respondent(problem, prompt.think)
+
+    telling = Telling(tokenizer) if in_chat else Telling(tokenizer, settings.result)
+    return Toolbox(telling, respondent, begins=found.begun)
+
+
+def _open(name: str, settings: ToolsConfig) -> Tool:
+    if name == "python":
+        check_sandbox(settings.unsafe_no_sandbox)
+        return interpreter(settings.seconds, settings.unsafe_no_sandbox)
+    if name == "calculator":
+        return CALCULATOR
+    if name == "search":
+        if not settings.corpus:
+            raise ConfigError(
+                message("tools.corpus", "nothing", 'documents, for the tool "search"')
+            )
+        return search_tool(settings.corpus, settings.num_passages)
+    if ":" not in name:
+        known = ("python", "calculator", "search")
+        accepted = f"{', '.join(known)}, or a function of yours as package.module:function"
+        raise ConfigError(message("tools.names", repr(name), accepted, did_you_mean(name, known)))
+    return tool_named(name, "tools.names", settings.seconds)
+
+
+def _form(pattern: str) -> str:
+    call = '{"name": "NAME", "arguments": {...}}'
+    return pattern.replace("{call}", call).replace("{tool}", "NAME").replace("{input}", "INPUT")
+
+
+def _described(tools: Mapping[str, Tool]) -> str:
+    return "\n".join(map(_line, tools.values()))
+
+
+def _line(tool: Tool) -> str:
+    properties = tool.parameters.get("properties", {})
+    names = [f"{name} ({one.get('type', 'any')})" for name, one in properties.items()]
+    return f"- {tool.name}: {tool.description} Input: {', '.join(names) or 'none'}."

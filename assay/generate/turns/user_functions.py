@@ -1,0 +1,168 @@
+"""Functions of users as tools.
+
+Their signature is the schema that the policy sees. They run in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from assay.errors import ConfigError, cause, message
+from assay.generate.turns.tool import Tool, ToolError
+from assay.host.user_code import IMPORT_SECONDS, import_object
+
+ACCEPTED = "a function whose parameters have names and types, or a Tool"
+_here = threading.local()
+_opened: list[FunctionProcess] = []
+
+WORKER = "assay.generate.turns.tool_worker"
+
+
+def tool_named(name: str, where: str, seconds: float) -> Tool:
+    """Return the tool that ``package.module:function`` names; raises ConfigError.
+
+    The function's name, its docstring's first paragraph and its signature are what the policy is
+    shown. An object that is a `Tool` already is returned as it is.
+    """
+    found = import_object(name, where, ConfigError)
+    if isinstance(found, Tool):
+        return found
+    if not inspect.isroutine(found):
+        raise ConfigError(message(where, f"{name}, of type {type(found).__name__}", ACCEPTED))
+    return Tool(
+        name=found.__name__,
+        description=inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
+        parameters=schema_of(found, f"{where} {name}"),
+        open=lambda: lambda arguments: _process().call(name, arguments, seconds),
+        stateless=True,
+    )
+
+
+def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    """Return the JSON schema of a function's arguments; raises ConfigError where it has none."""
+    for one in inspect.signature(function).parameters.values():
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise ConfigError(message(where, f"parameter {one}", ACCEPTED, "give each a name"))
+        if one.annotation is one.empty:
+            remedy = f"write its type: {one.name}: str"
+            raise ConfigError(
+                message(where, f"parameter {one.name} without a type", ACCEPTED, remedy)
+            )
+    try:
+        schema = TypeAdapter[Any](function).json_schema()  # pyright: ignore[reportArgumentType]
+    except (PydanticUserError, NameError, TypeError) as error:
+        found = f"types that no JSON has ({cause(error)})"
+        raise ConfigError(
+            message(where, found, ACCEPTED, "use str, int, float, bool, list, dict")
+        ) from error
+    return {key: value for key, value in _untitled(schema).items() if key != "additionalProperties"}
+
+
+def _untitled(schema: Any) -> Any:
+    """Return a schema without titles, which repeat its names."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    items = cast("dict[str, Any]", schema).items()  # a parameter may be called title
+    kept = ((key, each) for key, each in items if key != "title" or not isinstance(each, str))
+    return {key: each if key == "default" else _untitled(each) for key, each in kept}
+
+
+class FunctionProcess:
+    """A process in which functions of users run; one for each thread that calls them.
+
+    Requests and replies are lines of JSON over a socket; what a function prints is left out.
+    """
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        with theirs:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "assay.generate.turns.tool_worker",
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a kill takes what the function has started, too
+            )
+        self.loaded: set[str] = set()
+        _opened.append(self)
+
+    def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
+        """Call a function; raises ToolError for what it raises, and where it takes too long."""
+        if name not in self.loaded:  # its import is no call's fault
+            self._ask({"load": name}, IMPORT_SECONDS)
+            self.loaded.add(name)
+        return self._ask({"call": name, "arguments": dict(arguments)}, seconds)
+
+    def _ask(self, request: Mapping[str, Any], seconds: float) -> str:
+        try:
+            self.channel.sendall(json.dumps(request).encode() + b"\n")
+            reply = json.loads(self._line(time.monotonic() + seconds))
+        except TimeoutError as error:
+            self.close()
+            raise ToolError(f"stopped: it took more than {seconds:g} seconds") from error
+        except (OSError, ValueError) as error:
+            self.close()
+            raise ToolError("its process ended") from error
+        if "error" in reply:
+            raise ToolError(reply["error"])
+        return str(reply["result"])
+
+    def _line(self, until: float) -> bytes:
+        parts: list[bytes] = []
+        while not parts or not parts[-1].endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self.channel.settimeout(left)
+            parts.append(self.channel.recv(1 << 16))
+            if not parts[-1]:
+                raise OSError("the process ended")
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Kill the process, and what it has started."""
+        if self in _opened:
+            _opened.remove(self)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.channel.close()
+
+
+def _process() -> FunctionProcess:
+    """Return this thread's process, a fresh one where the last was killed."""
+    found: FunctionProcess | None = getattr(_here, "process", None)
+    if found is None or found not in _opened:
+        found = _here.process = FunctionProcess()
+    return found
+
+
+@atexit.register
+def _close() -> None:
+    for process in [*_opened]:
+        process.close()

@@ -1,0 +1,306 @@
+"""Files that survive a kill: whole or absent, with a full disk told apart from other failures."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TextIO
+
+from assay.errors import DiskFull, RunError, message
+from assay.host.records import as_object, numbered, read_record
+from assay.host.removal import put_in_place, remove_file, temporary_beside
+
+LOCK_PATIENCE = 3.0  # seconds for the children of a killed process to let go of its lock
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "Disk quota exceeded")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error, or its cause, says that the disk or a quota is used up.
+
+    Where a library wraps the system's error, only its text is left; see also `has_room`.
+    """
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    if any(text in str(error) for text in _FULL_TEXTS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and is_disk_full(cause)
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether a MiB can be written here: some libraries say only that a write failed."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(2**20))
+    except OSError as error:
+        return not is_disk_full(error)
+    finally:
+        remove_file(probe)
+    return True
+
+
+@contextmanager
+def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
+    """Turn whatever a full disk raises into DiskFull with ``complaint()`` as its message."""
+    try:
+        yield
+    except DiskFull:
+        raise
+    except Exception as error:  # tensor libraries raise their own types: re-raised unless full
+        if is_disk_full(error):
+            raise DiskFull(complaint()) from error
+        raise
+
+
+def make_folder(parent: Path, name: str) -> Path:
+    """Make a new folder; a name that is taken gets a number."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    return folder
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file (or the entries of a folder) survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Write a file so that at any moment there is the old one or the new one, never a part."""
+    temporary = temporary_beside(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(temporary, path)
+    except BaseException:
+        remove_file(temporary)
+        raise
+    sync_file(path.parent)
+
+
+def config_of(run: Path) -> Path:
+    """Return a run's configuration file; raises RunError where the folder is no run directory."""
+    path = run / "config.toml"
+    if not path.is_file():
+        found = "not a run directory (it has no config.toml)"
+        raise RunError(f"{run}: {found}; give one, as runs/NAME")
+    return path
+
+
+def check_output(path: Path, where: str = "--out") -> None:
+    """Raise RunError where a file cannot be written, before what it is to hold is computed."""
+    folder, found = path.absolute().parent, ""
+    if path.is_dir():
+        found = "a folder"
+    elif not folder.is_dir():
+        found = f"no folder {path.parent}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        found = "a place that cannot be written"
+    if found:
+        raise RunError(message(f"{where} {path}", found, "a file that can be written"))
+
+
+def open_output(path: Path) -> TextIO:
+    """Open a file for results; raises RunError where it cannot be written."""
+    check_output(path)
+    return path.open("w", encoding="utf-8", errors="replace")
+
+
+def check_folder(path: Path, where: str) -> None:
+    """Raise RunError where a folder can neither be written nor made."""
+    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "not writable" if nearest.is_dir() else "a file"
+        found = f"{nearest}, {what}"
+        raise RunError(message(f"{where} {path}", found, "a folder that can be written"))
+
+
+def check_new_folder(path: Path, where: str) -> None:
+    """Raise RunError where a folder holds something, or can neither be written nor made."""
+    check_folder(path, where)
+    if path.exists() and any(path.iterdir()):
+        raise RunError(message(f"{where} {path}", "a folder with files", "a new or empty folder"))
+
+
+def plain(value: Any) -> Any:
+    """Return a value for strict JSON: numpy scalars unwrapped; None for NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file, or None where it is absent or not one."""
+    with suppress(OSError):
+        # reading a pipe or a device may never end
+        return as_object(path.read_bytes()) if path.is_file() else None
+    return None
+
+
+def state_folder() -> Path:
+    """Return the folder of what Assay keeps for this user; RuntimeError where there is no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    return home / "assay"
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file, None where it is absent; RunError where it is damaged."""
+    return read_record(path, dict[str, Any])
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object for people and machines, atomically."""
+    write_atomic(path, (json.dumps(plain(value), indent=2) + "\n").encode())
+
+
+class Journal:
+    """A JSON Lines file that is only appended to, one row a write; safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        self._lock = threading.Lock()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append one row; it has left this process when this returns."""
+        line = (json.dumps(plain(row)) + "\n").encode()
+        with self._lock:
+            if self._file is None:
+                self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
+                line = self._end_last_line() + line
+            self._file.write(line)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows; a torn last line (the writer was killed) is not a row."""
+        return list(read_rows(self.path))
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite the file with the rows that are wanted, and without a torn last line."""
+        rows = [row for row in self.rows() if wanted(row)]
+        with self._lock:
+            self._close()
+            write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def sync(self) -> None:
+        """Make all rows survive a power failure."""
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; a later append opens it again."""
+        with self._lock:
+            self._close()
+
+    def _end_last_line(self) -> bytes:
+        """Remove a torn last line, which would spoil the next row; return what ends a whole one."""
+        if self._file.seek(0, os.SEEK_END) == 0:
+            return b""
+        self._file.seek(-1, os.SEEK_END)
+        if self._file.read(1) == b"\n":
+            return b""
+        last = self.path.read_bytes().rpartition(b"\n")[2]
+        if as_object(last) is not None:
+            return b"\n"
+        self._file.truncate(self._file.seek(0, os.SEEK_END) - len(last))
+        return b""
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON Lines file; raises RunError for a line that is none.
+
+    A last line that is cut off, since its writer was killed, is passed over.
+    """
+    return (row for _, row in numbered(path))
+
+
+class DirectoryLock:
+    """An exclusive lock on a run directory; the system releases it however the process ends.
+
+    A process that was killed while it started a child holds it a moment longer: that is waited for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ".lock"
+        if path.exists() and not path.is_file():
+            remedy = "move it away"
+            raise RunError(message(str(path), "what is no regular file", "a file", remedy))
+        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until `release`)
+        give_up = time.monotonic() + LOCK_PATIENCE
+        try:
+            while not self._take():
+                owner = self._owner()
+                if _is_alive(owner) or time.monotonic() > give_up:
+                    self._file.close()
+                    who = f"process {owner}" if owner else "another process"
+                    raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
+                time.sleep(0.01)
+        except OSError:  # some network file systems have no locks: go on without
+            return
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}")
+        self._file.flush()
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _owner(self) -> int | None:
+        self._file.seek(0)
+        number = self._file.read().removeprefix("process ").strip()
+        return int(number) if number.isdecimal() else None
+
+    def release(self) -> None:
+        """Let another process write the run."""
+        self._file.close()
+
+
+def _is_alive(process: int | None) -> bool:
+    if process is None:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        pass
+    return True

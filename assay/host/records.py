@@ -1,0 +1,215 @@
+"""The reader of what Assay wrote as JSON and reads back: manifests, metrics, events, verdicts.
+
+A file is read as a type, and whatever is wrong with it is one error, in one line: `RunError`, with
+the file, the key, what was found and what is accepted. So no caller meets a text where a number was
+written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import stat
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BaseModel, Field, Strict, TypeAdapter, ValidationError
+
+from assay.errors import RunError, message
+from assay.validation import toml_words
+
+T = TypeVar("T")
+MOST_STEPS = 2**53
+MOST_NESTED = 64
+Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
+"""A number of steps, or of one."""
+Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False, le=1e15)]
+
+_REMEDY = "restore it, or move it away"
+_WORDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "dict_type": "an object",
+    "mapping_type": "an object",
+    "dataclass_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+}
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """Return a JSON file as ``kind``, None where there is none; raises RunError.
+
+    kind: a dataclass or a pydantic model, or ``dict[str, Any]`` where nothing is known of the keys.
+    """
+    text = _bytes_of(path)
+    if text is None:
+        return None
+    value = as_object(text)
+    if value is None:
+        raise RunError(message(str(path), "a damaged file", "a JSON object", _REMEDY))
+    return checked(value, kind, str(path))
+
+
+def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line and the object of each row of a JSON Lines file; raises RunError.
+
+    None where the file is absent. A last line that is cut off, since its writer was killed, is
+    passed over.
+    """
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                row = as_object(line)
+                if row is not None:
+                    yield number, row
+                elif not _is_torn(line):
+                    remedy = "mend the line, or take it out"
+                    where = f"{path}:{number}"
+                    raise RunError(
+                        message(where, "a damaged line", "one JSON object a line", remedy)
+                    )
+    except OSError as error:
+        _check_absent(path, error)
+
+
+def checked(value: Any, kind: type[T], where: str) -> T:
+    """Return a value of JSON as ``kind``; raises RunError for the first thing that is not."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = f"{where} {'.'.join(map(str, first['loc']))}".strip()
+        if first["type"] == "missing":
+            raise RunError(message(place, "nothing", "a value", _REMEDY)) from error
+        accepted = _WORDS.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+        found = toml_words(first["input"], 60)
+        raise RunError(message(place, found, accepted, _REMEDY)) from error
+    except RecursionError as error:
+        raise RunError(
+            message(where, "what is nested too deep", "what was written", _REMEDY)
+        ) from error
+
+
+def as_object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is; None of any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, 100,000 brackets
+        return None
+    if not isinstance(value, dict) or _is_deep(value, text):
+        return None
+    return cast("dict[str, Any]", value)
+
+
+def _is_deep(value: Any, text: bytes) -> bool:
+    """Whether a value is nested deeper than anything of ours, too deep to be walked."""
+    if text.count(b"{") + text.count(b"[") <= MOST_NESTED:
+        return False
+    level = [value]
+    for _ in range(MOST_NESTED):
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [x for one in inner for x in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        check_regular(path)
+        return path.read_bytes()
+    except OSError as error:
+        _check_absent(path, error)
+        return None
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for what is no file: reading a pipe or a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _check_absent(path: Path, error: OSError) -> None:
+    """Raise RunError where a file is there, or a link stands for it, and cannot be read."""
+    if not isinstance(error, FileNotFoundError):
+        found = f"what cannot be read ({error.strerror or error})"
+        raise RunError(message(str(path), found, "a file", _REMEDY)) from error
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether this may be all that was written of a row (zeros: when the power failed)."""
+    return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
+
+
+_Number = Annotated[float, Strict(), Field(allow_inf_nan=False)] | None
+_Rates = dict[str, _Number]
+
+
+class _Evaluated(BaseModel):
+    """What a row of metrics or evaluations holds besides measures."""
+
+    step: Step
+    kind: str | None = Field(None, alias="eval/kind")
+    by_tag: _Rates | None = Field(None, alias="eval/by_tag")
+    by_think: dict[str, _Rates] | None = Field(None, alias="eval/by_think")
+    by_source: dict[str, dict[str, dict[str, _Number | _Rates]]] | None = Field(
+        None, alias="eval/by_source"
+    )
+    by_problem: _Rates | None = Field(None, alias="eval/by_problem")
+    reliability: list[list[_Number]] | None = Field(None, alias="eval/reliability")
+
+
+class _Event(BaseModel):
+    """What happened in a run, as far as every event has it; other keys may stand beside these."""
+
+    kind: str
+    step: Step | None = None
+    time: str | None = None
+    rule: str | None = None
+    well: Step | None = None
+    differences: list[Any] | None = None
+    config_changes: list[Any] | None = None
+    changes: list[Any] | None = None
+
+
+_STRUCTURED = frozenset(field.alias or name for name, field in _Evaluated.model_fields.items())
+
+
+def read_step_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of metrics or evaluations; raises RunError for a wrong one."""
+    return [check_measures(row, f"{path}:{number}") for number, row in numbered(path)]
+
+
+def check_measures(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a row whose ``step`` is one and whose measures are numbers; raises RunError."""
+    checked(row, _Evaluated, where)
+    for key, value in row.items():
+        if key not in _STRUCTURED and not _is_measure(value):
+            raise RunError(message(f"{where} {key}", toml_words(value, 60), "a number", _REMEDY))
+    return row
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return a run's events; raises RunError for a row that is none."""
+    found = list(numbered(path))
+    for number, row in found:
+        checked(row, _Event, f"{path}:{number}")
+    return [row for _, row in found]
+
+
+def _is_measure(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or (isinstance(value, int) and abs(value) < 2**63)

@@ -1,0 +1,67 @@
+"""What `assay init` writes, and takes back where it fails: files, a folder, lines of TOML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.config.toml_text import comment, one_line, toml_line
+from assay.errors import UserError, message
+from assay.host.files import write_atomic
+from assay.host.removal import move, move_out_of_sight, remove_file, remove_temporary
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is known of the configuration that is being written; a failure takes it all back."""
+
+    kind: str
+    file: Path
+    written: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    new: list[Path] = field(default_factory=list)
+    replaced: dict[Path, Path] = field(default_factory=dict)
+
+    def write(self, file: Path, text: str, what: str) -> None:
+        """Write a file."""
+        self.new += [] if file.exists() else [file]
+        write_atomic(file, text.encode())
+        self.written.append(f"{file}: {what}")
+
+    def assume(self, text: str) -> None:
+        """Say what was assumed; names of columns, tags and files in it may hold anything."""
+        self.assumed.append(one_line(text))
+
+    def make_room(self, folder: Path) -> None:
+        """Move a folder that `init` wrote out of the way, to come back should this fail."""
+        if folder.exists():
+            self.replaced[folder] = move_out_of_sight(folder)
+        self.new.append(folder)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        for path in self.new if kind is not None else ():
+            if path.is_dir():
+                remove_temporary(move_out_of_sight(path))
+            else:
+                remove_file(path)
+        for path, aside in self.replaced.items():
+            if kind is None:
+                remove_temporary(aside)
+            else:
+                move(aside, path)
+
+    def line(self, key: str, value: Any, note: str = "", name: str = "") -> None:
+        """Give a key its line, with a note behind it; raises UserError for half a character."""
+        try:
+            self.values[name or key] = toml_line(key, value, note)
+        except ValueError as error:
+            found = f"{one_line(str(value), 80)}, which is no Unicode text"
+            raise UserError(message(f"assay init, {key}", found, "what TOML can hold")) from error
+
+    def unset(self, key: str, value: Any, note: str) -> None:
+        """Show a key that is left out, and a value that it might have."""
+        self.values[key] = comment(toml_line(key, value, note))

@@ -1,0 +1,118 @@
+"""How long prompts and completions are, from the first rows: for what `assay init` chooses."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from assay.data.sources import open_source
+from assay.init.detection import ANSWER_KEYS, MOST_ROWS, LookedModel, LookedRows
+from assay.init.sizes import Lengths
+from assay.plan.step_seconds import GivenWork
+
+LOOKED_AT = 200  # rows
+WORKED = 16  # tokens of an answer that is a worked solution, and not its result alone
+LONG = 0.95  # of the solutions are no longer than a long one
+TEMPLATE_TOKENS = 32  # that a chat template puts around a question, about
+MULTIPLE = 32
+SHORTEST = 128  # that a worked answer may take
+
+
+def answer_lengths(
+    rows: LookedRows, model: LookedModel, key: str | None
+) -> tuple[Lengths, dict[bool, str]]:
+    """Return the lengths of prompts and completions of problems, and why: of completions as long
+    as they could be (True), and cut to what most rows need.
+
+    key: that of the rows' answers. Where they are worked solutions, a completion may be twice as
+    long as a long one, and at least half again.
+    """
+    sample: Sequence[Any] = rows.rows[:LOOKED_AT]
+    prompts = sorted(model.count(str(one.prompt)) for one in sample)
+    answers = sorted(model.count(str(one.spec.get(key, ""))) for one in sample) if key else [0]
+    solutions = sorted(map(model.count, _solutions(rows))) or [0]
+    long = solutions[int(LONG * (len(solutions) - 1))]
+    if model.is_tiny and key is None:
+        whole = cut = 64
+        why = dict.fromkeys((True, False), "the rows have no answer that would say how long one is")
+    elif model.is_tiny:
+        whole = cut = answers[-1] + 8
+        told = f"the longest answer has {answers[-1]} tokens"
+        why = dict.fromkeys((True, False), told)
+    elif long > WORKED:
+        whole, cut = (max(SHORTEST, _rounded(times * long)) for times in (2.0, 1.5))
+        told = f"a long solution of the rows (19 of 20 are no longer), which has {long} tokens"
+        why = {True: f"twice {told}", False: f"half again {told}"}
+    else:
+        whole, cut = (2048, 1024) if model.think is not None else (512, 256)
+        room = "reasoning" if model.think is not None else "a worked answer"
+        why = {True: f"room for {room}", False: f"little room for {room}, to save time"}
+    most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
+    if most is not None and prompts[-1] + whole > (model.context or 0):
+        told = f"what the model's context of {model.context} leaves"
+        why = {True: told, False: told if cut >= most else why[False]}
+        whole, cut = most, min(cut, most)
+    around = TEMPLATE_TOKENS if model.chat else 0
+    typical = round(statistics.median(prompts)) + around
+    return Lengths(prompts[-1] + around, typical, whole, cut), why
+
+
+def given_lengths(
+    rows: LookedRows, model: LookedModel, stage: Mapping[str, Mapping[str, Any]]
+) -> tuple[Lengths, GivenWork]:
+    """Return the lengths of rows that are learned from, and what a stage does with all of them.
+
+    stage: its section of the configuration.
+    """
+    pairs = [getattr(row, "pair", row) for row in rows.rows[:LOOKED_AT]]
+    around = TEMPLATE_TOKENS if model.chat else 0
+    prompts = [model.count(str(one.prompt)) + around for one in pairs]
+    learned = [sum(map(model.count, _texts(one))) for one in pairs]
+    lengths = Lengths(max(prompts), round(statistics.median(prompts)))
+    prompt, tokens = statistics.mean(prompts), max(1.0, statistics.mean(learned))
+    ((name, settings),) = stage.items()
+    count = settings["epochs"] * num_rows(rows)
+    if name == "sft":
+        steps = max(1, round(count * tokens / settings["tokens_per_step"]))
+    else:
+        per_step = settings.get("pairs_per_step") or settings["rows_per_step"]
+        steps = max(1, -(-int(count) // per_step))
+    all_tokens = count * (prompt + tokens)
+    scored = num_rows(rows) * (prompt + tokens) if name == "preference" else 0
+    return lengths, GivenWork(steps, all_tokens / steps, scored=round(scored))
+
+
+def num_rows(rows: LookedRows) -> int:
+    """Return how many rows the sources have."""
+    if len(rows.rows) < MOST_ROWS:
+        return len(rows.rows)
+    return sum(1 for source in rows.sources for _ in open_source(source).scan())
+
+
+def _solutions(rows: LookedRows) -> list[str]:
+    """Return the longest answer of each of the first rows, as the row has it.
+
+    Of ``... #### 72`` a problem keeps the result alone.
+    """
+    opened = open_source(rows.sources[0])
+    found: list[str] = []
+    for _, number, raw in islice(opened.scan(), LOOKED_AT):
+        row = opened.parse(raw, f"{rows.sources[0]}:{number}")
+        texts = [row[one] for one in ANSWER_KEYS if isinstance(row.get(one), str)]
+        found += [max(texts, key=len)] if texts else []
+    return found
+
+
+def _texts(row: Any) -> list[str]:
+    """Return what is learned of a row, or judged."""
+    names = ("chosen", "rejected", "completion", "steps")
+    found = [getattr(row, name) for name in names if hasattr(row, name)]
+    return [
+        "\n".join(map(str, one)) if isinstance(one, tuple | list) else str(one) for one in found
+    ]
+
+
+def _rounded(tokens: float) -> int:
+    return -(-int(tokens) // MULTIPLE) * MULTIPLE

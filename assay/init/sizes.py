@@ -1,0 +1,241 @@
+"""What `assay init` chooses for the machine: type, adapters, and how much is sampled.
+
+Full sizes come first. Where memory is short, adapters and then recomputed activations come in.
+Where a run would take longer than `WANTED_HOURS`, steps, completions and their length give way. The
+estimates are those of `assay plan`, of a model without its weights and by rates of products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from assay import config as configuration
+from assay.config import LoraConfig, TrainConfig
+from assay.errors import ModelError
+from assay.host.machine import free_mib
+from assay.init.detection import LookedModel
+from assay.model.family import is_lean
+from assay.model.load import choose_device, choose_dtype
+from assay.model.rates import NOISE, name_of, rates_here
+from assay.model.skeleton import skeleton
+from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
+from assay.plan.memory import MIB, plan_memory, resident_mib
+from assay.plan.step_seconds import GivenWork
+from assay.session.assemble import with_slots
+
+WANTED_HOURS = 2.0
+"""Of training, and as much again of evaluations at the most: together what is not yet long."""
+SHARE_OF_MEMORY = 0.85  # estimates are within 15 %
+LIBRARIES_MIB = 500.0  # where the system does not say what this process holds
+EVALUATED = (None, 400, 200, 100, 50)
+Tree = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Sizes of a run that samples. whole: completions are as long as they could be."""
+
+    steps: int
+    num_prompts: int
+    group_size: int
+    whole: bool
+
+
+# Fewer steps come before smaller groups: a group of 4 is often all right or all wrong. Below 50
+# steps `assay plan` recommends another method.
+LADDER = (
+    Rung(200, 8, 16, True),
+    Rung(200, 8, 8, True),
+    Rung(100, 8, 8, True),
+    Rung(100, 8, 8, False),
+    Rung(100, 8, 4, False),
+    Rung(50, 8, 4, False),
+    Rung(50, 4, 4, False),
+)
+TINY = (Rung(100, 8, 16, True),)
+UNKNOWN = Rung(200, 8, 8, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a long and of a typical prompt; of a completion, as long as it could be, and cut
+    to what most rows need."""
+
+    prompt: int
+    typical: int
+    whole: int = 0
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What was chosen, and why. expected, memory_mib: None where they are not known. sure: no
+    other program had the processor. warnings: of a run that does not fit the machine."""
+
+    rung: Rung
+    model: Mapping[str, Any]
+    max_problems: int | None = None
+    expected: Expected | None = None
+    memory_mib: float | None = None
+    sure: bool = True
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def header(self, command: str) -> list[str]:
+        """Return the first lines of the file. command: that measures."""
+        if self.expected is None or self.memory_mib is None:
+            return [f"Time and memory are not known:  {command}  measures them."]
+        busy = "" if self.sure else ", while other programs had the processor"
+        lines = [
+            f"Expected on this machine: {self.expected},",
+            f"{self.memory_mib:,.0f} MiB of memory. Estimated from rates of matrix products{busy};",
+            f"nothing was timed:  {command}  measures the model itself.",
+        ]
+        return [*lines, *(f"Warning: {one}" for one in self.warnings)]
+
+
+class Machine:
+    """A model on the device that a run would take; rates are measured once."""
+
+    def __init__(self, looked: LookedModel, say: Callable[[str], None]) -> None:
+        device = choose_device(None)
+        self.device, self.looked = str(device), looked
+        say("measuring rates of matrix products")
+        rates, self.sure = rates_here(self.device)
+        narrow, wide = rates["bfloat16"], rates["float32"]
+        dtype = default = choose_dtype(None, device)
+        if narrow < NOISE * wide:
+            dtype = torch.float32
+        elif narrow * NOISE > wide and not looked.is_tiny:
+            dtype = torch.bfloat16
+        self.dtype, self.is_default = dtype, dtype == default
+        speeds = f"bfloat16 {narrow / 1e9:,.0f} GFLOP/s, float32 {wide / 1e9:,.0f}"
+        self.why = f"products on {device.type}: {speeds}"
+        self.rates = MachineRates.of(dtype, self.device)
+        self.free_mib = free_mib()
+        if device.type == "cuda":
+            self.free_mib = torch.cuda.mem_get_info(device)[0] / MIB
+        self._skeletons: dict[str, Any] = {}
+
+    def estimate(
+        self, tree: Tree, lengths: Lengths, num_heldout: int, work: GivenWork | None
+    ) -> tuple[float, Expected | None]:
+        """Return peak memory in MiB, less workers of verifiers, and the time of a configuration."""
+        config = configuration.build(tree)
+        config = with_slots(config, config.completions_a_step)
+        model = self._model(config)
+        lean = is_lean(model)
+        on_cpu = self.device == "cpu"
+        memory = plan_memory(
+            config,
+            model,
+            lengths.prompt,
+            has_reference=False,
+            libraries_mib=(resident_mib() or LIBRARIES_MIB) if on_cpu else 0.0,
+            num_heldout=num_heldout,
+            lean=lean,
+        )
+        units = units_from_rates(config, model, self.rates, lean)
+        expected = expect(config, units, lengths.typical, num_heldout, work)
+        return memory.total_mib, expected
+
+    def _model(self, config: TrainConfig) -> Any:
+        lora = config.model.lora or (LoraConfig() if self.looked.has_adapters else None)
+        if (found := self._skeletons.get(str(lora))) is None:
+            found = skeleton(self.looked.config, self.dtype, self.device, lora)
+            self._skeletons[str(lora)] = found
+        return found
+
+    def has_room(self, memory_mib: float) -> bool:
+        """Whether so much is free, with a margin for the estimate."""
+        return self.free_mib is None or memory_mib <= SHARE_OF_MEMORY * self.free_mib
+
+
+def choose_sizes(
+    base: Tree,
+    looked: LookedModel,
+    lengths: Lengths,
+    num_heldout: int = 0,
+    work: GivenWork | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Sizes:
+    """Return what fits this machine.
+
+    base: sections of the configuration that are settled. work: of a stage that learns from given
+    rows; None: of one that samples.
+    """
+    rungs = (UNKNOWN,) if work is not None else TINY if looked.is_tiny else LADDER
+    try:
+        machine = Machine(looked, say)
+        model: dict[str, Any] = {}
+        if not machine.is_default:
+            model["dtype"] = name_of(machine.dtype)
+
+        def estimate(rung: Rung, most: int | None = None) -> tuple[float, Expected | None]:
+            evaluated = 0 if most == 0 else num_heldout
+            tree = _tree_of(base, model, rung, lengths, most or None, work)
+            return machine.estimate(tree, lengths, evaluated, work)
+
+        for way in _ways(looked, base):
+            model = {**model, **way}
+            if machine.has_room(estimate(rungs[-1])[0]):
+                break
+        rung = next((one for one in rungs if _is_short(*estimate(one, 0), machine)), rungs[-1])
+        most = next((n for n in EVALUATED if _is_quick(estimate(rung, n)[1])), EVALUATED[-1])
+        memory, expected = estimate(rung, most)
+    except ModelError as error:
+        return Sizes(TINY[0] if looked.is_tiny else UNKNOWN, {}, notes=(str(error),))
+    notes = [machine.why] if machine.is_default else [f"{machine.why}: {model['dtype']} is taken"]
+    notes += [_ADAPTERS] if "lora" in model else []
+    warnings = [expected.warning] if expected is not None and expected.warning else []
+    if not machine.has_room(memory):
+        free = f"{machine.free_mib:,.0f} MiB are free"
+        remedy = "take a smaller model, or lower sampling.max_tokens"
+        warnings.append(f"it needs {memory:,.0f} MiB with a margin, and {free}: {remedy}")
+    most = most if num_heldout else None
+    return Sizes(rung, model, most, expected, memory, machine.sure, tuple(notes), tuple(warnings))
+
+
+_ADAPTERS = "adapters (LoRA) are trained: for all weights there is too little memory free"
+
+
+def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
+    """Return changes of ``[model]``, each of which needs less memory than those before it."""
+    recomputed = {"activation_checkpointing": True}
+    if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
+        return {}, recomputed  # a reward model is trained whole
+    return {}, {"lora": {}}, {"lora": {}, **recomputed}
+
+
+def _tree_of(
+    base: Tree,
+    model: Mapping[str, Any],
+    rung: Rung,
+    lengths: Lengths,
+    most: int | None,
+    work: GivenWork | None,
+) -> Tree:
+    tree = {**base, "model": {**base["model"], **model}}
+    if most is not None:
+        tree["evaluation"] = {**base.get("evaluation", {}), "max_problems": most}
+    if work is None:
+        sizes = {name: getattr(rung, name) for name in ("steps", "num_prompts", "group_size")}
+        tree["rl"] = {**base.get("rl", {}), **sizes}
+        tree["sampling"] = {"max_tokens": lengths.whole if rung.whole else lengths.cut}
+    return tree
+
+
+def _is_short(memory_mib: float, expected: Expected | None, machine: Machine) -> bool:
+    """Whether a run without evaluations takes no more than is wanted, and fits."""
+    short = expected is None or expected.hours <= WANTED_HOURS
+    return short and machine.has_room(memory_mib)
+
+
+def _is_quick(expected: Expected | None) -> bool:
+    """Whether all evaluations take no more than is wanted."""
+    return expected is None or expected.evaluations / 3600 <= WANTED_HOURS / 2

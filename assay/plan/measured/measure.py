@@ -1,0 +1,244 @@
+"""Facts that a configuration's model, problems and verifier tell, once they are opened."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from assay.config import TrainConfig
+from assay.errors import VerifierError
+from assay.host.startup import doing
+from assay.plan.configured import OF_VERIFIER, count_rows, facts_of_config
+from assay.plan.facts import LEARNED, Facts
+from assay.run.progress import SamplingWatch
+from assay.run.startup import show_startup
+from assay.verify.expression import BUILT_IN, parse_expression
+
+if TYPE_CHECKING:
+    from assay.plan.measured.seconds import StepSeconds
+    from assay.plan.memory import MemoryPlan
+    from assay.session.assemble import Bench
+    from assay.session.stage import FirstLook
+    from assay.types import Group, Problem, Verdict
+
+    Judged = list[tuple[Group, Sequence[Verdict]]]
+
+MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
+MEASURED_DRAW = -2  # the number of the draw: no curriculum's
+SELF_TEST_ROWS = 40
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LOOKED_AT = 64  # prompts, for their lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A configuration's estimated memory, and seconds of a step; None: of a stage not timed.
+
+    num_steps: of the whole run, where the stage is timed.
+    """
+
+    memory: MemoryPlan
+    seconds: StepSeconds | None
+    num_steps: int | None = None
+
+    @property
+    def minutes(self) -> float | None:
+        """The steps of the whole run, without evaluations."""
+        if self.seconds is None or self.num_steps is None:
+            return None
+        return (self.num_steps * self.seconds.total + self.seconds.once) / 60
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "memory_mib": {**self.memory.parts, "total": self.memory.total_mib},
+            "workers_mib": self.memory.workers_mib,
+            "seconds": self.seconds.as_dict() if self.seconds is not None else None,
+            "num_steps": self.num_steps,
+            "minutes": self.minutes,
+        }
+
+    def __str__(self) -> str:
+        seconds = "  a step     not timed in this stage" if self.seconds is None else self.seconds
+        lines = [f"{self.memory}", f"{seconds}"]
+        if self.minutes is not None:
+            lines.append(
+                f"  the run {self.minutes:12.1f} min   {self.num_steps} steps, no evaluations"
+            )
+        return "\n".join(lines)
+
+
+def measure(
+    config: TrainConfig, num_problems: int, say: Callable[[str], None]
+) -> tuple[Facts, Measured]:
+    """Open what a configuration names and measure it.
+
+    Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
+    """
+    from assay.session.assemble import Problems, fit_problems, open_bench, open_verifiers
+    from assay.training.api import kind_of, settled
+
+    config = settled(config)
+    facts = replace(facts_of_config(config), **count_rows(config))
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        taught = config.scale.teacher_actors is not None
+        with show_startup():
+            verifiers = open_verifiers(config, stack, actors=taught)
+            kind = kind_of(config)
+            with doing("checking the rows"):
+                rows = kind.read(config, verifiers)
+            bench = open_bench(config, verifiers)
+            look = kind.look(config, bench, rows)
+        bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
+        problems: Sequence[Problem] = ()
+        num_heldout, lengths = 0, list[int]()
+        if isinstance(rows, Problems) and config.preference is None:
+            opened = fit_problems(rows, bench)
+            problems, num_heldout = opened.train, len(opened.heldout)
+            facts = replace(facts, num_problems=len(problems))
+        count = min(num_problems, len(problems))
+        if count:
+            say(f"sampling {count} problems x {MEASURED_SAMPLES}")
+            groups = sample_problems(bench, problems, count)
+            lengths = [len(one.tokens) for group, _ in groups for one in group.completions]
+            say("trying the verifier")
+            tried = try_verifier(config.data.verifier, config.run.seed)
+            facts = replace(facts, **facts_of_groups(groups), **tried)
+        found, measured = measure_machine(bench, look, problems, num_heldout, facts, lengths, say)
+    say(f"measured in {time.perf_counter() - started:.0f} s")
+    return replace(facts, **found), measured
+
+
+def sample_problems(bench: Bench, problems: Sequence[Problem], count: int) -> Judged:
+    """Sample the first problems and judge what comes."""
+    from assay.session.evaluate import evaluate
+
+    groups: Judged = []
+    drawn = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
+    evaluate(
+        bench.generator,
+        bench.verifiers,
+        drawn,
+        bench.config.sampling,
+        MEASURED_SAMPLES,
+        lambda group, verdicts: groups.append((group, verdicts)),
+    )
+    return groups
+
+
+def facts_of_groups(groups: Judged) -> dict[str, Any]:
+    """Return what judged completions of the base model tell."""
+    completions = [one for group, _ in groups for one in group.completions]
+    verdicts = [one for _, of_it in groups for one in of_it]
+    lengths = [len(one.tokens) for one in completions]
+    mean = statistics.mean(lengths)
+    found: dict[str, Any] = {
+        "mean_tokens": mean,
+        "length_spread": statistics.pstdev(lengths) / mean if mean else 0.0,
+        "truncated": sum(one.truncated for one in completions) / len(completions),
+        "not_judged": sum(not one.judged for one in verdicts) / len(verdicts),
+        "verifier_seconds": statistics.mean(one.seconds for one in verdicts),
+    }
+    judged = [[one.correct for one in of_it if one.judged] for _, of_it in groups]
+    passes = tuple((len(row), sum(row)) for row in judged if row)
+    if passes:
+        found["passes"] = passes
+        found["pass_at_1"] = statistics.mean(c / n for n, c in passes)
+        found["pass_at_k"] = statistics.mean(float(c > 0) for _, c in passes)
+        found["num_samples"] = max(n for n, _ in passes)
+    return found
+
+
+def try_verifier(expression: str, seed: int) -> dict[str, Any]:
+    """Return what self-test and red team say of a built-in verifier; nothing of a user's own."""
+    name = parse_expression(expression)[0].names[0].partition("@")[0]
+    if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:
+        return {}
+    from assay.verify.redteam.team import red_team
+    from assay.verify.selftest import labelled_rows, sampled_self_test
+    from assay.verify.service import VerifierService
+
+    found: dict[str, Any] = {}
+    with VerifierService(name, num_workers=1, deadline=60.0) as service:
+        expected = [row["expected"] for row in labelled_rows(name)]
+        for test in sampled_self_test(service, [name], SELF_TEST_ROWS, seed):
+            if test.rows and not test.skipped:
+                share = expected.count("failed") / max(1, len(expected))
+                num_wrong = max(1.0, share * test.rows)
+                num_right = max(1.0, test.rows - num_wrong)
+                found["false_accepts"] = min(1.0, len(test.false_accepts) / num_wrong)
+                found["false_rejects"] = min(1.0, len(test.false_rejects) / num_right)
+        try:
+            team = red_team(name, service=service)
+        except VerifierError:  # it has no suite
+            return found
+    return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
+
+
+def measure_machine(
+    bench: Bench,
+    look: FirstLook,
+    problems: Sequence[Problem],
+    num_heldout: int,
+    facts: Facts,
+    lengths: Sequence[int],
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], Measured]:
+    """Return the facts of the loaded model, and what a configuration takes with it.
+
+    lengths: of sampled completions. The model learns from a few made-up completions, and is of no
+    use afterwards.
+    """
+    import torch
+
+    from assay.plan.measured.seconds import mean_lengths, time_given, time_pairs, time_sampled
+    from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
+    from assay.session.teachers import model_of
+
+    config, model = bench.config, cast("Any", bench.loaded.model)
+    looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
+    prompts = sorted(len(bench.renderer.render(one).tokens) for one in looked_at) or [64]
+    memory = plan_memory(
+        config,
+        model,
+        prompts[-1],
+        look.has_reference,
+        look.has_critic,
+        model_of(look.teacher),
+        num_heldout=num_heldout,
+        asked=look.asked,
+        lean=look.lean,
+    )
+    say("timing a few products and decoding steps")
+    seconds, num_steps = None, None
+    given, sampled = config.sft or config.distill or config.pretrain, config.rl or config.distill
+    if problems and sampled is not None:
+        num_steps = sampled.steps
+        typical = prompts[len(prompts) // 2]
+        seconds = time_sampled(bench, problems, typical, facts, lengths, look.teacher)
+    elif given is not None:
+        prompt, learned = mean_lengths(bench)
+        seconds = time_given(bench, prompt, learned, look.teacher, sum(look.asked))
+        if config.pretrain is None and facts.num_demonstrations:
+            tokens = given.epochs * facts.num_demonstrations * learned
+            num_steps = max(1, round(tokens / given.tokens_per_step))
+    elif look.work is not None and config.preference is not None:
+        seconds, num_steps = time_pairs(bench, look.work, look.lean), look.work.num_steps
+    own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
+    found: dict[str, Any] = {
+        "num_weights": sum(one.numel() for one in model.parameters()),
+        "experts": any(getattr(model.config, name, 0) for name in EXPERTS),
+        "base_mib": memory.total_mib - own,
+        "reference_mib": reference_bytes(model) / MIB,
+        "critic_mib": critic_bytes(config, model) / MIB,
+        "seconds_per_step": seconds.total if seconds is not None else None,
+    }
+    if bench.loaded.device.type == "cuda":
+        total = torch.cuda.get_device_properties(bench.loaded.device).total_memory
+        found["memory_mib"] = total / MIB
+    return found, Measured(memory, seconds, num_steps)

@@ -1,0 +1,165 @@
+"""`assay plan`: from facts to a recommendation, a pilot, memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.config.toml_text import one_line
+from assay.errors import UserError
+from assay.host.machine import memory_mib
+from assay.host.removal import remove_file
+from assay.plan.configured import exists, facts_of_config, known_rows
+from assay.plan.decision import Decision, decide
+from assay.plan.facts import Facts
+from assay.plan.measured.measure import MEASURED_PROBLEMS, measure
+from assay.plan.pilot import Pilot, propose
+from assay.plan.questions import ask_all, can_ask, read_facts
+from assay.plan.record import (
+    FILE,
+    PILOT_OF,
+    chosen_by,
+    decision_text,
+    owner,
+    reward_section,
+    reward_terms,
+    text_of,
+    write_page,
+)
+
+PILOT_FILE = "pilot.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A recommendation, the pilot that tries it, and what the configured run takes.
+
+    measured: a `Measured`, or None. files: what was written. chosen: what the configuration says
+    now. terms: what it says of each term of the reward.
+    """
+
+    decision: Decision
+    pilot: Pilot
+    measured: Any
+    files: Sequence[Path]
+    chosen: str | None = None
+    terms: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            **self.decision.as_dict(),
+            "chosen": self.chosen,
+            "terms": dict(self.terms),
+            "pilot": self.pilot.as_dict(),
+            "estimates": self.measured.as_dict() if self.measured is not None else None,
+            "files": [str(path) for path in self.files],
+        }
+
+    def __str__(self) -> str:
+        best = self.decision.recommended
+        lines = [
+            f"recommended: {best.title} ({best.name})",
+            f"  {best.because}",
+            f"  {best.source}",
+        ]
+        if self.chosen is not None and self.chosen != best.name:
+            lines.append(f"  the configuration says {self.chosen}")
+        if self.decision.settings:
+            lines.append("set")
+            lines += [f"  {s.key} = {s.value!r}: {s.because}" for s in self.decision.settings]
+        lines.append("rejected")
+        lines += [f"  {one.name:<28} {one.because}" for one in self.decision.rejected]
+        if self.terms:
+            lines.append("terms of the reward: why each is there, and how it could be gamed")
+            lines += [f"  {name}: {told}" for name, told in self.terms.items()]
+        lines.append("pilot")
+        lines += [f"  {line}" for line in str(self.pilot).splitlines()]
+        if self.measured is not None:
+            lines += ["estimates of the configured run", str(self.measured)]
+        return "\n".join([*lines, *(f"wrote {path}" for path in self.files)])
+
+
+def plan(
+    config: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    given: Sequence[str] = (),
+    num_problems: int | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+    ask: Callable[..., Any] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Recommend a method for a configuration, or for given or asked facts; write ``decision.md``.
+
+    num_problems: how many to measure with; 0: none; None: a few where the model is a folder that is
+    there. given: facts as ``name=value``, which stand over what is measured. Raises UserError.
+    """
+    told = read_facts(given)
+    settings, measured = None, None
+    if config is not None:
+        settings = configuration.load(config, overrides)
+        with configuration.naming_lines(config, overrides):
+            facts, measured = _facts_of(settings, num_problems, say)
+    elif not told and (ask is None or not can_ask()):
+        raise UserError(
+            "assay plan: found no CONFIG and no terminal to ask at; accepted: a CONFIG file, or "
+            "facts as --fact reward=answer --fact num_problems=1000"
+        )
+    else:
+        facts = Facts() if told or ask is None else ask_all(ask, say)
+        facts = replace(facts, memory_mib=memory_mib())
+    decision = decide(replace(facts, **told))
+    pilot = propose(decision, settings)
+    chosen = chosen_by(settings) if settings is not None else None
+    rewarded = settings is not None and settings.rl is not None
+    terms = reward_terms(settings) if settings is not None and rewarded else {}
+    found = Plan(decision, pilot, measured, (), chosen, terms)
+    return replace(found, files=_write(found, config, settings, out, overwrite))
+
+
+def _facts_of(
+    config: TrainConfig, num_problems: int | None, say: Callable[[str], None]
+) -> tuple[Facts, Any]:
+    if num_problems is None and not exists(config):
+        say(f"model.path {config.model.path}: not here, so nothing is measured")
+        return replace(facts_of_config(config), **known_rows(config)), None
+    return measure(config, MEASURED_PROBLEMS if num_problems is None else num_problems, say)
+
+
+def _write(
+    found: Plan,
+    config: Path | None,
+    settings: TrainConfig | None,
+    out: Path | None,
+    overwrite: bool,
+) -> tuple[Path, ...]:
+    """Write the page, and the pilot's configuration beside it; return their paths."""
+    page = out or (config.parent if config is not None else Path()) / FILE
+    # a file's name may hold a line break, which would end the comment and go on as TOML
+    title = one_line(config.name) if config is not None else "a plan"
+    sections = [("Pilot", str(found.pilot))]
+    toml = found.pilot.toml()
+    if toml:
+        sections.append(("The pilot's configuration", f"```toml\n{toml}```"))
+    if settings is not None and found.terms:
+        sections.append(reward_section(settings))
+    if found.measured is not None:
+        sections.append(("Estimates of the configured run", f"```\n{found.measured}\n```"))
+    reward = settings.data.verifier if settings is not None else None
+    text = decision_text(
+        found.decision, title=title, chosen=found.chosen, reward=reward, sections=sections
+    )
+    write_page(page, text, overwrite)
+    pilot = page.with_name(PILOT_FILE)
+    if toml:
+        write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
+        return page, pilot
+    if owner(text_of(pilot)) == title:
+        remove_file(pilot)  # an earlier plan's, of the same name: this one has none
+    return (page,)

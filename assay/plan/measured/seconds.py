@@ -1,0 +1,312 @@
+"""Seconds of a step, from a small calibration on this machine with this model.
+
+A generation is one prompt at a time and then steps of all slots together, each of one cost. An
+update is linear in its tokens, with a part (the optimizer's) that does not grow. Two short
+generations and two small updates say both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from assay.config import SamplingConfig
+from assay.plan.step_seconds import (
+    GivenWork,
+    StepSeconds,
+    UnitSeconds,
+    estimate_given,
+    estimate_sampled,
+    estimate_work,
+)
+from assay.testing import ScriptedGenerator
+from assay.types import Group, Problem, Verdict
+
+if TYPE_CHECKING:
+    from assay.learn.passes import Passes
+    from assay.learn.spans import AnyTeacher
+    from assay.model.packing import Batch
+    from assay.plan.facts import Facts
+    from assay.session.assemble import Bench
+    from assay.training.teacher_cache import KeptTeacher
+
+DECODED_STEPS = 8
+MEASURED_DRAW = -3
+SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
+ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
+LOOKED_AT = 64  # traces, for their lengths
+TRACE_LENGTHS = (64, 64)  # of a prompt and a completion, where no row says
+
+Learn = Callable[[Sequence[Group]], Any]
+"""What makes one update from groups."""
+
+
+def time_sampled(
+    bench: Bench,
+    problems: Sequence[Problem],
+    prompt: int,
+    facts: Facts,
+    lengths: Sequence[int],
+    teacher: AnyTeacher | None = None,
+) -> StepSeconds:
+    """Time a learner that makes one update from made-up groups. teacher: who is asked, too."""
+    from assay.learn.advantages import compute_advantages
+    from assay.learn.sft_update import SFTLearner
+    from assay.session.assemble import choose_algorithm, choose_layout, make_learner, make_passes
+    from assay.session.teachers import model_of
+
+    config = bench.config
+    assert config.drawing is not None
+    way = choose_layout(bench, problems, config.drawing.group_size, model_of(teacher))
+    if config.rl is not None:
+        row = choose_algorithm(config)
+        learner: Any = make_learner(bench, row, way, teacher)
+        passes = learner.passes
+
+        def learn(groups: Sequence[Group]) -> None:
+            batch = learner.score(groups, spread_verdicts(groups))
+            learner.update(batch, compute_advantages(batch, row))
+
+    else:
+        passes = make_passes(config, bench.loaded, 1000, way.layout, way.lean)
+        learner = SFTLearner(passes, 0.0)
+
+        def learn(groups: Sequence[Group]) -> None:
+            learner.update(_batch_of(bench, groups), teacher)
+
+    completion = round(facts.mean_tokens or config.sampling.max_tokens)
+    sizes = (prompt, completion, learn, facts.group_size)
+    measured = measure_units(bench, problems, *sizes, _asks(bench, teacher, passes))
+    slots, verdict = config.engine.slots, facts.verifier_seconds
+    mixed = facts.mixed if config.rl is not None else None
+    return estimate_sampled(config, measured, prompt, lengths, verdict, mixed, slots)
+
+
+def mean_lengths(bench: Bench) -> tuple[int, int]:
+    """Return the mean tokens of the first rows' prompts, and of what is learned of them."""
+    columns = zip(*(_lengths(bench) or [TRACE_LENGTHS]), strict=True)
+    prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
+    return prompt, completion
+
+
+def time_given(
+    bench: Bench,
+    prompt: int,
+    completion: int,
+    teacher: AnyTeacher | None = None,
+    asked: int = 0,
+) -> StepSeconds:
+    """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on made-up rows of its rows'
+    mean length.
+
+    teacher, asked: as of `estimate_given`.
+    """
+    from assay.learn.sft_update import SFTLearner
+    from assay.learn.spans import SpanTeacher
+    from assay.model.probe import prove_lean
+    from assay.session.assemble import make_passes
+    from assay.session.teachers import model_of
+
+    assert not isinstance(teacher, SpanTeacher), "only [rl] takes a teacher with other tokens"
+    config, settings = bench.config, bench.config.distill
+    once = settings is not None and settings.keep is not None
+    model = model_of(teacher)
+    lean, _ = prove_lean(bench.loaded.model, *([] if once or model is None else [model]))
+    passes = make_passes(config, bench.loaded, 1000, "plain", lean)
+    learner = SFTLearner(passes, 1.0 if settings is None else settings.cross_entropy)
+
+    def learn(groups: Sequence[Group]) -> None:
+        batch = _batch_of(bench, groups)
+        learner.update(batch, _kept(bench, batch) if once else teacher)
+
+    ask = _asks(bench, teacher, passes)
+    measured = measure_units(bench, (), prompt, completion, learn, 1, None if once else ask)
+    if once and ask is not None:
+        passes.lean = prove_lean(model)[0] if model is not None else lean
+        _, token = _time_update(ask, prompt, completion, 1)
+        measured = replace(measured, teacher_token=token)
+    return estimate_given(config, measured, prompt / completion, asked)
+
+
+def time_pairs(bench: Bench, work: GivenWork, lean: bool) -> StepSeconds:
+    """Time a learner of given pairs on made-up ones of their median length, and their scoring by
+    the policy at the start."""
+    import torch
+
+    from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
+    from assay.session.assemble import make_passes
+    from assay.training.preference import choose_preference
+
+    config = bench.config
+    assert config.preference is not None
+    layout = "tree" if work.shares else "plain"
+    passes = make_passes(config, bench.loaded, 1000, layout, lean)
+    learner = PreferenceLearner(passes, choose_preference(config.preference))
+
+    def learn(groups: Sequence[Group]) -> None:
+        batch = _batch_of(bench, groups)
+        known_R = torch.zeros(batch.num_rows, dtype=torch.float64, device=batch.device)
+        learner.update(PreferenceBatch(batch, known_R))
+
+    def score(groups: Sequence[Group]) -> None:
+        learner.logprobs(_batch_of(bench, groups))
+
+    sizes = (work.prompt, work.completion)
+    measured = measure_units(bench, (), *sizes, learn, work.siblings)
+    _, scoring = _time_update(score, *sizes, work.siblings)
+    once, all_rows = work.prompt, work.siblings * (work.prompt + work.completion)
+    # a calibration counts a prompt once, also where each completion has its own
+    share = 1.0 if work.shares else (once + work.siblings * work.completion) / all_rows
+    token = share * measured.update_token
+    return estimate_work(work, replace(measured, update_token=token, teacher_token=share * scoring))
+
+
+def _batch_of(bench: Bench, groups: Sequence[Group]) -> Batch:
+    """Return a batch of groups that are all learned from."""
+    from assay.model.packing import pack
+
+    return pack(groups, spread_verdicts(groups), bench.loaded.device)
+
+
+def _asks(bench: Bench, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
+    """Return what asks a teacher about groups, as a run does; None where there is none."""
+    from assay.learn.spans import SpanTeacher
+
+    if teacher is None:
+        return None
+    settings = bench.config.distill
+
+    def ask(groups: Sequence[Group]) -> None:
+        batch = _batch_of(bench, groups)
+        if settings is None or isinstance(teacher, SpanTeacher):
+            teacher.logprobs(batch, passes)
+        elif settings.keep is not None:
+            teacher.likeliest(batch, passes, settings.keep_top, teacher.size)
+        else:
+            with passes.open():
+                for part in passes.split(batch):
+                    teacher.target(part, passes)
+
+    return ask
+
+
+def _kept(bench: Bench, batch: Batch) -> KeptTeacher:
+    """Return what might have been kept of a batch."""
+    import torch
+
+    from assay.session.teachers import divergence_of
+    from assay.training.teacher_cache import KeptTeacher
+
+    config, device = bench.config, bench.loaded.device
+    assert config.distill is not None
+    size, top = len(batch.sampled_T), config.distill.keep_top
+    tokens_TK = torch.arange(top, device=device).expand(size, top)
+    logprobs_TK = torch.full((size, top), -math.log(2 * top), device=device)
+    rest_T = torch.full((size,), math.log(0.5), device=device)
+    return KeptTeacher((tokens_TK, logprobs_TK, rest_T), divergence_of(config))
+
+
+def _lengths(bench: Bench) -> list[list[int]]:
+    """Return the tokens of the first rows' prompts, and of what is learned of them."""
+    from assay.data.documents import load_documents
+    from assay.data.traces import load_traces
+    from assay.training.pretrain import Pieces, longest_piece
+
+    config = bench.config
+    if config.pretrain is None:
+        rows = load_traces(config.rows, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
+        return [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
+    texts = load_documents(
+        config.pretrain.texts, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT
+    )
+    pieces = Pieces(texts, bench.renderer, longest_piece(bench))
+    return [[1, length] for length in pieces.lengths.tolist()]
+
+
+def measure_units(
+    bench: Bench,
+    problems: Sequence[Problem],
+    prompt_tokens: int,
+    completion_tokens: int,
+    learn: Learn,
+    group_size: int,
+    ask: Learn | None = None,
+) -> UnitSeconds:
+    """Measure on the loaded model; without problems nothing is generated.
+
+    ask: what asks the teacher alone, which ``learn`` does too.
+    """
+    generation = _time_generation(bench, problems) if problems else (0.0, 0.0, 0.0)
+    sizes = (prompt_tokens, completion_tokens, group_size)
+    fixed, token = _time_update(learn, *sizes)
+    asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
+    return UnitSeconds(*generation, fixed, token - asking, asking)
+
+
+def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
+    """Return seconds of a begin, of a prompt token and of a decoding step, all slots full."""
+    slots, sampling = bench.config.engine.slots, bench.config.sampling
+    group_size = max(1, -(-slots // min(len(problems), 4)))
+    count = min(len(problems), -(-slots // group_size))
+    chosen = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
+    most = min(DECODED_STEPS, sampling.max_tokens)
+    sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
+    found = (0.0, 0.0, 0.0)
+    for _ in range(2):  # the first meets shapes that no kernel has been made for
+        started = time.perf_counter()
+        bench.generator.generate(chosen, sampling, group_size)
+        seconds, stats = time.perf_counter() - started, bench.generator.stats
+        found = (
+            max(0.0, seconds - stats.seconds),
+            stats.prefill_seconds / max(1, stats.prompt_tokens),
+            (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
+        )
+    bench.generator.sleep()  # an update needs the memory, as in a run
+    return found
+
+
+def _time_update(
+    learn: Learn, prompt_tokens: int, completion_tokens: int, group_size: int
+) -> tuple[float, float]:
+    """Return an update's fixed seconds, and those of a token, from two small ones.
+
+    A prompt counts once a group, so that groups are of the size that will be learned from, or,
+    where that is much, of as many siblings as give `MOST_TOKENS`. The smaller update has shorter
+    rows.
+    """
+    siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
+    short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
+    count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
+    long = _groups(count, prompt_tokens, completion_tokens, siblings)
+    learn(short)
+    seconds: list[float] = []
+    for groups in (short, long):
+        started = time.perf_counter()
+        learn(groups)
+        seconds.append(time.perf_counter() - started)
+    few, many = _num_tokens(short), _num_tokens(long)
+    slope = (seconds[1] - seconds[0]) / (many - few)
+    if not 0 < slope < seconds[1] / many:  # a clock that was disturbed
+        slope = seconds[1] / many
+    return max(0.0, seconds[0] - slope * few), slope
+
+
+def _num_tokens(groups: Sequence[Group]) -> int:
+    parts = [(one.prompt, *one.completions) for one in groups]
+    return sum(len(one.tokens) for group in parts for one in group)
+
+
+def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
+    """Return made-up groups, of a token that any model has."""
+    problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
+    made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
+    return made_up.generate(problems, SamplingConfig(), siblings)
+
+
+def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
+    """Return verdicts of which every other is right, so that each group carries gradient."""
+    one = [Verdict.of_score(score, "calibration@1") for score in (0.0, 1.0)]
+    return [[one[n % 2] for n in range(len(group.completions))] for group in groups]

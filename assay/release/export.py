@@ -1,0 +1,59 @@
+"""`assay export`: a run's model for serving, with its card, or as GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from assay.errors import RunError, UserError, message
+from assay.host.files import check_folder, check_new_folder
+from assay.run.names import check_place
+from assay.session.sampling import checkpoint_of
+
+
+def export(
+    model: Path | str,
+    out: Path | str,
+    *,
+    format: Literal["hf", "gguf"] = "hf",
+    adapter: Path | str | None = None,
+) -> Path:
+    """Write a run's model for serving, adapters merged; return the folder or the file.
+
+        assay.export("runs/first@best", "served")
+        assay.export("runs/first@best", "served.gguf", format="gguf")
+        assay.export("Qwen/Qwen3-0.6B", "served", adapter="runs/first@best")
+
+    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new place. format: ``hf``, a
+    plain Hugging Face folder with a model card that holds the evidence of the run; ``gguf``, one
+    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3. adapter: as in
+    `evaluate`; then the model may be any base model.
+    """
+    from assay.model.load import export as export_model
+    from assay.release.model_card import write_card
+
+    if format not in ("hf", "gguf"):
+        raise UserError(message("format", repr(format), "hf or gguf"))
+    if adapter is not None:
+        check_place(str(adapter), str(adapter))
+    place = Path(out).expanduser()
+    if format == "hf":
+        check_new_folder(place, "export to")
+    elif place.exists():
+        raise RunError(message(f"export to {place}", "something there", "a new file"))
+    else:
+        check_folder(place.parent, "export to")
+    folder = checkpoint_of(str(model)) or Path(model)
+    adapted = None if adapter is None else checkpoint_of(str(adapter)) or Path(adapter)
+    if adapted is None and not folder.is_dir():
+        raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
+    if format == "hf":
+        made = export_model(folder, place, adapted)
+        write_card(adapted or folder, made)
+        return made
+    from assay.model.gguf_export import write_gguf
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
+        return write_gguf(export_model(folder, Path(scratch) / "hf", adapted), place, place.stem)

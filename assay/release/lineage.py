@@ -1,0 +1,81 @@
+"""Where a checkpoint comes from: its base model, every run between, and the hash of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.errors import RunError
+from assay.report.loaded import LoadedRun, load_run
+from assay.report.report import stage_words
+from assay.run.checkpoints import MANIFEST, step_of
+from assay.run.environment import verifier_text
+from assay.run.names import find_checkpoint
+
+_WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One thing that a checkpoint was made of. sha256: "" where its files are not here."""
+
+    kind: str
+    what: str
+    sha256: str = ""
+
+
+def lineage(run: LoadedRun, step: int) -> list[Link]:
+    """Return the base model first, then for each run its configuration, verifiers and checkpoint.
+
+    A checkpoint's hash is that of its manifest, which has those of all its files. That of the base
+    is of its weights as they are now.
+    """
+    links: list[Link] = []
+    met: set[Path] = set()
+    while True:
+        met.add(run.folder.resolve())
+        manifest = run.folder / "checkpoints" / f"step-{step:06d}" / MANIFEST
+        links.append(Link("checkpoint", f"{run.folder.name}, step {step}", _hash([manifest])))
+        links += reversed([*_made(run)])
+        base = run.config.model.path
+        parent = _checkpoint(base)
+        earlier = None if parent is None else parent.parent.parent
+        parent_step = None if parent is None else step_of(parent)
+        if earlier is None or parent_step is None or earlier.resolve() in met:
+            links.append(Link("base model", base, _hash(_weights(Path(base)))))
+            return links[::-1]
+        run, step = load_run(earlier), parent_step
+
+
+def _made(run: LoadedRun) -> Iterator[Link]:
+    config = run.folder / "config.toml"
+    yield Link("run", f"{run.folder.name}: {stage_words(run.config)}", _hash([config]))
+    for name, facts in (run.environment.get("verifiers") or {}).items():
+        yield Link("verifier", f"{name}, {verifier_text(facts)}", str(facts.get("hash") or ""))
+
+
+def _checkpoint(name: str) -> Path | None:
+    """Return the checkpoint of a run that a name stands for, if it is still there and whole."""
+    try:
+        found = find_checkpoint(name)
+    except RunError:
+        return None
+    in_run = found is not None and (found.parent.parent / "config.toml").is_file()
+    return found if in_run else None
+
+
+def _weights(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(one for pattern in _WEIGHTS for one in path.glob(pattern))
+
+
+def _hash(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    there = [path for path in paths if path.is_file()]
+    for path in there:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest() if there else ""

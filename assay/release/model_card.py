@@ -1,0 +1,182 @@
+"""The card of a model that is handed on: what was measured, how it was made, how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from assay.host.records import read_record
+from assay.release.lineage import lineage
+from assay.report.loaded import LoadedRun, load_run
+from assay.report.report import changed_settings, stage_words
+from assay.run.checkpoints import step_of
+from assay.run.environment import verifier_text
+from assay.run.evaluations import Row, by_kind, gain_between
+from assay.run.intervals import share_words
+from assay.run.progress import format_seconds
+from assay.verify.base import known_errors
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_MOST_KNOWN_ERRORS = 12
+
+
+def write_card(checkpoint: Path, out: Path) -> None:
+    """Write ``README.md`` beside a model that was exported; nothing for one without a run."""
+    run, step = checkpoint.parent.parent, step_of(checkpoint)
+    if step is not None and (run / "config.toml").is_file():
+        (out / "README.md").write_text(model_card(load_run(run), step), encoding="utf-8")
+
+
+def model_card(run: LoadedRun, step: int) -> str:
+    """Return the README of a run's checkpoint: what it is, what was measured, how it was made."""
+    version = run.environment.get("versions", {}).get("assay") or "?"
+    made = f"Step {step} of a run of Assay {version}: {stage_words(run.config)}"
+    lines = [
+        *_front_matter(run),
+        "",
+        f"# {run.folder.name}, step {step}",
+        "",
+        f"{made}, from `{run.config.model.path}`.",
+    ]
+    lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
+    lines += _gate_lines(run, step)
+    lines += _lineage_lines(run, step)
+    lines += ["", "## How it was made", "", "| | |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in _making(run, step)]
+    lines += ["", "Settings that are not at their defaults:", "", "| key | value |", "|---|---|"]
+    for key, value in changed_settings(run.config):
+        lines.append(f"| `{key}` | {_code(json.dumps(value, ensure_ascii=False, default=str))} |")
+    lines += ["", "## Known failure modes", "", *_failure_lines(run, step)]
+    lines += ["", "## Made with", "", "| | |", "|---|---|"]
+    environment = run.environment
+    for key in ("versions", "hardware"):
+        found: Mapping[str, Any] = environment.get(key) or {}
+        lines += [f"| {one} | {_plain(value)} |" for one, value in found.items() if value]
+    return "\n".join([*lines, ""])
+
+
+def _front_matter(run: LoadedRun) -> Iterator[str]:
+    yield from ("---", "library_name: transformers")
+    base = run.config.model.path
+    if _HUB_NAME.fullmatch(base) and not Path(base).exists():
+        yield f"base_model: {base}"
+    yield from ("tags:", "- assay", *(["- reinforcement-learning"] if run.config.rl else []), "---")
+
+
+def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    """A table: before the first step, and at the last evaluation up to the checkpoint."""
+    kinds = {
+        kind: (rows[0], [row for row in rows if row["step"] <= step][-1])
+        for kind, rows in by_kind(run.evaluations).items()
+        if rows[0]["step"] <= step
+    }
+    if not kinds:
+        yield "Not measured."
+        return
+    heldout = ", ".join(f"`{one}`" for one in run.config.data.heldout)
+    yield f"On problems that were not trained on{f' ({heldout})' if heldout else ''}:"
+    yield from ("", "| | problems | before | after | gained |", "|---|---|---|---|---|")
+    for kind, (first, last) in kinds.items():
+        gain = gain_between(first, last)
+        problems = last.get("eval/num_problems") or "?"
+        cells = (kind, problems, _accuracy(first), _accuracy(last), gain or "not known")
+        yield f"| {' | '.join(map(str, cells))} |"
+    yield ""
+    yield "± is one standard error; what was gained is counted problem by problem."
+    late = {last["step"] for _, last in kinds.values()} - {step}
+    if late:
+        yield f"The checkpoint of step {step} itself was not evaluated."
+
+
+class _Check(BaseModel):
+    name: str
+    found: str
+    limit: str | None
+    outcome: str
+
+
+class _Gate(BaseModel):
+    """The keys of a gate's result that a card shows."""
+
+    passed: bool
+    against: str
+    checks: list[_Check]
+
+
+def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    """What the newest gate found of this checkpoint, and whether it was passed."""
+    found = read_record(run.folder / "gates" / f"step-{step:06d}.json", _Gate)
+    if found is None:
+        return
+    said = "passed" if found.passed else "refused: it did not pass"
+    yield from ("", "## Gate", "", f"{said.capitalize()}, against {_code(found.against)}.", "")
+    yield from ("| | found | asked for | |", "|---|---|---|---|")
+    for check in found.checks:
+        cells = (check.name, check.found, check.limit or "", check.outcome)
+        yield f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _lineage_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    yield from ("", "## Lineage", "", "| | | SHA-256 |", "|---|---|---|")
+    for link in lineage(run, step):
+        known = _code(link.sha256[:16]) if link.sha256 else "its files are not here"
+        yield f"| {link.kind} | {_plain(link.what)} | {known} |"
+
+
+def _accuracy(row: Row) -> str:
+    return f"{row['eval/pass_at_1']:.1%}{share_words(row)} (step {row['step']})"
+
+
+def _making(run: LoadedRun, step: int) -> Iterator[tuple[str, str]]:
+    config = run.config
+    yield "base model", _code(config.model.path)
+    yield "algorithm", stage_words(config)
+    yield "trained on", ", ".join(map(_code, config.rows))
+    verifiers: Mapping[str, Any] = run.environment.get("verifiers") or {}
+    if verifiers:
+        yield "reward", _code(config.data.verifier)
+    for name, facts in verifiers.items():
+        yield f"verifier `{name}`", verifier_text(facts)
+    yield "steps", f"{step} of {run.num_steps}"
+    yield "tokens, whole run", f"{run.num_tokens:,}"
+    yield "time, whole run", format_seconds(run.seconds)
+    yield "seed", str(config.run.seed)
+
+
+def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    """What the run itself found, then the ways in which its verifiers are known to be wrong."""
+    rows = [row for row in run.metrics if row["step"] <= step]
+    newest = rows[-1] if rows else {}
+    for name, words in (
+        ("length/truncated", "of the last step's completions were cut at the length limit"),
+        ("verdict/not_judged_share", "of the last step's completions could not be judged"),
+    ):
+        if newest.get(name):
+            yield f"- {newest[name]:.1%} {words}."
+    for event in run.events:
+        if event["kind"] == "guard_stop" and (event.get("step") or 0) <= step:
+            yield f"- A guard stopped the run at step {event['step']}: {_plain(event['reason'])}."
+    yield (
+        "- It was rewarded for what the verifiers above accept, on problems as those above."
+        " Nothing else was measured here."
+    )
+    for name in run.environment.get("verifiers") or {}:
+        accepted = [one.what for one in known_errors(name) if one.says == "passed"]
+        for what in accepted[:_MOST_KNOWN_ERRORS]:
+            yield f"- Known to be accepted wrongly by `{name}`: {what}"
+        if len(accepted) > _MOST_KNOWN_ERRORS:
+            yield f"- `{name}`: {len(accepted) - _MOST_KNOWN_ERRORS} more, in docs/verifiers.md."
+
+
+def _plain(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _code(text: str) -> str:
+    return f"`{_plain(text).replace('`', chr(39))}`"

@@ -1,0 +1,55 @@
+"""A run's model on the Hugging Face hub, with the card that holds its evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from assay.data.hub import hub_advice
+from assay.errors import RunError, cause, message
+from assay.release.export import export
+from assay.run.checkpoints import step_of
+from assay.session.sampling import checkpoint_of
+
+Result = TypeVar("Result")
+
+
+def publish(model: str, name: str, out: Path | None = None, *, public: bool = False) -> str:
+    """Export a run's checkpoint and upload it to the hub as one commit; returns its page.
+
+    name: OWNER/NAME, or a name in the account of the token; a new repository is private unless
+    ``public``. out: a folder that keeps the model. Whether the token may write is asked before the
+    model is read. Raises RunError in one line.
+    """
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name, re.ASCII):
+        raise RunError(message("--push", repr(name), "OWNER/NAME, or NAME in your own account"))
+    checkpoint = checkpoint_of(model)
+    if checkpoint is None or step_of(checkpoint) is None:
+        accepted = "a run's checkpoint, whose evidence the model card holds"
+        raise RunError(message(f"--push of {model}", "a model without a run", accepted))
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    _ask(api.whoami, name)
+    place = _ask(lambda: api.create_repo(name, private=not public, exist_ok=True), name)
+    what = f"Step {step_of(checkpoint)} of {checkpoint.parent.parent.name}"
+    with TemporaryDirectory() as temporary:
+        folder = export(str(checkpoint), out or Path(temporary) / "model")
+        _ask(
+            lambda: api.upload_folder(
+                repo_id=place.repo_id, folder_path=folder, commit_message=what
+            ),
+            name,
+        )
+    return str(place)
+
+
+def _ask(call: Callable[[], Result], name: str) -> Result:
+    try:
+        return call()
+    except Exception as error:  # of the hub's client, where each cause has its own type
+        advice = hub_advice(error) or "try again later"
+        raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

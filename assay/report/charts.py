@@ -1,0 +1,269 @@
+"""The report's charts, as ``template/charts.toml`` lists them. Drawn in the browser by plotly."""
+
+from __future__ import annotations
+
+import html
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from assay.report.loaded import LoadedRun
+from assay.run.evaluations import Row, accuracy_of, by_kind
+from assay.run.intervals import shown_range
+
+Drawn = dict[str, Any]
+
+_MAX_POINTS = 1000
+_SMOOTH_FROM = 40
+_COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+_MAX_FAMILIES = 8
+_MAX_LABEL = 40
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure. Colors are names that the page resolves for its light and its dark scheme.
+
+    labels: metric keys to their labels. colors: of shares that are stacked. share: values are in
+    0..1.
+    """
+
+    title: str
+    note: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    colors: Sequence[str] = ()
+    unit: str = ""
+    share: bool = False
+    of: str = "metrics"
+    draw: str = "lines"
+    traces: Sequence[Drawn] = ()
+    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wide: bool = False
+
+    def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
+        """Return the chart with what is drawn in it, and more settings of its vertical axis."""
+        if self.share:
+            kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
+        else:
+            kind = {"title": {"text": self.unit}, "rangemode": "tozero"}
+            kind["exponentformat"] = "power"
+        return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
+
+
+def make_charts(summary: LoadedRun) -> list[Chart]:
+    """Return the charts for which this run has data."""
+    text = (resources.files("assay.report") / "template" / "charts.toml").read_text(
+        encoding="utf-8"
+    )
+    rows = {"metrics": _thin(summary.metrics), "evaluations": summary.evaluations}
+    charts: list[Chart] = []
+    for listed in tomllib.loads(text)["chart"]:
+        chart = Chart(**listed)
+        charts.append(_DRAWN[chart.draw](rows[chart.of], chart))
+    return [chart for chart in charts if chart.traces]
+
+
+def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
+    present = [key for key in chart.labels if any(row.get(key) is not None for row in rows)]
+    traces: list[Drawn] = []
+    for key, color in zip(present, _COLORS, strict=False):
+        pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        steps, values = zip(*pairs, strict=True)
+        traces += _smoothed(chart.labels[key], steps, np.array(values, float), color)
+    return chart.with_traces(traces)
+
+
+def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
+    traces: list[Drawn] = []
+    what = "problems answered correctly"
+    for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
+        shares = [accuracy_of(row) or 0.0 for row in of_kind]
+        pairs = list(zip(shares, map(shown_range, of_kind), strict=True))
+        errors: dict[str, Any] = {"type": "data", "symmetric": False}
+        errors["array"] = [ends and ends[1] - share for share, ends in pairs]
+        errors["arrayminus"] = [ends and share - ends[0] for share, ends in pairs]
+        steps = [row["step"] for row in of_kind]
+        trace = _line(kind, steps, map(accuracy_of, of_kind), color)
+        trace |= {"mode": "lines+markers", "marker": {"size": 7, "color": color}}
+        traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
+        what = f"{kind} told right" if "eval/kind" in of_kind[0] else "problems answered correctly"
+    drawn = replace(chart, note=chart.note.format(what), share=True, wide=True)
+    return drawn.with_traces(traces)
+
+
+def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
+    """Draw predicted probability against the share that came true, at the first and last look."""
+    rows = [row for row in rows if row.get("eval/reliability")]
+    if not rows:
+        return chart
+    exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
+    line = {"width": 1, "dash": "dot", "color": "other"}
+    traces: list[Drawn] = [{**exact, "name": "exact", "line": line}]
+    shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
+    for name, row, color in shown[-1:] if len(rows) == 1 else shown:
+        counts, predicted, observed = zip(*row["eval/reliability"], strict=True)
+        sizes = [float(f"{4 + 14 * (count / max(counts)) ** 0.5:.3g}") for count in counts]
+        trace = _line(f"{name}, step {row['step']}", [], observed, color)
+        trace |= {"x": _rounded(predicted), "mode": "lines+markers", "customdata": list(counts)}
+        trace["marker"] = {"size": sizes, "color": color}
+        trace["hovertemplate"] = "%{y:.1%} of %{customdata:,d} came true"
+        traces.append(trace)
+    xaxis = {"title": {"text": "predicted"}, "range": [0, 1], "tickformat": ".0%"}
+    xaxis["unifiedhovertitle"] = {"text": "predicted %{x:.1%}"}
+    yaxis = {"title": {"text": "came true"}, "range": [0, 1], "tickformat": ".0%"}
+    return replace(chart, traces=traces, layout={"xaxis": xaxis, "yaxis": yaxis})
+
+
+def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
+    apart = {"reward/mean", "reward/std", "reward/per_token"}
+    parts = _labels(rows, "reward/", apart)
+    labels = {"reward/mean": "reward", **(parts if len(parts) != 1 else {})}
+    return _lines(rows, replace(chart, labels=labels))
+
+
+def _shares(rows: Sequence[Row], chart: Chart) -> Chart:
+    named = zip(chart.labels.items(), chart.colors, strict=True)
+    return chart.with_traces(_stack(rows, [(*label, color) for label, color in named]))
+
+
+def _families(rows: Sequence[Row], chart: Chart) -> Chart:
+    counts = Counter(key for row in rows for key in row if key.startswith("family/"))
+    most = sorted(counts, key=lambda key: (-counts[key], key))[:_MAX_FAMILIES]
+    if len(most) < 2:
+        return chart
+    labels = {key: key.removeprefix("family/") for key in sorted(most)}
+    return _lines(rows, replace(chart, labels=labels))
+
+
+def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
+    phases = _labels(rows, "speed/", {"speed/step"})
+    chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
+    shown = [value for trace in chart.traces for value in trace["y"] if value]
+    if not shown:
+        return chart
+    ticks = _log_ticks(min(shown), max(shown))
+    texts = [_si(tick) for tick in ticks]
+    return chart.with_traces(chart.traces, type="log", tickvals=ticks, ticktext=texts)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers around a range, 1-2-5 where there is room for them."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    digits = (1, 2, 5) if len(powers) <= 4 else (1,)
+    return [digit * 10.0**power for power in powers for digit in digits]
+
+
+def _si(value: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _phases(rows: Sequence[Row], chart: Chart) -> Chart:
+    apart = {"time/step", "time/elapsed", "time/evaluate"}
+    phases = _labels(rows, "time/", apart)
+    if not phases:
+        return chart
+
+    def rest(row: Row) -> float:
+        return max(0.0, (row.get("time/step") or 0.0) - sum(row.get(key) or 0.0 for key in phases))
+
+    named = [(*phase, color) for phase, color in zip(phases.items(), _COLORS, strict=False)]
+    with_rest = [{**row, "rest": rest(row)} for row in rows]
+    return chart.with_traces(_stack(with_rest, [*named, ("rest", "rest", "other")]))
+
+
+_DRAWN = {
+    "lines": _lines,
+    "accuracy": _accuracy,
+    "reliability": _reliability,
+    "reward": _reward,
+    "shares": _shares,
+    "families": _families,
+    "throughput": _throughput,
+    "phases": _phases,
+}
+
+
+def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]:
+    """Return the metrics with a prefix, in order, with what follows it."""
+    keys = sorted({key for row in rows for key in row if key.startswith(prefix)} - apart)
+    return {key: key.removeprefix(prefix) for key in keys}
+
+
+def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
+    """One line, or with many steps a faint one of the values and a strong one of their average."""
+    faint = _line(name, steps, values, color)
+    if len(steps) < _SMOOTH_FROM:
+        return [faint]
+    faint |= {"opacity": 0.28, "showlegend": False, "hoverinfo": "skip", "legendgroup": name}
+    faint["line"] = {"width": 1, "color": color}
+    strong = _line(name, steps, smooth(values), color) | {"legendgroup": name}
+    strong |= {"customdata": _rounded(values), "hovertemplate": "%{customdata:.4~g}"}
+    return [faint, strong]
+
+
+def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Drawn]:
+    rows = [row for row in rows if any(row.get(key) is not None for key, _, _ in keys)]
+    traces: list[Drawn] = []
+    for key, name, color in keys:
+        values = np.array([row.get(key) or 0.0 for row in rows])
+        if values.any():
+            shown = smooth(values) if len(rows) >= _SMOOTH_FROM else values
+            trace = _line(name, [row["step"] for row in rows], shown, color)
+            trace |= {"stackgroup": "one", "fillcolor": f"{color}-fill"}
+            trace["line"] = {"width": 1, "color": color}
+            traces.append(trace)
+    return traces
+
+
+def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Drawn:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(steps) == 1 else "lines",
+        "name": _label(name),
+        "x": list(steps),
+        "y": _rounded(values),
+        "line": {"width": 2, "color": color},
+        "hovertemplate": "%{y:.4~g}",
+    }
+
+
+def _label(name: str) -> str:
+    """Escape a name, in which plotly would read tags and TeX."""
+    name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
+    return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Return the centered moving average over about a fifteenth of the run (Gaussian weights)."""
+    width = max(1.0, len(values) / 45)
+    reach = int(3 * width)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    total = np.convolve(values, weights, mode="same")
+    return total / np.convolve(np.ones_like(values), weights, mode="same")
+
+
+def _thin(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return at most so many rows: of a long run the means over equal stretches."""
+    size = -(-len(rows) // _MAX_POINTS)
+    if size <= 1:
+        return rows
+    thinned: list[Row] = []
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        keys = {key for row in part for key in row}
+        kept = {key: [row[key] for row in part if row.get(key) is not None] for key in keys}
+        means = {key: float(np.mean(values)) for key, values in kept.items() if values}
+        thinned.append({**means, "step": part[-1]["step"]})
+    return thinned
+
+
+def _rounded(values: Iterable[Any]) -> list[float | None]:
+    return [None if value is None else float(f"{value:.5g}") for value in values]

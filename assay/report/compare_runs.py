@@ -1,0 +1,317 @@
+"""Runs side by side: what was set otherwise, where their curves end, how fast they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from assay.errors import RunError, message
+from assay.host.files import plain
+from assay.host.terminal import aligned, lined
+from assay.report.loaded import LoadedRun
+from assay.run.environment import settings_of, telling
+from assay.run.evaluation_log import read_answers
+from assay.run.evaluations import (
+    Gain,
+    Row,
+    accuracy_of,
+    by_kind,
+    differences_between,
+    gain_between,
+)
+from assay.run.intervals import share_words, sign_flip_p
+from assay.run.metrics import is_timing
+from assay.run.progress import format_seconds
+
+Each = tuple[Any, ...]
+"""Of the first run, A, of the second, B, and so on; None where one has no such thing."""
+
+_ALWAYS_DIFFER = ("run.name", "run.directory")
+_SHOWN = (
+    *("reward/mean", "verdict/passed", "verdict/not_judged_share", "group/mixed", "length/mean"),
+    *("length/truncated", "entropy/mean", "kl/mean", "loss/total", "loss/nll"),
+    *("preference/accuracy", "optimizer/grad_norm"),
+)
+"""Metrics in the text; JSON has all."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_WIDEST = 60
+_NAMED = 5
+_LONGEST = 600  # characters of an answer
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A held-out problem on which A and B differ: what each answered, and its verdict."""
+
+    problem: str
+    question: str
+    texts: tuple[str, str]
+    verdicts: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The last evaluation of one kind in A and in another run. other: its letter.
+
+    same_source: whether both configurations name the same held-out data.
+    """
+
+    kind: str
+    rows: tuple[Row | None, Row | None]
+    flips: Sequence[Flip] = ()
+    other: str = "B"
+    same_source: bool = True
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """B less A of each problem that both judged."""
+        first, last = self.rows
+        return {} if first is None or last is None else differences_between(first, last)
+
+    @property
+    def on_other_problems(self) -> bool:
+        """Whether the runs were evaluated on different problems, so that nothing is a gain."""
+        first, last = self.rows
+        if first is None or last is None or self.differences:
+            return False
+        told = all(row.get("eval/by_problem") for row in (first, last))
+        return told or not self.same_source
+
+    @property
+    def p_value(self) -> float | None:
+        """The chance of so large a difference, were there none: exact, paired by problem."""
+        found = self.differences
+        return sign_flip_p([*found.values()]) if found else None
+
+    @property
+    def gain(self) -> Gain | None:
+        """B less A, problem by problem; None where not both judged the same."""
+        first, last = self.rows
+        return None if first is None or last is None else gain_between(first, last)
+
+    @property
+    def difference(self) -> tuple[float, float | None] | None:
+        """B less A, and its standard error: problem by problem where both judged the same.
+
+        None where the problems differ.
+        """
+        first, last = self.rows
+        if first is None or last is None or self.on_other_problems:
+            return None
+        if self.gain is not None:
+            return self.gain.value, self.gain.stderr
+        before, after = (accuracy_of(row) or 0.0 for row in (first, last))
+        errors = [row.get("eval/stderr") for row in (first, last)]
+        known = [error for error in errors if error is not None]
+        return after - before, sum(one**2 for one in known) ** 0.5 if len(known) == 2 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        value, error = self.difference or (None, None)
+        return {
+            "kind": self.kind,
+            "other": self.other,
+            "same_problems": not self.on_other_problems,
+            "step": [row and row["step"] for row in self.rows],
+            "accuracy": [row and accuracy_of(row) for row in self.rows],
+            "stderr": [row and row.get("eval/stderr") for row in self.rows],
+            "difference": value,
+            "difference_stderr": error,
+            "p_value": self.p_value,
+            "better": [id for id, value in self.differences.items() if value > 0],
+            "worse": [id for id, value in self.differences.items() if value < 0],
+            "flips": [asdict(one) for one in self.flips],
+        }
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """Two runs or more, and what lies between them; held-out accuracy of each against A.
+
+    settings, surroundings: what differs of the configurations, of machines and versions. metrics:
+    means over the last tenth of each run's steps, at least one and at most twenty. speed: seconds a
+    step (the median), tokens a second, wall time, peak memory.
+    """
+
+    runs: tuple[str, ...]
+    settings: Mapping[str, Each]
+    surroundings: Mapping[str, Each]
+    heldout: Sequence[HeldOut]
+    metrics: Mapping[str, Each]
+    speed: Mapping[str, Each]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON; a pair is a list."""
+        tables = ("runs", "settings", "surroundings", "metrics", "speed")
+        heldout = [one.as_dict() for one in self.heldout]
+        return plain({name: getattr(self, name) for name in tables} | {"heldout": heldout})
+
+    def __str__(self) -> str:
+        numbers = {name: self.metrics[name] for name in _SHOWN if name in self.metrics}
+        lines = [f"{letter}: {run}" for letter, run in zip(LETTERS, self.runs, strict=False)]
+        lines += _section("settings that differ", self.settings, _text)
+        lines += ["", "=== held-out accuracy ==="]
+        lines += [line for one in self.heldout for line in _heldout_lines(one)] or ["none"]
+        lines += _section("last steps, mean", numbers, _number)
+        lines += _section("speed", self.speed, _number)
+        lines += _section("machine and versions that differ", self.surroundings, _text)
+        return lined(lines)
+
+
+def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
+    """Compare two runs or more, finished or not.
+
+    num_flips: so many held-out problems that turned right, and as many that turned wrong, with what
+    both answered, from their evaluation logs. Raises RunError for a single run, and for too many.
+    """
+    if not 2 <= len(runs) <= len(LETTERS):
+        raise RunError(message("assay compare-runs", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
+    settings = _differing(*(settings_of(run.config) for run in runs))
+    return ComparedRuns(
+        runs=tuple(map(_described, runs)),
+        settings={key: settings[key] for key in settings if key not in _ALWAYS_DIFFER},
+        surroundings=_differing(*(telling(run.environment) for run in runs)),
+        heldout=[
+            one
+            for letter, other in zip(LETTERS[1:], runs[1:], strict=False)
+            for one in _held_out((runs[0], other), letter, num_flips)
+        ],
+        metrics=_beside(*map(_ends, runs)),
+        speed=_beside(*map(_speed, runs)),
+    )
+
+
+def _held_out(runs: tuple[LoadedRun, LoadedRun], letter: str, num_flips: int) -> Iterator[HeldOut]:
+    first, other = (by_kind(run.evaluations) for run in runs)
+    sources = [
+        {key: value for key, value in settings_of(run.config).items() if key.endswith(".heldout")}
+        for run in runs
+    ]
+    same = sources[0] == sources[1]
+    for kind in dict.fromkeys([*first, *other]):
+        rows = (_last(first, kind), _last(other, kind))
+        one = HeldOut(kind, rows, other=letter, same_source=same)
+        yield _with_flips(one, runs, num_flips)
+
+
+def _last(kinds: Mapping[str, Sequence[Row]], kind: str) -> Row | None:
+    return kinds[kind][-1] if kind in kinds else None
+
+
+def _with_flips(one: HeldOut, runs: Sequence[LoadedRun], count: int) -> HeldOut:
+    changed = one.differences
+    turned = [[id for id, value in changed.items() if way * value > 0] for way in (1, -1)]
+    wanted = [id for ids in turned for id in ids[:count]]
+    if not wanted:
+        return one
+    read = [
+        read_answers(run.folder, one.kind, int(row["step"])) if row is not None else {}
+        for run, row in zip(runs, one.rows, strict=True)
+    ]
+    flips = [
+        Flip(id, str(a["prompt"]), (a["text"], b["text"]), (a["status"], b["status"]))
+        for id in wanted
+        for a, b in zip(*(found.get(id, [])[:1] for found in read), strict=False)
+    ]
+    return replace(one, flips=flips)
+
+
+def _described(run: LoadedRun) -> str:
+    ended = run.ended or "still running, or killed"
+    return f"{run.folder} ({ended}, {run.num_steps} steps, {format_seconds(run.seconds)})"
+
+
+def _ends(run: LoadedRun) -> dict[str, float]:
+    rows = run.metrics[-min(20, max(1, len(run.metrics) // 10)) :]
+    names = [name for name in run.metrics.columns if name != "step" and not is_timing(name)]
+    found = {name: _known(row.get(name) for row in rows) for name in names}
+    return {name: fmean(values) for name, values in found.items() if values}
+
+
+def _speed(run: LoadedRun) -> dict[str, float]:
+    seconds = _known(row.get("time/step") for row in run.metrics)
+    memory = _known(row.get("memory/peak_mib") for row in run.metrics)
+    found: dict[str, float] = {}
+    if seconds:
+        found = {"seconds a step": median(seconds), "seconds in all": run.seconds}
+    if run.seconds and run.num_tokens:
+        found["tokens a second"] = run.num_tokens / run.seconds
+    return found | ({"peak memory, MiB": max(memory)} if memory else {})
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _beside(*sides: Mapping[str, Any]) -> dict[str, Each]:
+    names = dict.fromkeys(name for side in sides for name in side)
+    return {name: tuple(side.get(name) for side in sides) for name in names}
+
+
+def _differing(*sides: Mapping[str, Any]) -> dict[str, Each]:
+    found = _beside(*sides)
+    return {name: each for name, each in found.items() if any(one != each[0] for one in each)}
+
+
+def _heldout_lines(one: HeldOut) -> Iterator[str]:
+    shown = [
+        "not measured"
+        if row is None
+        else f"{accuracy_of(row):.1%}{share_words(row)} at step {row['step']}"
+        for row in one.rows
+    ]
+    line = f"{one.kind}: A {shown[0]}, {one.other} {shown[1]}"
+    if one.on_other_problems:
+        yield f"{line}; not compared: they were evaluated on different problems"
+        return
+    if one.difference is None:
+        yield line
+        return
+    value, error = one.difference
+    spread = "" if error is None else f" ± {100 * error:.1f}"
+    words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
+    line += f"; {one.other} less A {words}{_overlap(one)}"
+    if one.p_value is None:
+        yield line
+        return
+    yield f"{line}, p {one.p_value:.2g}"
+    for what, way in (("better on", 1), ("worse on", -1)):
+        ids = [id for id, each in one.differences.items() if way * each > 0]
+        named = f"{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
+        yield f"  {what} {len(ids)}{named}{', ...' if len(ids) > _NAMED else ''}"
+    for flip in one.flips:
+        yield from _flip_lines(flip, one.other)
+
+
+def _overlap(one: HeldOut) -> str:
+    """Say over how many problems a difference is, where not all are of both."""
+    counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
+    common = len(one.differences)
+    return "" if max(counts) == common else f" over the {common} in common"
+
+
+def _flip_lines(flip: Flip, other: str) -> Iterator[str]:
+    yield f"  --- {flip.problem}: {flip.question.strip()}"
+    for side, text, verdict in zip(("A", other), flip.texts, flip.verdicts, strict=True):
+        yield f"  {side} ({verdict}): {text if len(text) <= _LONGEST else f'...{text[-_LONGEST:]}'}"
+
+
+def _section(title: str, rows: Mapping[str, Each], words: Callable[[Any], str]) -> Iterator[str]:
+    yield from ("", f"=== {title} ===")
+    table = [(name, *map(words, each)) for name, each in rows.items()]
+    if not table:
+        yield "none"
+        return
+    yield from aligned([("", *LETTERS[: len(table[0]) - 1]), *table])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _text(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."

@@ -1,0 +1,264 @@
+"""Many runs at a glance, from their directories alone: ``assay runs``.
+
+Of each run only what a line needs is read: a thousand take about a second. Configurations are not
+validated, so that runs of other versions are listed too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from assay.config import STAGES
+from assay.errors import AssayError, RunError, cause, did_you_mean, message
+from assay.host.files import plain
+from assay.host.records import as_object, check_measures, read_step_rows
+from assay.host.terminal import aligned, lined
+from assay.run.environment import flat
+from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
+from assay.run.progress import format_seconds
+
+_TAIL = 16_384
+"""Bytes of a journal's end that hold its last rows."""
+STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
+STATES += ("unreadable",)
+# What a configuration raises that is read without being validated: wrong types, huge numbers.
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_DAMAGE += (RecursionError,)
+_SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run. state: one of `STATES`.
+
+    why: how it ended. of_steps: how many it is to have; None: nobody said. algorithm: of [rl], or
+    the method of [preference]. start: when it was created. best: the best held-out accuracy, after
+    which step. seconds: of all its starts. money: by guard.price_per_hour.
+    """
+
+    path: str
+    name: str
+    state: str
+    why: str = ""
+    step: int = 0
+    of_steps: int | None = None
+    stage: str = ""
+    algorithm: str = ""
+    start: str = ""
+    best: float | None = None
+    best_step: int | None = None
+    seconds: float = 0.0
+    money: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what a line shows of it."""
+        done = str(self.step) if self.of_steps is None else f"{self.step}/{self.of_steps}"
+        best = "" if self.best is None else f"{self.best:.1%} at {self.best_step}"
+        cost = format_seconds(self.seconds) + (f", {self.money:.2f}" if self.money else "")
+        kind = " ".join(filter(None, [self.stage, self.algorithm]))
+        start = self.start[:16].replace("T", " ")
+        return self.name, self.state, done, kind, start, best, cost if self.seconds else ""
+
+    def matches(self, asked: str) -> bool:
+        """Whether a word, or ``key=value``, is about it."""
+        key, is_pair, value = asked.partition("=")
+        if is_pair:
+            own = {name: getattr(self, name) for name in ("name", "state", "stage", "algorithm")}
+            found = {**self.settings, **own}.get(key)
+            return found is not None and _same(found, value)
+        words = [self.name, self.state, *(f"{name} {each}" for name, each in self.settings.items())]
+        return any(asked.lower() in word.lower() for word in words)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Runs that were found, the newest first. of: how many there were to choose from."""
+
+    runs: Sequence[ListedRun]
+    of: int
+    where: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain({"runs": [asdict(one) for one in self.runs], "of": self.of})
+
+    def __str__(self) -> str:
+        rows = [_SHOWN, *(one.cells() for one in self.runs)]
+        return lined([*aligned(rows), f"({len(self.runs)} of {self.of} runs in {self.where})"])
+
+
+def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing:
+    """Return the runs below a folder to which all that is asked applies, the newest first.
+
+    asked: words that stand in a run's name or configuration, or ``key=value`` of its configuration,
+    as ``rl.steps=60``; also of ``name``, ``state``, ``stage`` and ``algorithm``. Raises RunError
+    where there is no such folder, for a key that none of its runs has, for a state that is none,
+    and for a folder in the place of a word.
+    """
+    top = Path(folder).expanduser()
+    runs: list[ListedRun] = []
+    if top.is_dir():
+        runs = sorted(map(_read, run_folders(top)), key=lambda one: one.start, reverse=True)
+    for one in asked:
+        _check_asked(one, runs)
+    if not top.is_dir():
+        remedy = "name yours with --directory, or train a run first"
+        raise RunError(message(f"assay runs, {top}", "no folder", "a folder of runs", remedy))
+    if (top / "config.toml").is_file():
+        found, remedy = f"the run {top}", f"name its folder: --directory {top.parent}"
+        raise RunError(message("assay runs --directory", found, "a folder of runs", remedy))
+    found = [one for one in runs if all(map(one.matches, asked))]
+    return Listing(found, len(runs), str(top))
+
+
+def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
+    """Raise RunError for a word or a setting that can find nothing."""
+    key, is_pair, value = asked.partition("=")
+    known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
+    if is_pair and runs and key not in known:
+        accepted = "a key of a run's configuration, as rl.steps=60"
+        meant = did_you_mean(key, sorted(known))
+        raise RunError(message("assay runs", repr(asked), accepted, meant))
+    if key == "state" and is_pair and value.lower() not in STATES:
+        accepted = f"one of {', '.join(STATES)}"
+        meant = did_you_mean(value.lower(), STATES)
+        raise RunError(message("assay runs state", repr(value), accepted, meant))
+    folder = Path(asked).expanduser()
+    if not is_pair and folder.is_dir() and not any(one.matches(asked) for one in runs):
+        accepted = "a word of a run's name or settings, or key=value"
+        is_run = (folder / "config.toml").is_file()
+        remedy = f"for the runs of a folder: --directory {folder.parent if is_run else folder}"
+        raise RunError(message("assay runs", f"the folder {asked}", accepted, remedy))
+
+
+def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:
+    """Yield the run directories below a folder; what lies in a run is not looked at.
+
+    seen: folders that are passed over, since links may lead to them again and again. is_linked: a
+    link led here: what lies deeper is not looked at, since a link may lead to the whole disk.
+    """
+    seen = set() if seen is None else seen
+    seen.add(os.path.realpath(top))
+    with os.scandir(top) as entries:
+        folders = sorted(entry.path for entry in entries if entry.is_dir())
+    for path in folders:
+        if os.path.isfile(os.path.join(path, "config.toml")):
+            yield Path(path)
+        elif os.path.realpath(path) not in seen and not is_linked:
+            with suppress(OSError):
+                yield from run_folders(Path(path), seen, os.path.islink(path))
+
+
+def _read(folder: Path) -> ListedRun:
+    """Return what a line needs; of a run that cannot be read, why."""
+    try:
+        return _listed(folder)
+    except AssayError as error:
+        return ListedRun(str(folder), folder.name, "unreadable", str(error))
+    except _DAMAGE as error:
+        return ListedRun(str(folder), folder.name, "unreadable", cause(error))
+
+
+def _listed(folder: Path) -> ListedRun:
+    tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    events = [*_rows(_ends(folder / "events.jsonl"))]
+    last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {"step": 0})
+    check_measures(last, str(folder / "metrics.jsonl"))
+    evaluations = [*read_step_rows(folder / "evaluations.jsonl")]
+    best = best_step(evaluations)
+    stage = next((name for name in STAGES if name in tree), "")
+    state, why = _state(folder, events)
+    scores = [accuracy_of(row) for row in of_deciding_kind(evaluations) if row["step"] == best]
+    seconds = float(last.get("time/elapsed") or 0.0)
+    price = (tree.get("guard") or {}).get("price_per_hour")
+    methods = {"rl": "algorithm", "preference": "preference"}
+    method: Mapping[str, Any] = tree.get(methods.get(stage, "")) or {}
+    return ListedRun(
+        path=str(folder),
+        name=folder.name,
+        state=state,
+        why=why,
+        step=int(last.get("step") or 0),
+        of_steps=_num_steps(events) or (tree.get(stage) or {}).get("steps"),
+        stage=stage,
+        algorithm=str(method.get("name") or method.get("method") or ""),
+        start=str(events[0].get("time") or "") if events else "",
+        best=scores[0] if scores else None,
+        best_step=best,
+        seconds=seconds,
+        money=seconds / 3600 * price if price else None,
+        settings=dict(flat(tree)),
+    )
+
+
+def _num_steps(events: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many steps the newest start was to come to; None: an older version did not say."""
+    said = (one.get("steps") for one in reversed(events) if one.get("kind") in _STARTS)
+    return next((int(steps) for steps in said if isinstance(steps, int)), None)
+
+
+_STARTS = ("created", "resumed")
+_ENDS = {"interrupted": "interrupted", "finished early": "finished", "finished": "finished"}
+
+
+def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return a run's state, and why it ended."""
+    kinds = ("created", "resumed", "ended")
+    newest = next((one for one in reversed(events) if one.get("kind") in kinds), {})
+    if newest.get("kind") != "ended":
+        return ("running" if _is_locked(folder) else "killed"), ""
+    why = str(newest.get("reason"))
+    if why.startswith("RunStopped"):
+        return "stopped", why
+    if ":" in why and why.split(":")[0].isidentifier():
+        return "failed", why
+    return _ENDS.get(why, "paused"), why
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process writes the run."""
+    try:
+        with open(folder / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _ends(path: Path) -> list[bytes]:
+    """Return the first line of a journal, and those of its end."""
+    if path.exists() and not path.is_file():
+        raise RunError(message(str(path), "no regular file", "a file", "restore it"))
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        first = file.readline()
+        file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
+        return [first, *file.read().splitlines()]  # the second may be the rest of a longer line
+    return []
+
+
+def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if (row := as_object(line)) is not None:
+            yield row
+
+
+def _same(found: Any, text: str) -> bool:
+    """Whether a value, or one of a list, is the one that a text names; of a path also its end."""
+    with suppress(ValueError):
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return float(text) == float(found)
+    if isinstance(found, list) and any(_same(each, text) for each in cast("list[Any]", found)):
+        return True
+    words = found if isinstance(found, str) else json.dumps(found, default=str).strip('"')
+    return text.lower() in (words.lower(), os.path.basename(words).lower())

@@ -1,0 +1,274 @@
+"""The report of a run: one HTML file that needs nothing else, and no model text can act in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pydantic import BaseModel
+
+from assay.config import TrainConfig, dump
+from assay.data.verified import GIVEN, verified_words
+from assay.host.files import disk_full_as, write_atomic
+from assay.report.charts import Chart, make_charts
+from assay.report.loaded import LoadedRun, load_run
+from assay.report.rollout_pages import reader_html, safe
+from assay.run.environment import verifier_text
+from assay.run.evaluations import Lift, Row, lifts_of, on_texts, perplexity_words
+from assay.run.intervals import share_words, shown_range
+from assay.run.progress import format_seconds
+
+REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
+"""What the evaluations of reward models count."""
+
+
+def write_report(run_folder: Path | str) -> Path:
+    """Write ``report.html`` into a run's directory, finished or not, and return its path.
+
+    Raises RunError where the folder is no run directory.
+    """
+    summary = load_run(run_folder)
+    path = summary.folder / "report.html"
+    page = render(summary).encode("utf-8", "xmlcharrefreplace")
+    with disk_full_as(lambda: f"{path}: the disk is full; the run itself is untouched"):
+        write_atomic(path, page)
+    return path
+
+
+def render(summary: LoadedRun) -> str:
+    """Return the report as HTML. Its scripts are named by hash; no other script can run."""
+    from plotly.offline import get_plotlyjs
+
+    charts = make_charts(summary)
+    library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
+    script = template("report.js")
+    data = json.dumps(
+        [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
+    )
+    for character in "<>&":  # so that no text can end the element that holds the data
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    environment = summary.environment
+    return Template(template("report.html")).substitute(
+        name=safe(summary.folder.name),
+        policy=content_policy(library, script),
+        style=template("report.css"),
+        state=_state_html(summary.ended),
+        subtitle=" · ".join(safe(part) for part in _subtitle(summary) if part),
+        hero=_hero_html(summary),
+        tiles="".join(
+            f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _tiles(summary)
+        ),
+        charts="\n".join(_chart_html(n, chart) for n, chart in enumerate(charts)),
+        rollouts=reader_html(summary),
+        decision=_decision_html(summary.folder / "decision.md"),
+        settings=html_table(
+            (f"<code>{safe(key)}</code>", safe(_text(value)))
+            for key, value in changed_settings(summary.config)
+        ),
+        config=safe(dump(summary.config)),
+        environment=html_table(
+            (safe(key), safe(_text(value))) for key, value in _shown(environment) if _text(value)
+        ),
+        events=html_table(map(_event_cells, summary.events), ("time", "step", "event", "")),
+        written=datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC"),
+        data=data,
+        library=library,
+        script=script,
+    )
+
+
+def template(name: str) -> str:
+    """Return a file of the page's template."""
+    return (resources.files("assay.report") / "template" / name).read_text(encoding="utf-8")
+
+
+def content_policy(*scripts: str) -> str:
+    """The page loads nothing, and runs only the scripts with these contents."""
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _state_html(ended: str | None) -> str:
+    if ended is None:
+        return '<span class="state open">running, or killed</span>'
+    kind = "done" if ended.startswith("finished") else "stopped"
+    return f'<span class="state {kind}">{safe(ended)}</span>'
+
+
+def _subtitle(summary: LoadedRun) -> list[str]:
+    config, created = summary.config, str(summary.environment.get("created") or "")[:10]
+    model, rows = f"model {config.model.path}", f"on {', '.join(config.rows)}"
+    if (told := verified_words(config.traces)) not in ("", GIVEN):
+        rows += f" ({told})"
+    return [stage_words(config), model, rows, created]
+
+
+def stage_words(config: TrainConfig) -> str:
+    """Return what was done."""
+    if config.preference is not None:
+        return f"preference learning, {config.preference.method}"
+    if config.reward_model is not None:
+        return f"reward model, {config.reward_model.kind}"
+    if config.rl is not None:
+        return f"reinforcement learning, {config.algorithm.name}"
+    if config.distill is not None:
+        return f"distillation, {config.distill.divergence}"
+    return "pretraining" if config.pretrain is not None else "supervised fine-tuning"
+
+
+def _hero_html(summary: LoadedRun) -> str:
+    texts = on_texts(summary.evaluations)
+    lifts = "\n".join([*_texts_html(texts), *map(_lift_html, lifts_of(summary.evaluations))])
+    return lifts or '<p class="empty">No held-out evaluation yet.</p>'
+
+
+def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what became of perplexity, where documents are held out."""
+    for row in rows[:1]:
+        count = f"{row['eval/num_documents']:,} held-out documents"
+        moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
+        told = [
+            f"<p>step {step}: {perplexity_words(one)}</p>"
+            for step, one in zip(moments, (row, rows[-1]), strict=False)
+        ]
+        numbers = "→".join(f"{one['eval/perplexity']:.4g}" for one in (row, rows[-1])[: len(told)])
+        yield (
+            f'<section class="lift"><h2>Held-out perplexity <small>{count}</small></h2>'
+            f'<p class="numbers"><span class="after">{numbers}</span></p>{"".join(told)}</section>'
+        )
+
+
+def _lift_html(lift: Lift) -> str:
+    what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
+    count = int(lift.last.get("eval/num_problems") or 0)
+    problems = f"{count:,} held-out {what}" if count else ""
+    bars = _bar_html("before", lift.before, lift.first)
+    if lift.last["step"] == 0:
+        numbers = f'<span class="after">{lift.before:.1%}</span>'
+        gain = '<span class="gain">before the first step</span>'
+    else:
+        numbers = (
+            f'<span class="before">{lift.before:.1%}</span><span class="arrow">→</span>'
+            f'<span class="after">{lift.after:.1%}</span>'
+        )
+        points = 100 * (lift.after - lift.before)
+        words = lift.gain.points if lift.gain else f"{points:+.1f} points"
+        direction = "up" if points >= 0 else "down"
+        gain = f'<span class="gain {direction}">{words}</span>'
+        bars += _bar_html("after", lift.after, lift.last)
+    return (
+        f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small>'
+        "</h2>"
+        f'<p class="numbers">{numbers}{gain}</p>{bars}</section>'
+    )
+
+
+def _bar_html(name: str, share: float, row: Row) -> str:
+    low, high = shown_range(row) or (share, share)
+    return (
+        f'<div class="bar {name}"><div><i style="width:{share:.2%}"></i>'
+        f'<b style="left:{low:.2%};width:{high - low:.2%}"></b></div>'
+        f"<span>{name}{share_words(row)}</span></div>"
+    )
+
+
+def _tiles(summary: LoadedRun) -> Iterator[tuple[str, str]]:
+    rows, rl = summary.metrics, summary.config.rl
+    yield "steps", f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
+    yield "wall time", format_seconds(summary.seconds)
+    generated = any("tokens/generated" in row for row in rows)
+    yield "tokens generated" if generated else "tokens trained on", _short(summary.num_tokens)
+    if summary.seconds:
+        yield "tokens a second", _short(summary.num_tokens / summary.seconds)
+    not_judged = [row.get("verdict/not_judged") for row in rows]
+    if any(count is not None for count in not_judged):
+        yield "not judged", _short(sum(count or 0 for count in not_judged))
+    if rows:
+        yield (
+            "peak memory",
+            f"{max(row.get('memory/peak_mib') or 0 for row in rows) / 1024:.1f} GiB",
+        )
+    if resumes := sum(event.get("kind") == "resumed" for event in summary.events):
+        yield "times resumed", str(resumes)
+
+
+def _short(number: float) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if number >= size:
+            return f"{number / (1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{number:,.0f}"
+
+
+def _chart_html(number: int, chart: Chart) -> str:
+    return (
+        f'<figure class="chart{" wide" if chart.wide else ""}"><figcaption>'
+        f"<h3>{safe(chart.title)}</h3>"
+        f"<p>{safe(chart.note)}</p></figcaption>"
+        f'<div class="plot" data-chart="{number}"></div></figure>'
+    )
+
+
+def _decision_html(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return f'<section id="decision"><h2>Decision</h2><pre>{safe(text)}</pre></section>'
+
+
+def changed_settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are not at their default."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from changed_settings(value, f"{prefix}{name}.")
+        elif prefix and (field.is_required() or value != field.default):
+            yield f"{prefix}{name}", value
+
+
+def _shown(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    command = environment.get("command")
+    words = command if isinstance(command, list) else ()
+    verifiers = environment.get("verifiers") or {}
+    shown = {**environment, "command": " ".join(map(str, words))}
+    shown["verifiers"] = {name: verifier_text(facts) for name, facts in verifiers.items()}
+    yield from shown.items()
+
+
+def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
+    facts = [item for item in event.items() if item[0] not in ("time", "step", "kind")]
+    return (
+        safe(str(event.get("time", ""))[:19].replace("T", " ")),
+        safe(str(event.get("step", ""))),
+        f"<b>{safe(str(event.get('kind', '')).replace('_', ' '))}</b>",
+        "<br>".join(safe(f"{key}: {_text(value)}") for key, value in facts),
+    )
+
+
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Return a table of cells that are HTML already."""
+    top = "".join(f"<th>{name}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    """Return a plain value for people; what is None or empty is left out."""
+    if isinstance(value, Mapping):
+        texts = {key: _text(item) for key, item in value.items()}
+        return ", ".join(f"{key} {text}" for key, text in texts.items() if text)
+    if isinstance(value, list | tuple):
+        return "; ".join(_text(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,126 @@
+"""Rollouts of a run chosen to be read, as text for a terminal or plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from assay.errors import RunError, message
+from assay.host.files import plain
+from assay.host.terminal import escaped, one_line
+from assay.report.loaded import LoadedRun
+
+Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
+Row = Mapping[str, Any]
+_LONGEST = 80  # characters of an extracted answer in a header
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Some rollouts of a run. found: how many there were to choose from. why: there are none."""
+
+    rollouts: Sequence[Row]
+    found: int
+    why: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain({"rollouts": self.rollouts, "found": self.found, "why": self.why})
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        last_prompt = None
+        for row in self.rollouts:
+            prompt = (row["problem_id"], row["prompt"])
+            if prompt != last_prompt:
+                last_prompt = prompt
+                lines += [one_line(f"=== {row['problem_id']} ==="), row["prompt"] or ""]
+            lines += [one_line(f"--- {', '.join(_facts(row))} ---"), row["text"] or ""]
+        lines.append(one_line(self.why) or f"({len(self.rollouts)} of {self.found} rollouts)")
+        return escaped("\n".join(lines))
+
+
+def read_rollouts(
+    run: LoadedRun,
+    kind: Kind | None = None,
+    count: int = 5,
+    step: int | Literal["last"] | None = None,
+    problem: str | None = None,
+) -> Reading:
+    """Return so many rollouts of a run.
+
+    kind: None: the newest. ``worst``, ``best``: by reward, of those that were judged. ``failed``,
+    ``not_judged``: the newest of them. ``longest``: by tokens. ``flipped``: of problems that were
+    drawn more than once, those whose share of passed completions has changed most between the first
+    draw and the last; one completion of each draw, the earlier first. step, problem: of these
+    alone. Raises RunError for a problem that has no rollouts.
+    """
+    status = kind if kind in ("failed", "not_judged") else None
+    every = list(run.rollouts(step=step, problem=problem, status=status))
+    if problem is not None and not every and not run.rollouts(step=step, problem=problem):
+        ids = dict.fromkeys(run.rollouts(step=step, columns=["problem_id"])["problem_id"])
+        known = ", ".join([*ids][:3])
+        where = f"{run.folder} --problem"
+        raise RunError(message(where, repr(problem), f"an id, as {known}" if ids else "none"))
+    if kind in ("worst", "best"):
+        sign = 1 if kind == "worst" else -1
+        every = [row for row in every if row["reward"] is not None]
+        every.sort(key=lambda row: (sign * row["reward"], -row["step"]))
+    elif kind == "longest":
+        every.sort(key=lambda row: (-row["num_tokens"], -row["step"]))
+    elif kind == "flipped":
+        pairs = sorted(_flips(every), key=lambda pair: -pair[0])
+        every = [row for _, *pair in pairs for row in pair]
+        count *= 2
+    else:
+        every.sort(key=lambda row: -row["step"])
+    return Reading(every[:count], len(every), "" if every else _why_none(run, kind))
+
+
+def _why_none(run: LoadedRun, kind: Kind | None) -> str:
+    """Say why there is nothing to read: the run has no rollouts, or none of this kind."""
+    if total := len(run.rollouts(columns=["step"])):
+        words = {"failed": "has failed", "not_judged": "was not judged", "flipped": "has flipped"}
+        return f"none of the run's {total} rollouts {words.get(kind or '', 'was judged')}"
+    if run.config.completions_a_step is None:
+        return f"{run.folder}: no rollouts: a run of [{run.config.stage}] samples nothing"
+    return f"{run.folder}: no rollouts; the run {run.state}"
+
+
+def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:
+    """Yield (change, rollout of the first draw, of the last) of each problem that changed."""
+    judged = [row for row in rows if row["status"] in ("passed", "failed")]
+    judged.sort(key=lambda row: (row["problem_id"], row["step"]))
+    for _, of_problem in groupby(judged, key=lambda row: row["problem_id"]):
+        draws = [[*draw] for _, draw in groupby(of_problem, key=lambda row: row["group_id"])]
+        first, last = draws[0], draws[-1]
+        change = _share_passed(last) - _share_passed(first)
+        if change:
+            before, after = ("failed", "passed") if change > 0 else ("passed", "failed")
+            yield abs(change), _one_of(first, before), _one_of(last, after)
+
+
+def _share_passed(rows: Sequence[Row]) -> float:
+    return sum(row["status"] == "passed" for row in rows) / len(rows)
+
+
+def _one_of(rows: Sequence[Row], status: str) -> Row:
+    return next(row for row in rows if row["status"] == status)
+
+
+def _facts(row: Row) -> Iterator[str]:
+    yield f"step {row['step']}"
+    yield row["status"].replace("_", " ")
+    if row["reward"] is not None:
+        yield f"reward {row['reward']:.4g}"
+    yield from (f"{name} {value:.4g}" for name, value in (row["components"] or {}).items())
+    if row["advantage"] is not None:
+        yield f"advantage {row['advantage']:+.3g}"
+    given = f" ({row['num_given']} of them given)" if row["num_given"] else ""
+    yield f"{row['num_tokens']} tokens{given}, {row['finish_reason']}"
+    if row["extracted"] is not None:  # of code it is the whole program, which the text shows
+        said = repr(row["extracted"])
+        yield f"extracted {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
+    yield from (str(row[name]) for name in ("reason", "detail") if row[name])

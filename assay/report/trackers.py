@@ -1,0 +1,368 @@
+"""What a run reports to experiment trackers: metrics, evaluations, some rollouts, how it ended.
+
+A tracker stands behind a listener, so the run directory has every row first, and a tracker that
+raises or hangs never stops the run. What a tracker called the run is kept as an event, so that a
+resumed run goes on under the same name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.config import LogConfig, TrainConfig, dump
+from assay.errors import MissingExtra, UserError, cause
+from assay.host.records import read_events
+from assay.host.terminal import escaped
+from assay.run.directory import Run
+from assay.run.environment import settings_of
+from assay.run.evaluations import FINISHED_EARLY, kind_of
+from assay.types import Group, Verdict
+
+OPENED = "tracker_opened"
+"""The event that keeps a tracker's name of the run."""
+GOOD_ENDS = ("finished", FINISHED_EARLY, "max_minutes", "interrupted", "stopped early")
+"""Reasons for which a run ends in order."""
+
+Rollout = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a tracker is opened for.
+
+    known: what it called this run before; None: a new run. step: the last step that is done.
+    """
+
+    folder: Path
+    config: TrainConfig
+    known: str | None
+    step: int
+
+    @property
+    def log(self) -> LogConfig:
+        """The settings."""
+        return self.config.log
+
+    @property
+    def name(self) -> str:
+        """What the run is to be called."""
+        return self.log.name or self.folder.name
+
+
+class Tracker(Protocol):
+    """One run in one tracker; its constructor takes a `Place`.
+
+    id: its own name of the run. where: what to open to see it.
+    """
+
+    id: str
+    where: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of a step."""
+        ...
+
+    def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Take some rollouts of a step."""
+        ...
+
+    def end(self, reason: str, is_good: bool) -> None:
+        """Finish; what was not yet sent is sent."""
+        ...
+
+
+class WandB:
+    """Weights & Biases. Rows carry their step as a value: a resumed run repeats a few steps."""
+
+    def __init__(self, place: Place) -> None:
+        wandb = importlib.import_module("wandb")
+        log = place.log
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=log.project,
+            name=place.name,
+            group=log.group,
+            tags=list(log.tags) or None,
+            id=place.known,
+            resume="allow",
+            mode="offline" if log.offline else None,
+            dir=str(place.folder),
+            config=place.config.model_dump(mode="json", exclude_none=True),
+            allow_val_change=True,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self.id = self._run.id
+        self.where = str(Path(self._run.dir).parent) if self._run.offline else self._run.url
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "step": step})
+
+    def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        columns = list(rollouts[0])
+        table = self._wandb.Table(columns, [list(rollout.values()) for rollout in rollouts])
+        self._run.log({"rollouts": table, "step": step})
+
+    def end(self, reason: str, is_good: bool) -> None:
+        self._run.summary["ended"] = reason
+        self._run.finish(exit_code=0 if is_good else 1)
+
+
+class TensorBoard:
+    """TensorBoard's files, in the run's directory. Steps that a resumed run repeats are replaced.
+
+    Rollouts are shown as text: there are no tables.
+    """
+
+    def __init__(self, place: Place) -> None:
+        writer = importlib.import_module(_MODULES["tensorboard"]).SummaryWriter
+        folder = place.folder / "tensorboard"
+        purge = place.step + 1 if place.known else None
+        self._writer = writer(str(folder), purge_step=purge)
+        if not place.known:
+            self._writer.add_text("config", _as_code(dump(place.config)))
+        self.id, self.where = folder.name, f"tensorboard --logdir {folder.parent.parent}"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        shown = "\n\n".join(
+            "\n".join(f"{name}: {value}" for name, value in rollout.items()) for rollout in rollouts
+        )
+        self._writer.add_text("rollouts", _as_code(shown), step)
+
+    def end(self, reason: str, is_good: bool) -> None:
+        self._writer.add_text("ended", _as_code(reason))
+        self._writer.close()
+
+
+class Trackio:
+    """Trackio: its files are on this machine, or in a space of the hub (TRACKIO_SPACE_ID).
+
+    A space that it makes is private. A resumed run goes on with the newest run of its name.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._trackio = importlib.import_module("trackio")
+        log = place.log
+        if log.offline:
+            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+                os.environ.pop(name, None)
+        with redirect_stdout(sys.stderr):  # it prints, and standard output is for results
+            self._run = self._trackio.init(
+                project=log.project,
+                name=place.known or place.name,
+                group=log.group,
+                resume="allow" if place.known else "never",
+                config=settings_of(place.config),
+                private=True,
+                embed=False,
+            )
+        self.id, self.where = self._run.name, f"trackio show --project {log.project!r}"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        rows = [list(rollout.values()) for rollout in rollouts]
+        table = self._trackio.Table(columns=list(rollouts[0]), data=rows)
+        self._run.log({"rollouts": table}, step=step)
+
+    def end(self, reason: str, is_good: bool) -> None:
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+class MLflow:
+    """MLflow, at the server or the files that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, place: Place) -> None:
+        mlflow = importlib.import_module("mlflow")
+        log = place.log
+        if log.offline:
+            here = place.folder.parent.absolute()
+            mlflow.set_tracking_uri(f"sqlite:///{here / 'mlflow.db'}")
+            if mlflow.get_experiment_by_name(log.project) is None:
+                mlflow.create_experiment(log.project, (here / "mlartifacts").as_uri())
+        experiment = mlflow.set_experiment(log.project).experiment_id
+        self._client, self._entities = mlflow.MlflowClient(), mlflow.entities
+        if place.known is None:
+            tags = {"mlflow.runName": place.name, **({"group": log.group} if log.group else {})}
+            tags |= dict.fromkeys(log.tags, "true")
+            self.id = self._client.create_run(experiment, tags=tags).info.run_id
+            self._log_settings(settings_of(place.config))
+        else:
+            self.id = place.known
+            self._client.set_terminated(self.id, "RUNNING")
+        self.where = f"{mlflow.get_tracking_uri()}, run {self.id}"
+
+    def _log_settings(self, settings: Mapping[str, Any]) -> None:
+        params = [
+            self._entities.Param(key, str(value)[:_MLFLOW_LONGEST])
+            for key, value in settings.items()
+        ]
+        for start in range(0, len(params), _MLFLOW_PARAMS):
+            self._client.log_batch(self.id, params=params[start : start + _MLFLOW_PARAMS])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        metrics = [
+            self._entities.Metric(_NOT_IN_MLFLOW.sub("_", name), value, now, step)
+            for name, value in values.items()
+        ]
+        self._client.log_batch(self.id, metrics=metrics)
+
+    def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        columns = {name: [rollout[name] for rollout in rollouts] for name in rollouts[0]}
+        self._client.log_table(self.id, columns, f"rollouts/step-{step:06d}.json")
+
+    def end(self, reason: str, is_good: bool) -> None:
+        self._client.set_tag(self.id, "ended", reason)
+        self._client.set_terminated(self.id, "FINISHED" if is_good else "FAILED")
+
+
+_MLFLOW_LONGEST, _MLFLOW_PARAMS = 500, 100
+"""Characters of a parameter; parameters of one call."""
+_NOT_IN_MLFLOW = re.compile(r"[^\w\-. /]", re.ASCII)
+"""What a metric's name may not have there."""
+
+TRACKERS: Mapping[str, Callable[[Place], Tracker]] = {
+    "wandb": WandB,
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "mlflow": MLflow,
+}
+
+
+_MODULES = {"tensorboard": "torch.utils.tensorboard"}
+
+
+def check_trackers(log: LogConfig) -> None:
+    """Raise UserError where a tracker cannot be used: before anything dear has begun.
+
+    Raises MissingExtra for a library that is not installed.
+    """
+    for name in log.to:
+        found = PathFinder.find_spec(name)
+        if found is None or found.origin is None:  # a folder of this name that W&B made is none
+            raise MissingExtra.of(name, name, f'log.to = ["{name}"]')
+        try:  # here, since no thread should import what others may be looking for
+            importlib.import_module(_MODULES.get(name, name))
+        except Exception as error:  # of the tracker
+            raise UserError(f"log.to: {name} cannot be imported ({cause(error)})") from error
+    if "wandb" in log.to and not log.offline and os.environ.get("WANDB_MODE", "online") == "online":
+        try:
+            importlib.import_module("wandb").login(verify=False)
+        except Exception as error:  # of W&B: no key, and nobody to ask for one
+            remedy = "run: wandb login, or set log.offline = true"
+            raise UserError(f"log.to: W&B has no API key ({cause(error)}); {remedy}") from error
+
+
+def report_to_trackers(run: Run) -> None:
+    """Let every tracker of ``log.to`` listen to a run, and go on with what it has of it."""
+    events = read_events(run.folder / "events.jsonl")
+    known = {row.get("tracker"): row.get("id") for row in events if row["kind"] == OPENED}
+    for name in dict.fromkeys(run.config.log.to):
+        run.listen(Reporter(name, run, known.get(name)))
+
+
+class Reporter:
+    """The listener of one tracker, which is opened by the first thing to report."""
+
+    close_seconds = 60.0
+
+    def __init__(self, name: str, run: Run, known: str | None) -> None:
+        self.__name__ = name
+        self._run = run
+        self._place = Place(run.folder, run.config, known, run.step)
+        self._tracker: Tracker | None = None
+
+    def __call__(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Report a row of the run; see `assay.run.listeners.Listener`."""
+        if self._tracker is None:
+            self._tracker = self._open()
+        if kind == "metrics":
+            self._tracker.log(row["step"], numbers_of(row))
+        elif kind == "evaluations":
+            self._tracker.log(row["step"], evaluation_numbers(row))
+        elif kind == "rollouts" and self._is_shown(row["step"]):
+            count = self._place.log.samples
+            self._tracker.show(row["step"], choose(row["groups"], row["verdicts"], count))
+        elif kind == "events" and row["kind"] == "ended":
+            self._tracker.end(str(row["reason"]), row["reason"] in GOOD_ENDS)
+
+    def _open(self) -> Tracker:
+        name, known = self.__name__, self._place.known
+        tracker = TRACKERS[name](self._place)
+        if tracker.id != known:
+            self._run.event(OPENED, tracker=name, id=tracker.id, where=tracker.where)
+        self._run.note(f"{name}: {tracker.where}")
+        return tracker
+
+    def _is_shown(self, step: int) -> bool:
+        log = self._place.log
+        return log.samples > 0 and (step == 1 or step % log.samples_every == 0)
+
+
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures of a row of metrics: finite numbers, without the step itself."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures of an evaluation, under its kind: ``eval/greedy/pass_at_1``."""
+    kind = kind_of(row).replace(" ", "_")
+    return {
+        name.replace("eval/", f"eval/{kind}/"): value for name, value in numbers_of(row).items()
+    }
+
+
+def choose(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], count: int
+) -> list[dict[str, Any]]:
+    """Return so many rollouts of a step, evenly from the lowest reward to the highest.
+
+    Those that were not judged stand first.
+    """
+    rollouts = [
+        {
+            "problem": group.problem.id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "status": verdict.status,
+            "reward": verdict.reward,
+            "extracted": verdict.extracted,
+            "reason": verdict.reason,
+            "tokens": len(completion.tokens),
+        }
+        for group, judged in zip(groups, verdicts, strict=True)
+        for completion, verdict in zip(group.completions, judged, strict=True)
+    ]
+    rollouts.sort(key=lambda one: -math.inf if one["reward"] is None else one["reward"])
+    count = min(count, len(rollouts))
+    last = max(1, count - 1)
+    return [rollouts[n * (len(rollouts) - 1) // last] for n in range(count)]
+
+
+def _as_code(text: str) -> str:
+    """Return text as a Markdown block that shows it as it is."""
+    return "".join(f"    {line}\n" for line in escaped(text).split("\n"))

@@ -1,0 +1,40 @@
+"""How far a run came and how it ended, from its journals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError
+from assay.host.files import config_of
+from assay.host.records import read_events, read_step_rows
+
+
+def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a run ended; None where it still runs, or was killed."""
+    for event in reversed(events):
+        if event.get("kind") == "ended":
+            return str(event.get("reason"))
+        if event.get("kind") == "rolled_back":
+            return f"rolled back to step {event.get('step')} by {event.get('who')}"
+        if event.get("kind") in ("created", "resumed"):
+            return None
+    return None
+
+
+def how_far(num_steps: int, ended: str | None) -> str:
+    """Return how far a run came and how it ended, in words that follow its name."""
+    after = f"after {num_steps} steps"
+    return f"runs, or was killed, {after}" if ended is None else f"ended {after}: {ended}"
+
+
+def state_of(folder: Path) -> str:
+    """Return the state of the run in a folder, in words; also where it holds none."""
+    try:
+        config_of(folder)
+        rows = read_step_rows(folder / "metrics.jsonl")
+        events = read_events(folder / "events.jsonl")
+    except AssayError:
+        return "what is no run that can be read"
+    return f"a run that {how_far(int(rows[-1]['step']) if rows else 0, why_ended(events))}"

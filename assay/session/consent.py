@@ -1,0 +1,124 @@
+"""What a run from elsewhere may not do by being opened (docs/security.md).
+
+A run's configuration names Python code, and can give other powers away. A command that reads them
+asks for consent, unless the run is the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from assay import config as configuration
+from assay.config import STAGES, TrainConfig
+from assay.config.preference import FILE_PREFIX, RUN_PREFIX
+from assay.data.sources import python_name
+from assay.errors import RunError, message
+from assay.host.files import config_of
+from assay.run.signature import why_not_own
+from assay.verify.expression import is_allowed, parse_expression
+
+TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code", "tools")
+"""What a command that samples from a run's model takes from its configuration and could do harm."""
+TO_JUDGE = ("data.train", "data.verifier", "verification")
+"""The same of a command that judges a run's completions again."""
+RULES_UNSET = ("data.verifier=", "data.verifier_by_tag=")
+"""Overrides of a run's configuration where a verifier is given in place of its own."""
+
+_POWERS = {
+    "judge": ("url", "judges", "api_key_env", "replies"),
+    "remote": ("url", "token_env"),
+    "code": ("unsafe_no_sandbox",),
+}
+"""Options that send text and a key somewhere, write a file, or take the sandbox away."""
+
+
+def open_config(
+    run: Path,
+    used: Sequence[str] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+) -> TrainConfig:
+    """Return a run's configuration; raises RunError where it needs consent that it lacks.
+
+    used: the keys and sections that the command reads; None: all. overrides: the user's own values,
+    which the command reads in their place. allow: Python code that may be imported.
+    """
+    path = config_of(run)
+    config = configuration.load(path)
+    given = [override.partition("=")[0].strip() for override in overrides]
+
+    def counts(key: str) -> bool:
+        return (used is None or _covers(used, key)) and not _covers(given, key)
+
+    for section in (config.model, config.teacher):
+        key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
+        if section is not None and section.trust_remote_code and counts(key):
+            remedy = f"read the model's code, then add --set {key}=true"
+            accepted = "false: a run never brings it"
+            raise RunError(message(f"{path} {key}", "true", accepted, remedy))
+    found = [
+        f"{key} = {name}" if name else key
+        for key, name in powers_of(config)
+        if counts(key) and not is_allowed(name, allow)
+    ]
+    if found and not trust_run and (why := why_not_own(path)):
+        remedy = "read what it names, then add --trust-run (in Python: trust_run=True)"
+        accepted = f"nothing that can do harm, because {why}"
+        raise RunError(message(str(path), ", ".join(dict.fromkeys(found)), accepted, remedy))
+    return config
+
+
+def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield each key by which a configuration can do harm, with its Python name or ""."""
+    for key, source in _sources(config):
+        name = python_name(source)
+        # What ships with Assay and is not declared as a source is refused when it is opened.
+        if name and not name.startswith("assay."):
+            yield key, name
+    for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
+        for term in parse_expression(expression):
+            yield from (("data.verifier", name) for name in term.names if ":" in name)
+    rows = {"algorithm.name": config.algorithm.name}
+    if config.preference is not None:
+        rows["preference.method"] = config.preference.method
+    yield from ((key, name) for key, name in rows.items() if ":" in name)
+    yield from (("guard.rules", rule) for rule in config.guard.rules)
+    yield from (("tools.names", name) for name in config.tools.names if ":" in name)
+    if config.tools.environment is not None:
+        yield "tools.environment", config.tools.environment
+    if config.tools.unsafe_no_sandbox:
+        yield "tools.unsafe_no_sandbox", ""
+    yield from (("verification.allow", name) for name in config.verification.allow)
+    if config.scale.num_actors and config.scale.address is not None:  # machines that get our code
+        yield "scale.address", ""
+    if config.teacher is not None and config.teacher.url is not None:  # text goes out, with a key
+        yield "teacher.url", ""
+    if config.distill is not None and config.distill.keep is not None:  # a folder to write to
+        yield "distill.keep", ""
+    if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key
+        yield "log.to", ""
+    for verifier, powers in _POWERS.items():
+        options = config.verification.options.get(verifier, {})
+        yield from (
+            (f"verification.options.{verifier}.{one}", "") for one in powers if one in options
+        )
+
+
+def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of every source that a configuration opens."""
+    own, rows = STAGES[config.stage]
+    keys = [("data", "train"), ("data", "heldout"), (own, rows), (own, "heldout")]
+    keys += [("tools", "corpus")]
+    for section, key in dict.fromkeys(keys):
+        for source in getattr(getattr(config, section), key, ()):
+            if section != "preference":
+                yield f"{section}.{key}", source
+            elif not source.startswith(RUN_PREFIX):
+                yield f"{section}.{key}", source.removeprefix(FILE_PREFIX)
+
+
+def _covers(keys: Sequence[str], key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in keys)

@@ -1,0 +1,348 @@
+"""How good a policy is on problems: pass@1 with its standard error, pass@k and majority@k."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.generate.base import Generator
+from assay.generate.race import Race
+from assay.run.evaluations import by_think_mode, without_problems
+from assay.run.intervals import share_interval, share_words, stderr_of
+from assay.session.voting import candidates
+from assay.types import Group, Problem, Verdict
+
+MAX_PROBLEMS_AT_ONCE = 512
+
+
+class Judging(Protocol):
+    """Groups that are judged from the moment they are handed over."""
+
+    def add(self, group: Group) -> None:
+        """Begin to judge a group; do not wait for its verdicts."""
+        ...
+
+    def verdicts(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over, once all are there."""
+        ...
+
+
+class Judge(Protocol):
+    """What judges groups."""
+
+    def judging(self) -> AbstractContextManager[Judging]:
+        """Judge groups as they come; what is under way at the context's end is given up."""
+        ...
+
+
+def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+    """Return the verdicts of groups that are all there, in their order."""
+    with verifiers.judging() as judging:
+        for group in groups:
+            judging.add(group)
+        return judging.verdicts(groups)
+
+
+def sample_and_judge(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    group_size: int,
+    first_sibling: int = 0,
+    race: Race | None = None,
+) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
+    """Return a group of each problem with verdicts; judges some while others are sampled.
+
+    race: return the groups that it wants.
+    """
+    rest = (sampling, group_size, first_sibling)
+    with verifiers.judging() as judging:
+        if race is None:
+            groups = generator.generate(problems, *rest, judging.add)
+        else:
+            groups = race.first(generator.generate(problems, *rest, judging.add, race=race))
+        return groups, judging.verdicts(groups)
+
+
+def compares_siblings(verifiers: Judge, problem: Problem) -> bool:
+    """Whether what verifiers say of a completion may depend on the others of its group."""
+    ask = getattr(verifiers, "compares_siblings", None)
+    return bool(ask is not None and ask(problem))
+
+
+def same_answers(
+    verifiers: Judge,
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Verdict]],
+    weights: Sequence[Sequence[float]] | None = None,
+) -> Sequence[Mapping[str, str]]:
+    """Return the `candidates` of each group; all mappings are empty where a judge does not compare
+    answers."""
+    compares = getattr(verifiers, "compares", None)
+    if compares is None:
+        return [{}] * len(groups)
+    return candidates(partial(judge_groups, verifiers), compares, groups, verdicts, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Rates in 0..1 over problems; completions that were not judged are left out and counted.
+
+    A rate is not a number (None in a row) where nothing was judged: that is not a 0.
+
+    pass_at_1: for each problem the share of its completions that passed; the mean over problems.
+    stderr: its standard error over problems; None of a single problem. ``interval`` says more of
+    few problems, and where all are right or all wrong. pass_at: for each k an estimate without
+    bias, over the same ``pass_at_problems`` problems: those with enough judged completions for the
+    largest k, which half of all problems have. majority: share of problems whose most frequent
+    answer is right (a tie counts in part). Answers that the verifier takes for equal are one, as
+    1/2 and 0.5. If it compares no answers, extracted texts vote. None with a single sample, and
+    where no answer was extracted. by_problem: the share of each problem, by its id.
+    by_think: pass_at_1, stderr, num_problems and mean_tokens of each think mode, where the prompts
+    have several. by_source: the same of each source, and in it of each mode, with its by_problem.
+    """
+
+    num_problems: int
+    num_completions: int
+    num_not_judged: int
+    pass_at_1: float
+    stderr: float | None
+    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
+    pass_at_problems: int = 0
+    majority: float | None = None
+    by_tag: Mapping[str, float] = field(default_factory=dict[str, float])
+    truncated: float = 0.0
+    mean_tokens: float = 0.0
+    temperature: float = 0.0
+    seconds: float = 0.0
+    by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
+    by_think: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values under the names of metrics."""
+        row = {f"eval/{key}": value for key, value in asdict(self).items() if key != "pass_at"}
+        row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
+        return {key: None if value != value else value for key, value in row.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: those of `as_row` without prefix and single problems."""
+        row = without_problems(self.as_row())
+        row = {key.removeprefix("eval/"): value for key, value in row.items()}
+        return {**row, "interval": self.interval}
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of pass_at_1 (Wilson's); None where nothing was judged."""
+        known = self.num_problems > 0
+        return share_interval(self.pass_at_1, self.num_problems, self.stderr) if known else None
+
+    def __str__(self) -> str:
+        if not self.num_problems:
+            return f"nothing was judged: {self.num_not_judged} of {self.num_completions} not judged"
+        parts = [f"pass@1 {self.pass_at_1:.3f}{share_words(self.as_row(), '.3f')}"]
+        few = self.pass_at_problems < self.num_problems
+        of = f" (of {self.pass_at_problems} problems)" if few else ""
+        parts += [f"pass@{k} {rate:.3f}{of}" for k, rate in self.pass_at.items() if k > 1]
+        if self.majority is not None:
+            parts.append(f"majority {self.majority:.3f}")
+        sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        noun = "problem" if self.num_problems == 1 else "problems"
+        parts.append(f"{self.num_problems} {noun}, {sampling}")
+        for mode, own in by_think_mode(self.as_row()).items():
+            rate = own["eval/pass_at_1"]
+            words = "not judged" if rate is None else f"{rate:.3f}{share_words(own, '.3f')}"
+            parts.append(f"think {mode} {words}")
+        if self.truncated:
+            parts.append(f"{self.truncated:.0%} cut at the limit")
+        if self.num_not_judged:
+            parts.append(f"{self.num_not_judged} not judged")
+        return ", ".join(parts)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def evaluate(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    num_samples: int = 1,
+    sink: Callable[[Group, Sequence[Verdict]], None] | None = None,
+) -> Evaluation:
+    """Sample ``num_samples`` completions of every problem and judge them.
+
+    sink: is given each group with its verdicts. Problems go through in parts, so that any number
+    of them fits in memory.
+    """
+    started = time.perf_counter()
+    tally = _Tally(num_samples)
+    for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
+        last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
+        part = [problems[n] for n in range(first, last)]
+        groups, verdicts = sample_and_judge(generator, verifiers, part, sampling, num_samples)
+        same = same_answers(verifiers, groups, verdicts) if num_samples > 1 else None
+        tally.add(groups, verdicts, same)
+        if sink is not None:
+            for group, group_verdicts in zip(groups, verdicts, strict=True):
+                sink(group, group_verdicts)
+    generator.sleep()
+    return tally.result(sampling.temperature, time.perf_counter() - started)
+
+
+def summarize(
+    groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
+) -> Evaluation:
+    """Return the rates of judged groups; the majority is that of the extracted texts."""
+    groups = list(groups)
+    tally = _Tally(max((len(group.completions) for group in groups), default=1))
+    tally.add(groups, verdicts)
+    return tally.result(temperature, 0.0)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    if k > num_samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None = None) -> float:
+    """Return the chance that the most frequent extracted answer is right, ties broken at random.
+
+    same: to each answer the one that it is equal to (`candidates`); others are compared as text.
+    Completions from which no answer was extracted have no vote.
+    """
+    names = same or {}
+    said = [(names.get(v.extracted, v.extracted), v) for v in verdicts if v.extracted is not None]
+    votes = Counter(name for name, _ in said)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    leaders = {name for name, count in votes.items() if count == most}
+    right = {name for name, one in said if one.correct and name in leaders}
+    return len(right) / len(leaders)
+
+
+class _Tally:
+    def __init__(self, num_samples: int) -> None:
+        self.ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < num_samples] + [num_samples]
+        self.num_samples = num_samples
+        self.by_problem: dict[str, float] = {}
+        self.counts: list[tuple[int, int]] = []  # judged and right, of each problem
+        self.majorities: list[float] = []
+        self.has_votes = False
+        self.by_tag: dict[str, list[float]] = defaultdict(list)
+        self.parts: dict[tuple[str, str], _Part] = defaultdict(_Part)  # by source and think mode
+        self.lengths: list[int] = []
+        self.num_truncated = 0
+        self.num_not_judged = 0
+
+    def add(
+        self,
+        groups: Iterable[Group],
+        verdicts: Iterable[Sequence[Verdict]],
+        same: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        for n, (group, group_verdicts) in enumerate(zip(groups, verdicts, strict=True)):
+            lengths = [len(completion.tokens) for completion in group.completions]
+            self.lengths += lengths
+            self._part_of(group).lengths += lengths
+            self.num_truncated += sum(completion.truncated for completion in group.completions)
+            judged = [verdict for verdict in group_verdicts if verdict.judged]
+            self.num_not_judged += len(group_verdicts) - len(judged)
+            if judged:
+                self._add_problem(group, judged, same[n] if same else {})
+
+    def _add_problem(
+        self, group: Group, judged: Sequence[Verdict], same: Mapping[str, str]
+    ) -> None:
+        problem = group.problem
+        num_correct = sum(verdict.correct for verdict in judged)
+        share = num_correct / len(judged)
+        self.by_problem[problem.id] = share
+        self.counts.append((len(judged), num_correct))
+        self._part_of(group).shares[problem.id] = share
+        for tag in problem.tags:
+            self.by_tag[tag].append(share)
+        if self.num_samples > 1:
+            self.majorities.append(majority_correct(judged, same))
+            self.has_votes |= any(verdict.extracted is not None for verdict in judged)
+
+    def _part_of(self, group: Group) -> _Part:
+        source = group.problem.source.rpartition(":")[0]
+        return self.parts[source, group.prompt.think.mode]
+
+    def _pass_at(self) -> tuple[dict[int, float], int]:
+        """Return each pass@k, and the number of problems with enough judged for the largest k."""
+        judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
+        ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
+        whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]
+        return {k: _mean([pass_at_k(*each, k) for each in whole]) for k in ks}, len(whole)
+
+    def result(self, temperature: float, seconds: float) -> Evaluation:
+        shares = [right / judged for judged, right in self.counts]
+        pass_at, pass_at_problems = self._pass_at()
+        return Evaluation(
+            num_problems=len(shares),
+            num_completions=len(self.lengths),
+            num_not_judged=self.num_not_judged,
+            pass_at_1=_mean(shares),
+            stderr=stderr_of(shares),
+            pass_at=pass_at,
+            pass_at_problems=pass_at_problems,
+            majority=_mean(self.majorities) if self.has_votes else None,
+            by_tag={tag: _mean(shares) for tag, shares in sorted(self.by_tag.items())},
+            truncated=self.num_truncated / max(1, len(self.lengths)),
+            mean_tokens=_mean(self.lengths),
+            temperature=temperature,
+            seconds=seconds,
+            by_problem=self.by_problem,
+            by_think=self._by_think(),
+            by_source=self._by_source() if len(self.parts) > 1 else {},
+        )
+
+    def _by_think(self) -> dict[str, dict[str, Any]]:
+        modes = sorted({mode for _, mode in self.parts})
+        of_mode = {
+            mode: [part for (_, own), part in self.parts.items() if own == mode] for mode in modes
+        }
+        return {mode: _rates(of_mode[mode]) for mode in modes} if len(modes) > 1 else {}
+
+    def _by_source(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = defaultdict(dict)
+        for (source, mode), part in self.parts.items():
+            found[source][mode] = {**_rates([part]), "by_problem": part.shares}
+        return dict(found)
+
+
+@dataclass
+class _Part:
+    """The problems of one source in one think mode: the share of each, and all lengths."""
+
+    shares: dict[str, float] = field(default_factory=dict[str, float])
+    lengths: list[int] = field(default_factory=list[int])
+
+
+def _rates(parts: Sequence[_Part]) -> dict[str, Any]:
+    shares = [share for part in parts for share in part.shares.values()]
+    return {
+        "pass_at_1": _mean(shares) if shares else None,
+        "stderr": stderr_of(shares),
+        "num_problems": len(shares),
+        "mean_tokens": _mean([length for part in parts for length in part.lengths]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

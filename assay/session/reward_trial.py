@@ -1,0 +1,191 @@
+"""Try rewards of users on the rows of a run, before a model is loaded.
+
+What a built-in verifier reads is declared, and checked as rows are loaded. What a function reads is
+not, so it is called: on each row, with the row's own answer as the completion. Built-in verifiers
+are not called here: a judge costs money, and a program time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from assay.config import DataConfig
+from assay.errors import DataError
+from assay.host.fields import listed
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
+from assay.verify.base import Part
+from assay.verify.service import VerifierService
+from assay.verify.serving.calling import NO_KEY
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.job import Job
+
+MOST_ROWS = 10_000
+SPREAD = 64  # rows from all over a set that go first, where time may not be enough for all
+WINDOW = 256  # calls that are under way
+MOST_SUSPECTS = 16
+PROOFS = 4  # answers that were judged on other rows: a row that fails with each is at fault
+PLAIN = "42"
+"""The completion of a row that has no answer."""
+
+
+class Asked(NamedTuple):
+    """A reward, and the row and the answer that it is asked about. first: as the correctness."""
+
+    row: int
+    reward: Configured
+    first: bool
+    text: str
+
+
+@dataclass
+class Found:
+    """What is known of one reward.
+
+    worked: answers of rows on which it worked. failed: calls, and why. certain: why, by row, of
+    rows on which it fails whatever the completion.
+    """
+
+    scores: list[float] = field(default_factory=list[float])
+    worked: list[str] = field(default_factory=list[str])
+    failed: list[tuple[Asked, str]] = field(default_factory=list[tuple[Asked, str]])
+    certain: dict[int, str] = field(default_factory=dict[int, str])
+
+    def take(self, call: Asked, part: Part) -> None:
+        """Note one result."""
+        if part.value is not None:
+            self.scores.append(part.correctness or 0.0)
+            if len(self.worked) < PROOFS and call.text not in self.worked:
+                self.worked.append(call.text)
+        elif part.reason == "error":
+            self.failed.append((call, part.detail))
+            if NO_KEY in part.detail:
+                self.certain[call.row] = part.detail
+
+    def line(self, name: str, rows: Sequence[Problem], what: str, stop: bool) -> str:
+        """Return what is to be said; raises DataError for a bad row, if the command is to stop."""
+        tried = len(self.scores) + len(self.failed)
+        if self.certain:
+            row, why = min(self.certain.items())
+            more = len(self.certain) - 1
+            others = f" (and {more} more of the {tried} that were tried)" if more else ""
+            line = f"{rows[row].place}: {name} cannot judge this row{others}: {why}"
+            if stop:
+                raise DataError(f"{line}; mend the row or the reward")
+            return f"warning: {line}; its completions will not be judged"
+        if not self.scores:
+            given = "with the row's answer as the completion (a text, no tokens)"
+            why = self.failed[0][1]
+            return f"warning: {name} failed on each of {tried} {what}, {given}: {why}"
+        earned = f"their own answers earn {sum(self.scores) / len(self.scores):.2f}"
+        failed = f"; {len(self.failed)} could not be judged" if self.failed else ""
+        return f"{name}: tried on {tried} {what}; {earned}{failed}"
+
+
+def try_rewards(
+    rows: Sequence[Problem], what: str, verifiers: VerifierService, data: DataConfig, seconds: float
+) -> list[str]:
+    """Call the users' functions among the verifiers on the rows; return a line about each.
+
+    what: the word for the rows. Stops after `MOST_ROWS` rows, or after so many seconds. Raises
+    DataError for a row on which one cannot work: it asks for a key that the row does not have, or
+    it fails on this row with answers that it judged on other rows. Where bad rows are skipped, such
+    a row is told of and kept: how many rows are tried depends on the machine, and what a run learns
+    from must not.
+    """
+    trial = _Trial(rows, verifiers, data)
+    timer = threading.Timer(seconds, trial.over.set)
+    timer.daemon = True
+    found: dict[str, Found] = {}
+    timer.start()
+    try:
+        for call, part in trial.ask(trial.own_answers()):
+            found.setdefault(call.reward.name, Found()).take(call, part)
+        for one in found.values():
+            one.certain |= trial.prove(one)
+    finally:
+        timer.cancel()
+        verifiers.take_metrics()  # they are none of the first step
+    stop = data.on_bad_row == "stop"
+    said = [(name, one) for name, one in found.items() if one.scores or one.failed]
+    return [one.line(name, rows, what, stop) for name, one in said]
+
+
+class _Trial:
+    """The calls of a trial. over: set when its time is up."""
+
+    def __init__(
+        self, rows: Sequence[Problem], verifiers: VerifierService, data: DataConfig
+    ) -> None:
+        self.rows, self.verifiers, self.data = rows, verifiers, data
+        self.over = threading.Event()
+
+    def own_answers(self) -> Iterator[Asked]:
+        """Yield calls with each row's answer, first of rows from all over the set."""
+        every = range(0, len(self.rows), -(-len(self.rows) // MOST_ROWS) or 1)
+        first = every[:: max(1, len(every) // SPREAD)]
+        for row in dict.fromkeys([*first, *every]):
+            problem = self.rows[row]
+            for reward, is_first in self.verifiers.functions(problem):
+                yield Asked(row, reward, is_first, answer_of(problem))
+
+    def prove(self, found: Found) -> dict[int, str]:
+        """Return why, of failed rows that fail with each answer that was judged on other rows."""
+        suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
+        failures: Counter[int] = Counter()
+        calls = (call._replace(text=text) for call, _ in suspects for text in found.worked)
+        for call, part in self.ask(calls):
+            failures[call.row] += part.reason == "error"
+        num = len(found.worked)
+        return {call.row: why for call, why in suspects if num and failures[call.row] == num}
+
+    def ask(self, wanted: Iterable[Asked]) -> Iterator[tuple[Asked, Part]]:
+        """Yield what rewards say, until the time is up."""
+        waiting: deque[tuple[Asked, Job]] = deque()
+        try:
+            for call in wanted:
+                waiting.append((call, self._submit(call)))
+                if len(waiting) >= WINDOW:
+                    yield self._finish(waiting)
+            while waiting:
+                yield self._finish(waiting)
+        except InterruptedError:  # the time is up
+            return
+        finally:
+            self.verifiers.engine.cancel(job for _, job in waiting)
+
+    def _submit(self, call: Asked) -> Job:
+        if self.over.is_set():
+            raise InterruptedError
+        problem, data = replace(self.rows[call.row], verifier=call.reward.name), self.data
+        think = ThinkFormat(problem.think or data.think, data.think_open, data.think_close)
+        completion = Completion.from_text(said_in(think, call.text), problem.id, think)
+        siblings = (completion,) * (2 if call.reward.whole else 1)
+        prompt = Prompt(problem.question, completion.tokens, think)
+        return self.verifiers.submit(Group(problem, prompt, siblings))
+
+    def _finish(self, waiting: deque[tuple[Asked, Job]]) -> tuple[Asked, Part]:
+        call, job = waiting[0]
+        self.verifiers.engine.wait(job, self.over)
+        waiting.popleft()
+        part, verdict = job.firsts[0], job.verdicts()[0]
+        if call.first and part.value is not None and not verdict.judged:  # no correctness
+            part = Part.not_judged("error", verdict.detail)
+        return call, part
+
+
+def answer_of(problem: Problem) -> str:
+    """Return the row's answer as a completion, or the first text of its other keys."""
+    spec = problem.spec
+    values = [spec.get("answer"), *spec.values()]
+    texts = [each for value in values for each in list(listed(value))[:1]]
+    return next((str(one) for one in texts if isinstance(one, str | int | float)), PLAIN)
+
+
+def said_in(think: ThinkFormat, answer: str) -> str:
+    """Return a completion that ends in an answer, with reasoning where the prompt asks for it."""
+    opened = {"free": think.open_tag, "opened": ""}.get(think.mode)
+    return answer if opened is None else f"{opened}So it is.{think.close_tag}{answer}"

@@ -1,0 +1,347 @@
+"""A stage of training: what it is run from, its run's directory, and the loop over its steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.curriculum import Curriculum
+from assay.errors import VerifierError
+from assay.generate.engine import EngineStats
+from assay.host.startup import doing
+from assay.host.terminal import warn
+from assay.learn.spans import AnyTeacher
+from assay.model.probe import LayoutChoice
+from assay.plan.configured import facts_of_config
+from assay.plan.record import run_decision
+from assay.plan.step_seconds import GivenWork
+from assay.plan.table import LIMITS, reason_of
+from assay.report.report import write_report
+from assay.report.trackers import report_to_trackers
+from assay.run.directory import Run
+from assay.run.environment import read_environment
+from assay.run.evaluation_log import record_answers
+from assay.run.evaluations import kind_of
+from assay.run.guard import Guard
+from assay.run.startup import end_startup
+from assay.session.assemble import Bench, Problems, open_curriculum, rate_words
+from assay.session.evaluate import evaluate
+from assay.session.step_log import RunGenerator, RunVerifiers
+from assay.types import Group, Problem, Verdict
+from assay.verify.base import resolve
+from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
+from assay.verify.service import VerifierService
+
+SELF_TEST_ROWS = 12
+_TESTED: dict[str, list[SelfTest]] = {}
+"""What this process has found of built-in verifiers, by their code, options and the rows asked."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage is run from.
+
+    config_path: the file of the configuration, where there is one. resume: the directory of a run
+    to go on with; None: a new one. overrides: the user's changes of its configuration. replay: take
+    again the steps that the rollout log of ``resume`` holds, and tell nobody: verifiers that have
+    changed are not asked, nothing is reported.
+    """
+
+    config: TrainConfig
+    config_path: Path | None = None
+    resume: Path | None = None
+    overrides: Sequence[str] = ()
+    accept_changed_verifiers: bool = False
+    quiet: bool = False
+    replay: bool = False
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What a stage would do: its first problem, a line a finding, and what it needs memory for.
+
+    teacher: who is asked beside the policy; None: nobody. asked: where it is asked once, before
+    the first step, how many tokens it is asked about, part by part. lean: what the probe found of
+    the lean way through the layers. work: where it learns from given rows.
+    """
+
+    problem: Problem
+    notes: Sequence[str]
+    has_reference: bool = False
+    has_critic: bool = False
+    teacher: AnyTeacher | None = None
+    asked: Sequence[int] = ()
+    lean: bool = True
+    work: GivenWork | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a kind of stage can do.
+
+    read: open its rows, and check them, before a model is loaded. look: say what a run would do,
+    with a model and those rows. run: do it; returns the run's folder, raises RunStopped by a guard.
+    """
+
+    read: Callable[[TrainConfig, VerifierService], Any]
+    look: Callable[[TrainConfig, Bench, Any], FirstLook]
+    run: Callable[[Stage], Path]
+
+
+def open_run(
+    stage: Stage, num_steps: int, model: Any, stack: ExitStack, bench: Bench | None = None
+) -> Run:
+    """Create the run's directory, or open one to go on with; the report is written as it closes.
+
+    bench: what samples and judges; None for a stage that does neither.
+    """
+    end_startup()
+    verifiers = None
+    if bench is not None and not stage.replay:
+        used = verifiers_of(stage.resume) if stage.resume is not None else ()
+        verifiers = bench.verifiers.describe(filter(bench.verifiers.allows, used))
+    if stage.resume is not None:
+        run = Run.resume(
+            stage.resume,
+            overrides=stage.overrides,
+            verifiers=verifiers,
+            accept_changed_verifiers=stage.accept_changed_verifiers,
+            num_steps=num_steps,
+            quiet=stage.quiet,
+        )
+    else:
+        rate = rate_words(stage.config, model)
+        run = Run.create(
+            bench.config if bench is not None else stage.config,
+            config_path=stage.config_path,
+            verifiers=verifiers,
+            num_steps=num_steps,
+            decision=run_decision(stage.config, stage.config_path, rate),
+            quiet=stage.quiet,
+        )
+    if bench is not None:
+        bench.sampler.watch = partial(_watch_sampling, run)
+        bench.verifiers.listen(run.event)
+        if bench.actors is not None:
+            bench.actors.on_event = run.event
+    if not stage.replay:
+        stack.callback(report_if_possible, run.folder)
+        report_to_trackers(run)
+    return stack.enter_context(run)
+
+
+def _watch_sampling(run: Run, call: EngineStats) -> None:
+    """Show how far the generator is; end the step where a stop is asked for."""
+    run.clock.check()
+    run.progress.sampling(call)
+
+
+def attach_sampling(
+    run: Run,
+    bench: Bench,
+    problems: Problems,
+    learner: Any,
+    layout: LayoutChoice,
+    tested: Sequence[SelfTest],
+    stack: ExitStack,
+    *,
+    judge: Any = None,
+    **parts: Any,
+) -> tuple[Curriculum, RunGenerator, RunVerifiers]:
+    """Give a run that samples its parts, restore them on resume, and hand on the policy.
+
+    tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts:
+    further ones, for checkpoints.
+    """
+    curriculum = open_curriculum(problems.train, run.config)
+    run.add_metrics(bench.verifiers.take_metrics)
+    run.add_metrics(curriculum.metrics)
+    run.attach(model=learner, curriculum=curriculum, **parts)
+    keep_judges(run, bench.verifiers, stack, always=judge is not None)
+    learner.clock = run.clock
+    for note in (*problems.notes, layout.reason):
+        run.note(note)
+    run.event(
+        "assembled",
+        layout=asdict(layout),
+        slots=run.config.engine.slots,
+        threads=bench.config.engine.threads,
+    )
+    run.event("self_test", verifiers=[one.as_dict() for one in tested])
+    for warning in bench.verifiers.warnings():
+        run.note(f"warning: {warning}")
+    with run.clock.working("load_policy"):
+        bench.sampler.load_policy(learner.weights())
+    judge = judge or bench.verifiers
+    verifiers = RunVerifiers(judge, run, judge.describe)
+    return curriculum, RunGenerator(bench.sampler, run), verifiers
+
+
+def report_if_possible(folder: Path) -> None:
+    """Write the report; a run that is over is not failed by a page that cannot be written."""
+    try:
+        write_report(folder)
+    except OSError as error:
+        warn(f"{folder}: no report ({error}); see assay report")
+
+
+def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
+    """Yield the number of each step to take, until the run is done or must stop.
+
+    Evaluates before the first, when it is due, and after the last; then the guard is asked, as it
+    is after a step. A run that was killed between a step and the guard's word on it has that first.
+    """
+    assert run.num_steps is not None
+
+    def evaluate_and_ask() -> None:
+        evaluate_now()
+        if run.step:
+            guard.check(run)
+
+    if run.step:
+        guard.check(run)
+    if run.step >= run.num_steps:
+        run.note(
+            f"all {run.step} steps are done; to extend the run:"
+            f" assay train --resume {run.folder} --set {_longer(run)}"
+        )
+    if evaluation_due(run, run.step):  # later than step 0 where the run was killed just before it
+        evaluate_and_ask()
+    run.begin_step()
+    while run.step < run.num_steps and run.stop_reason is None:
+        run.hold_state()
+        yield run.step
+        if run.step == 1:
+            warn_of_cold_start(run)
+        if evaluation_due(run, run.step):
+            evaluate_and_ask()
+
+
+def _longer(run: Run) -> str:
+    """Return the override that makes a run longer."""
+    stage = run.config.stage
+    if stage == "rl":
+        return f"rl.steps={2 * run.step}"
+    return f"{stage}.{'epochs' if run.config.drawing is None else 'steps'}=N"
+
+
+def evaluation_due(run: Run, step: int) -> bool:
+    """Whether held-out data are to be evaluated after ``step`` steps."""
+    every = run.config.evaluation.every
+    if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
+        return True
+    return every is not None and step % every == 0
+
+
+def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
+    """Evaluate at every configured temperature, unless this step's evaluation is there already."""
+    done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
+    for temperature in run.config.evaluation.temperatures if heldout else ():
+        if temperature not in done and run.stop_reason != "interrupted":
+            _evaluate_at(run, bench, heldout, temperature)
+
+
+def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature: float) -> None:
+    settings = run.config.evaluation
+    sampling = run.config.sampling.model_copy(update={"temperature": temperature})
+    kind, many = kind_of({"eval/temperature": temperature}), settings.num_samples
+    judged: list[tuple[Group, Sequence[Verdict]]] = []
+
+    def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
+        if settings.keep_completions:
+            judged.append((group, verdicts))
+
+    shown = run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many)
+    with run.clock.working("evaluate"), shown:
+        result = evaluate(bench.sampler, bench.verifiers, heldout, sampling, many, keep)
+    if judged:
+        record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
+    run.record_evaluation(result.as_row())
+
+
+@doing("testing the verifiers")
+def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
+    """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
+
+    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels
+    are those of default options, so only options that no row can give are taken from the
+    configuration. What this process has found of the same verifiers holds for its later stages.
+    """
+    described = service.describe()
+    asked = [
+        name for name in described if name in labelled_names() and resolve(name).lane == "worker"
+    ]
+    if not asked:
+        return []
+    options = {
+        name: {
+            field.name: config.verification.options[name][field.name]
+            for field in resolve(name).fields
+            if not field.from_row and field.name in config.verification.options[name]
+        }
+        for name in asked
+        if name in config.verification.options
+    }
+    hashes = [described[name]["hash"] for name in asked]
+    key = json.dumps([asked, hashes, options, config.run.seed], sort_keys=True)
+    if key in _TESTED:
+        return _TESTED[key]
+    with VerifierService(asked[0], num_workers=1, deadline=60.0, options=options) as fresh:
+        found = sampled_self_test(fresh, asked, SELF_TEST_ROWS, config.run.seed)
+    for result in found:
+        if result.false_accepts or result.false_rejects:
+            raise VerifierError(
+                f"{result}; the verifier does not do here what it did where it was made; "
+                f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
+            )
+    _TESTED[key] = found
+    return found
+
+
+def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bool = False) -> None:
+    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced.
+
+    always: also where none of the verifiers is one.
+    """
+    if always or "judge" in service.describe():
+        from assay.verify.learned.panel import close_judges, keep_replies
+
+        keep_replies(run.folder / "judge_replies.jsonl")
+        stack.callback(close_judges)
+
+
+def verifiers_of(run: Path) -> list[str]:
+    """Return the names of the verifiers that a run has used so far."""
+    return list((read_environment(run) or {}).get("verifiers") or {})
+
+
+def warn_of_cold_start(run: Run) -> None:
+    """Warn where the first step found too little success to reinforce.
+
+    Verdicts that compare siblings are no pass rate: most of them lose by their nature.
+    """
+    passed, settings = run.metrics.get("verdict/passed"), run.config.preference
+    if passed is None or (settings is not None and settings.judge == "pairwise"):
+        return
+    if run.config.teacher is not None:  # it has something to say of wrong completions too
+        return
+    floor, cut = LIMITS["COLD_START_FLOOR"], run.metrics.get("length/truncated")
+    if passed >= floor:
+        return
+    run.event("cold_start", passed=passed)
+    facts = replace(facts_of_config(run.config), pass_at_1=passed, truncated=cut)
+    if (reason := reason_of("cut_off", facts)) is not None:
+        longer = f"raise sampling.max_tokens first (`assay plan` tries {4 * facts.max_tokens})"
+        run.note(f"warning: {reason}; {longer}")
+        return
+    run.note(
+        f"warning: only {passed:.1%} of the first step's completions are right (below"
+        f" {floor:.0%}): there is little to reinforce, and the run may learn nothing"
+        " or collapse; train on easier problems, or cold-start with [sft] first"
+    )

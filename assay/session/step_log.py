@@ -1,0 +1,232 @@
+"""A run's generator and verifiers: timed, and never asked again for what the rollout log holds.
+
+A killed run replays the logged groups and verdicts of its unfinished step; nothing in the loop
+knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Yields
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.generate.base import CompletionLog, Generator
+from assay.generate.engine import Engine
+from assay.generate.race import Race
+from assay.model.weights import Weights
+from assay.run.directory import Run, Verifiers
+from assay.run.rollout_log import PutBack
+from assay.session.evaluate import Judge, Judging, compares_siblings
+from assay.types import Group, Problem, Verdict
+
+Logged = tuple[Group, tuple[Verdict, ...]]
+
+
+class StepLog:
+    """What the rollout log holds of the step at hand, read once a step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._step = 0
+        self._logged: dict[str, Logged] = {}
+
+    def read(self) -> dict[str, Logged]:
+        """Return groups with their verdicts by the group's name; problems lack their spec."""
+        if self._step != self._run.step + 1:
+            self._step = self._run.step + 1
+            recorded = self._run.recorded(self._step)
+            pairs = zip(*recorded, strict=True) if recorded else ()
+            self._logged = {group.id: (group, judged) for group, judged in pairs}
+        return self._logged
+
+    def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
+        """Return the verdicts that were logged of these completions; None where there are none."""
+        logged = self.read().get(group.id)
+        return logged[1] if logged is not None and _are_same(logged[0], group) else None
+
+
+def _are_same(one: Group, other: Group) -> bool:
+    return len(one.completions) == len(other.completions) and all(
+        mine.id == its.id and np.array_equal(mine.tokens, its.tokens)
+        for mine, its in zip(one.completions, other.completions, strict=True)
+    )
+
+
+class RunGenerator:
+    """Looks into the rollout log of the step, then generates; counted as ``time/generate``.
+
+    begin_next: called when a step is collected, before it is learned from.
+    """
+
+    def __init__(self, generator: Generator, run: Run) -> None:
+        self.generator = generator
+        self._run = run
+        self._log = StepLog(run)
+        self.begin_next: Callable[[], None] = lambda: None
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the policy that is sampled from."""
+        return self.generator.policy_version
+
+    @property
+    def exact(self) -> bool:
+        """Whether its log-probabilities are the learner's."""
+        return self.generator.exact
+
+    @property
+    def gives_model_logprobs(self) -> bool:
+        """As the generator itself."""
+        return self.generator.gives_model_logprobs
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
+    ) -> list[Group]:
+        """Return the logged groups of these draws, whole; generate them where one is missing.
+
+        Of a race the log holds the groups that were wanted, and says which were put back.
+        """
+        logged = self._log.read()
+        there = [problem for problem in problems if problem.group_id in logged]
+        with self._run.phase("generate"):
+            if first_sibling or len(there) < (len(problems) if race is None else race.enough):
+                rest = (sampling, group_size, first_sibling, on_group)
+                if race is None:
+                    return self._sample(problems, *rest)
+                groups = race.first(self.generator.generate(problems, *rest, race=race))
+                names = [problem.group_id for problem in problems]
+                late = [name for name in names if name not in {group.id for group in groups}]
+                self._run.put_back = PutBack(late, race.tokens)
+                return groups
+            # the log holds no answers
+            groups = [replace(logged[one.group_id][0], problem=one) for one in there]
+            if on_group is not None:
+                for group in groups:
+                    on_group(group)
+            if race is not None:
+                self._run.put_back = self._run.rollouts.put_back(self._run.step + 1)
+            return groups
+
+    def _sample(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int,
+        on_group: Callable[[Group], None] | None,
+    ) -> list[Group]:
+        """Generate what no kill has interrupted; completions that had ended before are taken.
+
+        Those are logged as they end, one by one where the generator is the engine of this process,
+        and by whole groups where it is another one. Where a completion depends on its neighbors,
+        the bits would change: all are sampled again. In a race, too: its metrics count what was
+        given up.
+        """
+        rest = (sampling, group_size, first_sibling)
+        if not getattr(self.generator, "independent", True):
+            return self.generator.generate(problems, *rest, on_group)
+        log = self._run.rollouts.sampled
+        log.turn_to(self._run.step + 1, self.policy_version)
+        siblings = range(first_sibling, first_sibling + group_size)
+        found = {one.group_id: log.whole(one, siblings) for one in problems}
+        missing = [one for one in problems if found[one.group_id] is None]
+        if on_group is not None:
+            for group in filter(None, found.values()):
+                on_group(group)
+
+        def ended(group: Group) -> None:
+            for one in group.completions:
+                log.add(group.problem, group.prompt, one)
+            if on_group is not None:
+                on_group(group)
+
+        with _logged_by(log, self.generator):
+            sampled = self.generator.generate(missing, *rest, ended) if missing else []
+        groups = {one.id: one for one in (*filter(None, found.values()), *sampled)}
+        return [groups[one.group_id] for one in problems]
+
+    def sleep(self) -> None:
+        """Pass it on; a step has been collected."""
+        self.generator.sleep()
+        self.begin_next()
+
+    def load_policy(self, weights: Weights) -> None:
+        """Pass the weights on."""
+        with self._run.phase("load_policy"):
+            self.generator.load_policy(weights)
+
+
+@contextmanager
+def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
+    """Have the engine of this process log completions; evaluations in between are not logged."""
+    if not isinstance(generator, Engine):
+        yield
+        return
+    generator.log = log
+    try:
+        yield
+    finally:
+        generator.log = None
+
+
+class RunVerifiers:
+    """Passes over groups that were judged before the run was killed; counted as ``time/verify``.
+
+    describe: what is known of the verifiers, which grows as rows name more of them; it goes into
+    the run's evidence before what they judged does.
+    """
+
+    def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:
+        self.verifiers = verifiers
+        self._run = run
+        self._describe = describe
+        self._log = StepLog(run)
+
+    def compares_siblings(self, problem: Problem) -> bool:
+        """Whether a completion's verdict may depend on the others of its group."""
+        return compares_siblings(self.verifiers, problem)
+
+    @contextmanager
+    def judging(self) -> Yields[RunJudging]:
+        """Judge groups that are handed over; those of the log have their logged verdicts."""
+        with self.verifiers.judging() as judging:
+            yield RunJudging(judging, self._run, self._describe, self._log)
+
+
+class RunJudging:
+    """The groups of one call, those that are in the rollout log apart."""
+
+    def __init__(
+        self, judging: Judging, run: Run, describe: Callable[[], Verifiers], log: StepLog
+    ) -> None:
+        self._judging, self._run, self._describe, self._log = judging, run, describe, log
+        self._logged: dict[Group, tuple[Verdict, ...]] = {}
+
+    def add(self, group: Group) -> None:
+        """Begin to judge a group, unless it was judged before."""
+        logged = self._log.verdicts_of(group)
+        if logged is not None:
+            self._logged[group] = logged
+            return
+        with self._run.phase("verify"):
+            self._judging.add(group)
+
+    def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over."""
+        fresh = [group for group in groups if group not in self._logged]
+        with self._run.phase("verify"):
+            found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
+        if fresh or not groups:
+            self._run.check_verifiers(self._describe())
+        found |= self._logged
+        return [found[group] for group in groups]

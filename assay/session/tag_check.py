@@ -1,0 +1,46 @@
+"""A verifier for a tag that no row has judges nothing: that is told before the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.config import TrainConfig
+from assay.errors import message
+from assay.host.terminal import warn
+from assay.types import Problem
+
+LOOKED_AT = 200  # rows whose tags are read, of a set that is not read before it is drawn
+SHOWN = 12
+
+
+class TagWatch:
+    """Notes the tags of rows, and warns of a verifier for a tag that no row has."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._wanted = config.data.verifier_by_tag
+        self._met: dict[str, None] = {}
+        self._num_seen = 0
+
+    def see(self, problem: Problem) -> None:
+        """Note the tags of a row."""
+        self._num_seen += 1
+        if self._wanted:
+            self._met |= dict.fromkeys(problem.tags)
+
+    def of(self, rows: Sequence[Problem]) -> TagWatch:
+        """Look at some rows of a set that was not read, as a gym's is not; returns itself."""
+        if self._wanted and self._num_seen < len(rows):
+            for number in range(0, len(rows), -(-len(rows) // LOOKED_AT)):
+                self.see(rows[number])
+        self._num_seen = 0
+        return self
+
+    def warn(self) -> None:
+        """Print a line for each tag that no row has."""
+        some = [*self._met][:SHOWN]
+        shown = ", ".join([*some, "..."] if len(some) < len(self._met) else some)
+        for tag in sorted(self._wanted.keys() - self._met.keys()):
+            line = message(
+                f"data.verifier_by_tag.{tag}", "no row with this tag", shown or "no tags"
+            )
+            warn(line)

@@ -1,0 +1,233 @@
+"""A teacher behind an OpenAI-compatible server that tells log-probabilities of given tokens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.config import TeacherConfig
+from assay.endpoint.client import JudgeClient
+from assay.endpoint.costs import Budget
+from assay.endpoint.replies import JudgeTrouble, shown
+from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
+from assay.errors import ConfigError, WorkerDied, message
+from assay.learn.passes import Passes
+from assay.learn.teacher import Likeliest, TeacherElsewhere
+from assay.model.divergence import Divergence
+from assay.model.packing import Batch
+from assay.model.targets import LEAST
+
+Found = TypeVar("Found")
+Step = dict[int, float]
+"""The log-probabilities of some tokens at one place of a text."""
+
+SECONDS, ALL_SECONDS = 600.0, 1700.0  # for one request; for one with all its repetitions
+BACKOFF = 1.0  # seconds before the second attempt, then doubled: over a minute in all
+MAX_BODY = 2**30  # bytes of an answer: about 75 for each likely token of each token of a text
+NUM_NAMED, NUM_LAST = 256, 32  # tokens that a server is asked to name; those that come last
+SLACK = 1e-3  # by which probabilities of a float32 softmax may add up to more than 1
+UNSEEN = 1e-5  # a smaller rest of 1 is not known: float32 sums of a whole vocabulary are this exact
+ACCEPTED = "a server that tells log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
+INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft]"
+
+
+class ServerTeacher(TeacherElsewhere):
+    """Asks a server, several texts at a time; raises WorkerDied where it has no answer in a run.
+
+    tokenizer: the policy's. Raises ConfigError for a server that cannot teach this policy: it is
+    asked to name some tokens of the policy, and for as many likely ones as the run will ask for.
+    """
+
+    def __init__(
+        self, config: TeacherConfig, tokenizer: Any, count: int, size: int, divergence: Divergence
+    ) -> None:
+        super().__init__(count, size, divergence)
+        assert config.url is not None
+        if not is_url(config.url):  # what was found is not shown: it may hold a password
+            raise ConfigError(f"teacher.url: accepted: {ADDRESS}")
+        self.where = f"teacher.url {config.url}"
+        self._config = config
+        self._client = self._open(
+            completions_url(config.url).replace("/chat/completions", "/completions")
+        )
+        self.context_length = self._read_context()
+        self._check_tokens(tokenizer)
+
+    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
+        """Return of each row of a batch what `TeacherModel.likeliest` does of its tokens."""
+        return [likeliest(steps, count, size) for steps in self._steps_of(batch, count)]
+
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Return the log-probability of each token, [T] float32; that of one never said is -100."""
+        steps = [step for row in self._steps_of(batch, 0) for step in row]
+        tokens = batch.tokens_T.tolist()
+        found = [step[token] for token, step in zip(tokens, steps, strict=True)]
+        return torch.tensor(found, dtype=torch.float32, device=batch.device).clamp_(min=LEAST)
+
+    def _steps_of(self, batch: Batch, count: int) -> list[list[Step]]:
+        """Return of each row of a batch what the server says at each of its tokens."""
+        pool = ThreadPoolExecutor(self._config.concurrency)
+        try:
+            asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
+            return [future.result() for future in asked]
+        except JudgeTrouble as trouble:
+            remedy = "see to the server, then go on with assay train --resume RUN"
+            raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)  # those under way are waited for
+            self._client.close()
+
+    def _ask(self, prompt: list[int], tokens: list[int], count: int) -> list[Step]:
+        """Return what the server says at each of the tokens; raises JudgeTrouble."""
+        body: dict[str, Any] = {"prompt": prompt + tokens, "prompt_logprobs": count}
+        read: Callable[[Any], list[Step]] = lambda said: read_steps(said, tokens, count)  # noqa: E731
+        return self._send(body, read)
+
+    def _send(self, body: dict[str, Any], read: Callable[[Any], Found]) -> Found:
+        asked = {"model": self._config.path, "max_tokens": 1, **body}
+        deadline = time.monotonic() + ALL_SECONDS
+        return self._client.send(asked, read, deadline, str(body["prompt"]))
+
+    def _open(self, url: str, retries: int = 6) -> JudgeClient:
+        endpoint = Endpoint(
+            url=url,
+            model=self._config.path,
+            api_key_env=self._config.api_key_env,
+            temperature=1.0,
+            max_tokens=1,
+            prices=(0.0, 0.0),
+            request="{}",
+        )
+        settings = Settings(
+            judges=(endpoint,),
+            timeout=SECONDS,
+            patience=ALL_SECONDS,
+            retries=retries,
+            backoff=BACKOFF,
+            concurrency=self._config.concurrency,
+        )
+        client = JudgeClient(endpoint, settings, Budget(None))
+        client.max_body = MAX_BODY
+        return client
+
+    def _read_context(self) -> int | None:
+        """Return the tokens that the server's model takes at once; None where it does not say."""
+        models = self._open(self._client.judge.url.replace("/completions", "/models"), retries=1)
+        try:
+            said = models.send(None, lambda body: body, time.monotonic() + SECONDS, "")
+        except JudgeTrouble as trouble:
+            raise ConfigError(message(self.where, trouble.detail, ACCEPTED)) from None
+        finally:
+            models.close()
+        listed: list[Any] = said.get("data") or [] if isinstance(said, dict) else []
+        names = {str(one.get("id")): one for one in listed if isinstance(one, dict)}
+        if names and self._config.path not in names:
+            found, accepted = (
+                f"{self._config.path!r}",
+                f"a name of {self.where}: {', '.join(names)}",
+            )
+            raise ConfigError(message("teacher.path", found, accepted))
+        longest = names.get(self._config.path, {}).get("max_model_len")
+        return longest - 1 if type(longest) is int else None  # one token is sampled, for nothing
+
+    def _check_tokens(self, tokenizer: Any) -> None:
+        """Raise ConfigError for a server that lacks what is asked of it, or has other tokens."""
+        ours = _some_tokens(tokenizer)
+        asked = [*ours][: self.context_length]
+
+        def names(body: Any) -> dict[int, str | None]:
+            read_steps(body, asked[1:], self.count)
+            pairs = zip(asked[1:], body["choices"][0]["prompt_logprobs"][1:], strict=True)
+            return {token: step[str(token)].get("decoded_token") for token, step in pairs}
+
+        try:
+            named = self._send({"prompt": asked, "prompt_logprobs": self.count}, names)
+        except JudgeTrouble as trouble:
+            raise ConfigError(self._why_not(asked, trouble.detail)) from None
+        finally:
+            self._client.close()
+        for token, name in named.items():
+            if name is None or name.strip() != ours[token].strip():
+                found = f"a tokenizer in which token {token} is {name!r}, and not {ours[token]!r}"
+                accepted = "a teacher with the policy's tokenizer: each next token is compared"
+                raise ConfigError(message(self.where, found, accepted, INSTEAD))
+
+    def _why_not(self, asked: list[int], said: str) -> str:
+        """Return why a server does not tell what it was asked for."""
+        if self.count > 1:
+            try:
+                self._send(
+                    {"prompt": asked[:2], "prompt_logprobs": 1},
+                    lambda body: read_steps(body, asked[1:2], 1),
+                )
+            except JudgeTrouble:
+                pass
+            else:
+                remedy = f"start vLLM with --max-logprobs {self.count}, or lower it"
+                accepted = "as many of the likeliest tokens as the server tells"
+                return message("distill.keep_top", f"{self.count}, and {said}", accepted, remedy)
+        return message(self.where, said, ACCEPTED, INSTEAD)
+
+
+def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
+    """Return what an answer says at each of a text's last tokens; raises JudgeTrouble.
+
+    At least ``count`` tokens of each place are there, and the text's own among them.
+    """
+    try:
+        told = body["choices"][0]["prompt_logprobs"]
+        steps = [
+            {int(key): float(one["logprob"]) for key, one in step.items()}
+            for step in told[len(told) - len(tokens) :]
+        ]
+        pairs = [*zip(tokens, steps, strict=True)]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        found = f"an answer without log-probabilities of the tokens given: {shown(body)}"
+        raise JudgeTrouble("error", found, retry=False) from None
+    for token, step in pairs:
+        if token not in step or len(step) < count:
+            found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
+            raise JudgeTrouble("error", found, retry=False)
+        if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
+            found = f"probabilities that add up to more than 1 at token {token}"
+            raise JudgeTrouble("error", found, retry=False)
+    return steps
+
+
+def likeliest(steps: Sequence[Step], count: int, size: int) -> Likeliest:
+    """Return the ``count`` likeliest tokens at each place, and what is left of 1 for all others.
+
+    size: tokens in all. What is left is at least what float32 can tell from 0, unless that is more
+    than the others would have if each were as likely as the last of these.
+    """
+    best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
+    found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)
+    logprobs_TK = found[..., 1].clamp(min=LEAST)
+    most_T = logprobs_TK[:, -1] + (math.log(size - count) if size > count else LEAST)
+    rest_T = (1 - logprobs_TK.exp().sum(-1)).clamp(min=UNSEEN).log()
+    rest_T = torch.minimum(rest_T, most_T).clamp(min=LEAST)
+    return found[..., 0].long(), logprobs_TK.float(), rest_T.float()
+
+
+def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Return the prompt and the tokens of each row."""
+    rows = batch.tokens_T.split(batch.length_R.tolist())
+    prompts = (batch.prompts[number] for number in batch.group_R.tolist())
+    return [(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def _some_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return tokens of a vocabulary with their names: the last ones, where added tokens are, and
+    some of all. A part of a character has no name of its own."""
+    known = np.array(sorted({*tokenizer.get_vocab().values()}))
+    spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
+    names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}
+    named = [(int(token), name) for token, name in names.items() if "\ufffd" not in name]
+    return dict(named[:NUM_NAMED])

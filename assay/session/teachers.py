@@ -1,0 +1,175 @@
+"""The teacher of a run: loaded, and held against the policy that is to learn from it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from assay.config import ModelConfig, TeacherConfig, TrainConfig
+from assay.config.distill import ELSEWHERE
+from assay.data.chat import PromptRenderer
+from assay.errors import ConfigError, UserError, message
+from assay.learn.algorithms import Algorithm
+from assay.learn.spans import AnyTeacher, SpanTeacher
+from assay.learn.teacher import OpenTeacher, TeacherModel
+from assay.model.divergence import Divergence
+from assay.model.head import Head
+from assay.model.load import LoadedModel, load_model, other_token
+from assay.scale.teacher import ActorTeacher
+from assay.session.assemble import Bench, max_prompt_tokens, warn_of_slow_type
+from assay.session.placement import absolute
+from assay.session.teacher_server import ServerTeacher
+
+INSTEAD = (
+    "to learn from its traces instead: assay data collect with this model, then [sft];"
+    " or [rl] with on_policy_distillation: beside the policy it scores spans of text"
+)
+
+
+def open_teacher(bench: Bench, loaded: LoadedModel | None = None) -> OpenTeacher:
+    """Open the configured teacher; raises ConfigError where it cannot teach this policy.
+
+    loaded: its model, where it is loaded already.
+    """
+    config = bench.config
+    assert config.teacher is not None
+    where, divergence = f"teacher.path {config.teacher.path}", divergence_of(config)
+    tokenizer, size = bench.loaded.tokenizer, head_size(bench.loaded)
+    count = 0 if config.distill is None else config.distill.keep_top
+    if config.teacher.url is not None:
+        teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
+    elif config.scale.teacher_actors is not None:
+        device = "cuda" if config.scale.gpus_per_actor else "cpu"
+        path = absolute(config.teacher.path)  # an actor works in another folder
+        settings = config.teacher.model_copy(update={"path": path, "device": device})
+        load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
+        teacher = ActorTeacher(load, config.scale, count, size, divergence)
+    else:
+        loaded = loaded or _load_beside(bench)
+        check_tokens(tokenizer, loaded, where)
+        teacher = _model_of(loaded, divergence, bench.loaded.device)
+    longest = teacher.context_length
+    if config.drawing is not None and longest is not None:
+        prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
+        if prompt is None or prompt + completion > longest:
+            found = f"a context of {longest} tokens"
+            accepted = f"room for a prompt ({prompt or 'of any length'}) and {completion} tokens"
+            remedy = "lower data.max_prompt_tokens or sampling.max_tokens"
+            raise ConfigError(message(where, found, accepted, remedy))
+    return teacher
+
+
+def load_teacher(
+    settings: TeacherConfig,
+    seed: int,
+    tokenizer: Any,
+    divergence: Divergence,
+) -> TeacherModel:
+    """Load a teacher in this process; raises ConfigError where it cannot teach a policy.
+
+    tokenizer: the policy's.
+    """
+    loaded = _load(settings, seed)
+    check_tokens(tokenizer, loaded, f"teacher.path {settings.path}")
+    return _model_of(loaded, divergence, loaded.device)
+
+
+def _model_of(loaded: LoadedModel, divergence: Divergence, head: torch.device) -> TeacherModel:
+    return TeacherModel(loaded.model, divergence, head, loaded.context_length)
+
+
+def _load_beside(bench: Bench) -> LoadedModel:
+    """Load the configured teacher where it is to be, beside the policy if nothing is said."""
+    config = bench.config
+    assert config.teacher is not None
+    here = config.teacher.device or config.run.device
+    return _load(config.teacher.model_copy(update={"device": here}), config.run.seed)
+
+
+def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
+    given = settings.model_dump(exclude={"device", *ELSEWHERE})
+    try:
+        loaded = load_model(ModelConfig(**given), settings.device, seed)
+    except UserError as error:
+        error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
+        raise
+    warn_of_slow_type(loaded)
+    return loaded
+
+
+def open_reference(bench: Bench, row: Algorithm) -> AnyTeacher | None:
+    """Open the teacher that an algorithm asks in the reference's place; None: there is none.
+
+    One that has another tokenizer scores spans of text.
+    """
+    config = bench.config
+    if config.teacher is None:
+        return None
+    if row.kl_weight == 0 and config.guard.max_kl is None:
+        found = f"{config.teacher.path}, and {row.name} has no KL"
+        accepted = "an algorithm that asks it, as on_policy_distillation"
+        remedy = "set algorithm.kl_weight, or leave [teacher] out"
+        raise ConfigError(message("teacher.path", found, accepted, remedy))
+    if config.teacher.url is not None or config.scale.teacher_actors is not None:
+        return open_teacher(bench)
+    loaded = _load_beside(bench)
+    if other_token(bench.loaded.tokenizer, loaded.tokenizer) is None:
+        return open_teacher(bench, loaded)
+    return _on_spans(bench, loaded)
+
+
+def _on_spans(bench: Bench, loaded: LoadedModel) -> SpanTeacher:
+    """Return a teacher that scores spans; raises ConfigError where there are tools."""
+    config = bench.config
+    if config.tools.names or config.tools.environment:
+        found = "a teacher with another tokenizer, and tools"
+        accepted = "one with the policy's tokenizer: it cannot read what the template says of tools"
+        raise ConfigError(message("teacher.path", found, accepted, INSTEAD))
+    asks = PromptRenderer(loaded.tokenizer, config.data, sampling=config.sampling)
+    teacher = _model_of(loaded, divergence_of(config), bench.loaded.device)
+    return SpanTeacher(teacher, asks, bench.loaded.tokenizer, bench.loaded.eos_ids)
+
+
+def notes_on(teacher: AnyTeacher | None) -> list[str]:
+    """Return what is to be said of a teacher before a run."""
+    if not isinstance(teacher, SpanTeacher):
+        return []
+    template = teacher.renderer.template
+    return [
+        "the teacher has another tokenizer: it scores spans of text, each of which ends where a"
+        f" token of both ends; its prompts are rendered by its own {template} template"
+    ]
+
+
+def model_of(teacher: AnyTeacher | None) -> Any:
+    """Return the model beside the policy, where there is one."""
+    return None if teacher is None else teacher.model
+
+
+def divergence_of(config: TrainConfig) -> Divergence:
+    """Return the configured divergence; its default where the stage is no distillation."""
+    settings = config.distill
+    if settings is None:
+        return Divergence()
+    return Divergence(settings.divergence, settings.skew, settings.beta, settings.temperature)
+
+
+def head_size(loaded: LoadedModel) -> int:
+    """Return how many tokens a model gives a probability."""
+    return len(Head.of(loaded.model).weight_VD)
+
+
+def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
+    """Raise ConfigError for a teacher that has not all tokens of the student's tokenizer, or under
+    other numbers."""
+    num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
+    ours: dict[str, int] = tokenizer.get_vocab()
+    beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)
+    odd = other_token(tokenizer, teacher.tokenizer) or min(beyond, default=None)
+    if odd is not None:
+        number, token = odd
+        found = f"a tokenizer in which {token!r} is not token {number}"
+        accepted = "a teacher with the policy's tokenizer: each next token is compared"
+        raise ConfigError(message(where, found, accepted, INSTEAD))

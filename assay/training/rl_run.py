@@ -1,0 +1,121 @@
+"""A whole run of reinforcement learning: open the parts, open the run, loop, evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from assay.config import TrainConfig
+from assay.host.startup import doing
+from assay.learn.algorithms import describe
+from assay.run.guard import Guard
+from assay.scale.ahead import AheadGenerator
+from assay.scale.rollouts import ActorGenerator
+from assay.session.assemble import (
+    Bench,
+    Problems,
+    choose_algorithm,
+    choose_layout,
+    fit_problems,
+    make_learner,
+    open_bench,
+    open_verifiers,
+    read_problems,
+)
+from assay.session.placement import on_actors
+from assay.session.stage import (
+    FirstLook,
+    Kind,
+    Stage,
+    attach_sampling,
+    evaluate_heldout,
+    open_run,
+    steps_of,
+    try_verifiers,
+)
+from assay.session.teachers import model_of, notes_on, open_reference
+from assay.training.batch_plan import BatchPlan, next_calls
+from assay.training.rl import Loop, train_step
+
+
+def run_rl(stage: Stage) -> Path:
+    """Run the RL stage; returns the run's folder. Raises RunStopped by a guard."""
+    with ExitStack() as stack:
+        loop, evaluate_now = open_loop(stage, stack)
+        for _ in steps_of(loop.run, loop.guard, evaluate_now):
+            train_step(loop)
+    return loop.run.folder
+
+
+def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]:
+    """Open all that a step works with, which ``stack`` closes, and what evaluates in between."""
+    config = stage.config
+    assert config.rl is not None
+    algorithm = choose_algorithm(config)
+    guard = Guard(config.watched)
+    used = not stage.replay or config.scale.teacher_actors is not None
+    verifiers = open_verifiers(config, stack, actors=used)
+    with doing("checking the rows"):
+        rows = read_problems(config, verifiers)
+    bench = open_bench(config, verifiers)
+    if stage.replay:  # what vLLM sampled, or was sampled a step ahead, is weighed again
+        by_engine = config.scale.generator == "engine"
+        bench.generator.exact = by_engine and not config.scale.steps_ahead
+    else:
+        bench = on_actors(bench, stack)
+    problems = fit_problems(rows, bench)
+    tested = [] if stage.replay else try_verifiers(config, bench.verifiers)
+    teacher = open_reference(bench, algorithm)
+    layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
+    learner = make_learner(bench, algorithm, layout, teacher)
+    run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
+    for words in notes_on(teacher):
+        run.note(words)
+    parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+    curriculum, generator, judge = parts
+    plan = BatchPlan(
+        num_prompts=config.rl.num_prompts,
+        group_size=config.rl.group_size,
+        sampling=config.sampling,
+        max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
+        max_group_size=config.rl.max_group_size,
+        temperatures=config.rl.temperature_schedule,
+    )
+    if isinstance(ahead := bench.actors, AheadGenerator):
+        generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
+    if isinstance(bench.actors, AheadGenerator | ActorGenerator):
+        run.add_metrics(bench.actors.take_metrics)
+    loop = Loop(
+        curriculum=curriculum,
+        generator=generator,
+        verifiers=judge,
+        run=run,
+        learner=learner,
+        guard=guard,
+        plan=plan,
+    )
+    return loop, lambda: evaluate_heldout(run, bench, problems.heldout)
+
+
+def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
+    """Say what the RL stage would do with these problems."""
+    assert config.rl is not None
+    row, problems = choose_algorithm(config), fit_problems(rows, bench)
+    teacher = open_reference(bench, row)
+    way = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
+    notes = [
+        *problems.notes,
+        *notes_on(teacher),
+        f"{row.name}: {row.paper}, {row.equation}",
+        f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
+        way.reason,
+        f"{config.rl.steps} steps of {config.completions_a_step} completions",
+        *(f"warning: {text}" for text in bench.verifiers.warnings()),
+    ]
+    return FirstLook(
+        problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher, lean=way.lean
+    )
+
+
+KIND = Kind(read_problems, first_look, run_rl)

@@ -1,0 +1,253 @@
+"""What a teacher says of given traces, kept on disk: its likeliest tokens, and the others' mass."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from assay.config import TeacherConfig
+from assay.data.traces import Trace
+from assay.errors import ConfigError, DataError, message
+from assay.host.files import disk_full_as, write_atomic
+from assay.host.records import as_object, check_regular
+from assay.learn.passes import Passes
+from assay.learn.teacher import Likeliest, OpenTeacher
+from assay.model.divergence import Divergence
+from assay.model.packing import MicroBatch, pack
+from assay.model.probe import prove_lean
+from assay.model.targets import KeptLogprobs
+from assay.run.directory import Run
+from assay.session.assemble import Bench
+from assay.session.teachers import divergence_of, head_size, open_teacher
+from assay.training.row_schedule import GOOD, check_length, keys_of, parts
+from assay.types import Group
+
+PART = 256  # traces in a file
+ABOUT = b"assay"
+FORMAT = 1
+TOKEN_BYTES, GIB = 8, 2**30  # of a token that is kept, with its log-probability
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary(16)),
+        ("tokens", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("rest", pa.list_(pa.float32())),
+    ]
+)
+
+Ask = Callable[[Sequence[Group]], list[Likeliest]]
+"""What asks the teacher: a result for each group."""
+
+
+class KeptTeacher:
+    """What was kept of the tokens of one batch, in its order."""
+
+    def __init__(self, found: Likeliest, divergence: Divergence) -> None:
+        self._found = found
+        self._divergence = divergence
+
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
+        """Return the distributions at the tokens of a micro-batch."""
+        tokens_TK, logprobs_TK, rest_T = (one[micro_batch.token_index_T] for one in self._found)
+        return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
+
+
+class Kept:
+    """A folder of Parquet files, each of `PART` traces. What it holds is not asked for again.
+
+    Traces are found by their tokens, prompt and all, so that those of another template are not
+    found. Files are whole or absent, and traces are asked for in the same parts, so that a run that
+    was killed goes on to the same numbers.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder = folder
+        self.about = {"format": FORMAT, **about}
+        self._places: dict[bytes, tuple[Path, int]] = {}
+        self._opened = lru_cache(maxsize=64)(_open)  # its own: a folder may be made anew
+        for path in sorted(folder.glob("*.parquet")):
+            self._take(path)
+
+    def lacks(self, groups: Sequence[Group]) -> list[int]:
+        """Return which groups are not kept yet; of equal ones the first, so that parts stay."""
+        first = {key: n for n, key in reversed([*enumerate(map(_key, groups))])}
+        return sorted(n for key, n in first.items() if key not in self._places)
+
+    def fill(self, groups: Sequence[Group], ask: Ask) -> int:
+        """Ask for what is lacking, and write it; return how many groups that is."""
+        lacking = self.lacks(groups)
+        for part in parts(lacking, PART):
+            asked = [groups[n] for n in part]
+            self._write(asked, ask(asked))
+        return len(lacking)
+
+    def of(self, groups: Sequence[Group], device: torch.device) -> Likeliest:
+        """Return what is kept of the tokens of these groups, one after the other."""
+        rows = [self._row(*self._places[_key(group)]) for group in groups]
+        tokens, logprobs, rest = (np.concatenate(column) for column in zip(*rows, strict=True))
+        found = (tokens.astype(np.int64), logprobs, rest)
+        one, two, three = (torch.from_numpy(each).to(device) for each in found)
+        return one, two, three
+
+    def _row(self, path: Path, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        table = self._opened(str(path)).read_row_group(number, use_threads=False)
+        tokens, logprobs, rest = (
+            table.column(name).chunk(0).flatten().to_numpy() for name in SCHEMA.names[1:]
+        )
+        return tokens.reshape(len(rest), -1), logprobs.reshape(len(rest), -1), rest
+
+    def _take(self, path: Path) -> None:
+        """Note where the traces of a file are; raises ConfigError for a file of another kind."""
+        try:
+            check_regular(path)
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                about = as_object((file.schema_arrow.metadata or {})[ABOUT])
+                if about is None:
+                    raise ValueError("metadata that are no JSON object")
+                keys = file.read(columns=["key"], use_threads=False).column("key").to_pylist()
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            found = "a file that is not of a kept teacher, or damaged"
+            remedy = "remove it, and what it held is asked for again"
+            raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
+        for name, value in self.about.items():
+            if value is not None and about.get(name) != value:
+                found = f"{name} {about.get(name)}, and not {value}"
+                remedy = "set distill.keep to another folder, or leave it out"
+                accepted = "what was kept of the same teacher, tokenizer, temperature and number"
+                raise ConfigError(message(f"distill.keep {path}", found, accepted, remedy))
+        self._places |= {key: (path, number) for number, key in enumerate(keys)}
+
+    def check_room(self, groups: Sequence[Group], max_gib: float) -> None:
+        """Raise ConfigError where these groups would take more disk than ``max_gib``."""
+        tokens = sum(len(group.completions[0].tokens) for group in groups)
+        count = self.about["likeliest"]
+        needed = tokens * (count * TOKEN_BYTES + 4) / GIB
+        if needed > max_gib:
+            found = f"{max_gib:g} GiB for {tokens} tokens with {count} likeliest each"
+            accepted = f"at least {needed:.3g}"
+            remedy = "raise it, or lower distill.keep_top"
+            raise ConfigError(message("distill.keep_gib", found, accepted, remedy))
+
+    def _write(self, groups: Sequence[Group], found: Sequence[Likeliest]) -> None:
+        """Write a file, in which each trace is a row group: it is read alone."""
+        taken = [path.stem.partition("-")[2] for path in self.folder.glob("part-*.parquet")]
+        path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
+        schema = SCHEMA.with_metadata({ABOUT: json.dumps(self.about).encode()})
+        buffer = pa.BufferOutputStream()
+        how: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
+        with pq.ParquetWriter(
+            buffer, schema, **how, write_statistics=False, write_page_checksum=True
+        ) as writer:
+            for group, (tokens, logprobs, rest) in zip(groups, found, strict=True):
+                columns = [tokens.flatten().int(), logprobs.flatten().float(), rest.float()]
+                lists = [[column.cpu().numpy()] for column in columns]
+                row = pa.Table.from_arrays(
+                    [pa.array([_key(group)], SCHEMA.field(0).type)]
+                    + [pa.array(one, SCHEMA.field(n).type) for n, one in enumerate(lists, 1)],
+                    schema=schema,
+                )
+                writer.write_table(row)
+        kept = "what was kept before is usable: free some space and go on"
+        with disk_full_as(lambda: f"{path}: the disk is full; {kept}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, memoryview(buffer.getvalue()))
+        self._places |= {_key(group): (path, n) for n, group in enumerate(groups)}
+
+
+def _open(path: str) -> pq.ParquetFile:
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+class Keeping:
+    """What is kept of a run's traces, and the teacher of what is lacking, until it was asked.
+
+    Raises UserError where it cannot be used, or made.
+    """
+
+    def __init__(self, bench: Bench, groups: Sequence[Group], traces: Sequence[Trace]) -> None:
+        config, settings = bench.config, bench.config.distill
+        assert settings is not None and settings.keep is not None
+        self.settings, self.groups = settings, groups
+        self.divergence, self.device = divergence_of(config), bench.loaded.device
+        about = {
+            "teacher": config.teacher and _name_of(config.teacher),
+            "tokenizer": tokens_hash(bench.loaded.tokenizer),
+            "temperature": settings.temperature,
+            "likeliest": settings.keep_top,
+        }
+        self.kept = Kept(Path(settings.keep).expanduser(), about)
+        lacking = self.kept.lacks(groups)
+        self.kept.check_room([groups[n] for n in lacking], settings.keep_gib)
+        self.teacher: OpenTeacher | None = None
+        lengths = [len(groups[n].completions[0].tokens) for n in lacking]
+        self.asked = [sum(part) for part in parts(lengths, PART)]  # tokens, of each file
+        if not lacking:
+            return
+        if config.teacher is None:
+            where = f"distill.keep {settings.keep}"
+            found = f"nothing of {traces[lacking[0]].source}, as this template renders it"
+            accepted = "a folder that holds every trace, or [teacher] beside it"
+            raise ConfigError(message(where, found, accepted))
+        self.teacher = open_teacher(bench)
+        self.size = min(head_size(bench.loaded), self.teacher.size)
+        if settings.keep_top > self.size:
+            accepted = f"at most the {self.size} tokens of both models"
+            raise ConfigError(message("distill.keep_top", settings.keep_top, accepted))
+        longest = self.teacher.context_length
+        for n in lacking:
+            group = groups[n]
+            length = len(group.prompt.tokens) + len(group.completions[0].tokens)
+            accepted = f"the teacher's context of {longest}"
+            check_length(traces[n].source, length, longest, accepted, "shorten it")
+
+    def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], KeptTeacher]:
+        """Ask what is lacking, and give the teacher back; return what teaches some traces."""
+        if (teacher := self.teacher) is not None:
+            way = copy.copy(passes)
+            if teacher.model is not None:
+                way.lean, _ = prove_lean(teacher.model)
+
+            def ask(groups: Sequence[Group]) -> list[Likeliest]:
+                run.clock.check()  # what was asked before is in files of its own
+                batch = pack(groups, [[GOOD]] * len(groups), self.device)
+                found = teacher.likeliest(batch, way, self.settings.keep_top, self.size)
+                work.done += len(groups)
+                return found
+
+            lacking = len(self.kept.lacks(self.groups))
+            with run.clock.working("asking the teacher", lacking, "traces") as work:
+                asked = self.kept.fill(self.groups, ask)
+            run.note(f"{asked} traces were shown to the teacher: {self.kept.folder}")
+            self.teacher = None
+        run.event("kept", traces=len(self.groups))
+        return self.of
+
+    def of(self, rows: Sequence[int]) -> KeptTeacher:
+        """Return what was kept of some traces."""
+        found = self.kept.of([self.groups[n] for n in rows], self.device)
+        return KeptTeacher(found, self.divergence)
+
+
+def _name_of(teacher: TeacherConfig) -> str:
+    return teacher.path + (f"@{teacher.revision}" if teacher.revision is not None else "")
+
+
+def tokens_hash(tokenizer: Any) -> str:
+    """Return twelve hexadecimal digits over a tokenizer's tokens and their numbers."""
+    known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
+
+
+def _key(group: Group) -> bytes:
+    (key,) = keys_of(group)
+    return key

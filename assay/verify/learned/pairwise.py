@@ -1,0 +1,239 @@
+"""Which of two completions is better: a judge asked in both orders, and the win rate of many.
+
+A judge that prefers a place to a text contradicts itself when the texts change places; such a pair
+is a tie. Win rates count ties as half, with standard errors clustered by problem. The
+length-controlled win rate is what the win rate would be if both texts were equally long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.types import Completion, NotJudgedReason, Problem
+from assay.verify.learned.panel import Panel, Vote, panel_for
+from assay.verify.learned.quoting import cut_middle
+from assay.verify.learned.rubrics import PAIRWISE, context
+
+Array = NDArray[np.float64]
+Outcome = Literal["first", "second", "tie"]
+
+OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")  # by the lead of the first: 0, 1, -1
+POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
+RIDGE = 1e-3  # on both coefficients: keeps a fit finite where one side wins every comparison
+MAX_ITERATIONS = 100
+EPS = 1e-10  # the size of a step that ends a fit
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the judges say of two completions of one problem.
+
+    outcome: None where it was not judged, for ``reason``. consistent: whether both orders gave the
+    same outcome; where they did not, the outcome is a tie. lengths: of the texts that were
+    compared, in characters. places: the points of the first where it was shown first, and where it
+    was shown second; None where it was not asked about.
+    """
+
+    problem_id: str
+    outcome: Outcome | None
+    consistent: bool = True
+    lengths: tuple[int, int] = (0, 0)
+    reason: NotJudgedReason | None = None
+    detail: str = ""
+    places: tuple[float, float] | None = None
+
+    @property
+    def points(self) -> float | None:
+        """1 for the first, 0 for the second, a half for a tie."""
+        return None if self.outcome is None else POINTS[self.outcome]
+
+
+def compare(
+    problem: Problem,
+    first: Completion,
+    second: Completion,
+    options: Mapping[str, Any] | None = None,
+    *,
+    reads: Literal["answer", "trace"] = "answer",
+) -> Comparison:
+    """Ask which completion is better, in both orders.
+
+    options: as in ``[verification.options.judge]``; a problem cannot set them. ``criteria`` and
+    ``reference`` of its spec are shown. Safe from any thread. Raises VerifierError for a spec or an
+    option that cannot be used.
+    """
+    panel = panel_for(options or {})
+    texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
+    lengths = len(texts[0]), len(texts[1])
+    if texts[0] == texts[1]:
+        return Comparison(problem.id, "tie", lengths=lengths)
+    leads: list[int] = []
+    for order in (texts, texts[::-1]):
+        lead = _ask(panel, problem, order)
+        if isinstance(lead, Vote):
+            return Comparison(problem.id, None, False, lengths, lead.reason, lead.detail)
+        leads.append(lead)
+    same = leads[0] == -leads[1]
+    outcome = OUTCOMES[leads[0] if same else 0]
+    places = (1 + leads[0]) / 2, (1 - leads[1]) / 2
+    return Comparison(problem.id, outcome, same, lengths, places=places)
+
+
+def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
+    """Return 1 where more votes are for the first text, as A, -1 for the second, 0 for a tie.
+
+    Where no majority of the votes is there, one that is missing.
+    """
+    most = panel.settings.max_chars
+    shown = [(each.name, each.text) for each in context(problem, PAIRWISE)]
+    quotes = [cut_middle(*each, most) for each in [*shown, *zip("AB", texts, strict=True)]]
+    votes = panel.votes(PAIRWISE, quotes)
+    given = [vote.finding for vote in votes if vote.finding is not None]
+    if 2 * len(given) <= len(votes):
+        return next(vote for vote in votes if vote.finding is None)
+    lead = given.count("A") - given.count("B")
+    return (lead > 0) - (lead < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WinRate:
+    """How often the first side is preferred, ties counted half.
+
+    standard_error: None of fewer than two problems. length_effect: what one standard deviation of
+    the length difference adds to the log-odds of the first side; None where length is not
+    controlled. inconsistent: pairs in which the judges followed the place and not the text.
+    by_place: the rate in the order that shows the first side first, and in the other; what lies
+    between them is the judges' position bias. None where nothing was asked in both.
+    """
+
+    rate: float
+    standard_error: float | None
+    num_comparisons: int
+    num_problems: int
+    wins: int
+    losses: int
+    ties: int
+    inconsistent: int
+    not_judged: int
+    length_effect: float | None = None
+    by_place: tuple[float, float] | None = None
+
+
+def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
+    """Return the mean of the points, with its standard error clustered by problem.
+
+    Of G problems: SE^2 = G/(G-1) * sum over problems of (sum of (points - rate))^2 / N^2. Raises
+    ValueError where nothing was judged.
+    """
+    judged, points = _judged(comparisons)
+    rate = float(points.mean())
+    spread = _clustered(judged, (points - rate)[:, None])
+    error = None if spread is None else math.sqrt(float(spread[0, 0])) / len(points)
+    return _result(comparisons, judged, rate, error)
+
+
+def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
+    """Return the win rate at equal lengths, by a logistic regression on the length difference.
+
+    log-odds of the first side = theta + phi * tanh(difference / its standard deviation), fitted to
+    the points; the rate is that of theta alone. Its standard error is by the delta method, from a
+    covariance that is robust and clustered by problem. The generalized linear model of Dubois et
+    al., arXiv:2404.04475, without its term for the difficulty of an instruction, which is estimated
+    over many models. Raises ValueError where nothing was judged.
+    """
+    judged, points = _judged(comparisons)
+    differences = np.array([one.lengths[0] - one.lengths[1] for one in judged], np.float64)
+    effect = np.tanh(differences / (float(differences.std()) or 1.0))
+    features = np.stack([np.ones_like(effect), effect], axis=1)
+    coefficients = fit_logistic(features, points)
+    rates = _sigmoid(features @ coefficients)
+    rate = float(_sigmoid(coefficients[0]))
+    spread = _clustered(judged, features * (points - rates)[:, None])
+    error = None
+    if spread is not None:
+        bread = np.linalg.inv(_information(features, rates))
+        error = rate * (1 - rate) * math.sqrt(float((bread @ spread @ bread)[0, 0]))
+    return _result(comparisons, judged, rate, error, float(coefficients[1]))
+
+
+def fit_logistic(features: Array, points: Array) -> Array:
+    """Return the coefficients of the most likely logistic model, by Newton steps.
+
+    features: (rows, coefficients). points: (rows,), each in [0, 1]; a half is half a win. Maximizes
+    sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A step is
+    halved until it climbs.
+    """
+
+    def likelihood(coefficients: Array) -> float:
+        logits = features @ coefficients
+        fit = points * logits - np.logaddexp(0.0, logits)
+        return float(fit.sum() - RIDGE / 2 * (coefficients**2).sum())
+
+    coefficients = np.zeros(features.shape[1])
+    for _ in range(MAX_ITERATIONS):
+        rates = _sigmoid(features @ coefficients)
+        slope = features.T @ (points - rates) - RIDGE * coefficients
+        step = np.linalg.solve(_information(features, rates), slope)
+        while (
+            likelihood(coefficients + step) < likelihood(coefficients) and np.abs(step).max() > EPS
+        ):
+            step /= 2
+        coefficients = coefficients + step
+        if np.abs(step).max() <= EPS:
+            break
+    return coefficients
+
+
+def _information(features: Array, rates: Array) -> Array:
+    weights = rates * (1 - rates)
+    return (features * weights[:, None]).T @ features + RIDGE * np.eye(features.shape[1])
+
+
+def _sigmoid(logits: Array) -> Array:
+    return 0.5 * (1.0 + np.tanh(0.5 * logits))
+
+
+def _clustered(judged: Sequence[Comparison], rows: Array) -> Array | None:
+    """Return G/(G-1) times the sum of squares of the rows' sums by problem; None of one problem."""
+    index = {name: n for n, name in enumerate(dict.fromkeys(one.problem_id for one in judged))}
+    sums = np.zeros((len(index), rows.shape[1]))
+    np.add.at(sums, [index[one.problem_id] for one in judged], rows)
+    return len(sums) / (len(sums) - 1) * (sums.T @ sums) if len(sums) > 1 else None
+
+
+def _judged(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], Array]:
+    judged = [one for one in comparisons if one.outcome is not None]
+    if not judged:
+        raise ValueError(f"none of {len(comparisons)} comparisons was judged")
+    return judged, np.array([one.points for one in judged], np.float64)
+
+
+def _result(
+    comparisons: Sequence[Comparison],
+    judged: Sequence[Comparison],
+    rate: float,
+    error: float | None,
+    length_effect: float | None = None,
+) -> WinRate:
+    outcomes = [one.outcome for one in judged]
+    places = np.array([one.places for one in judged if one.places is not None], np.float64)
+    shown_first, shown_second = places.mean(0).tolist() if len(places) else (0.0, 0.0)
+    return WinRate(
+        rate=rate,
+        standard_error=error,
+        num_comparisons=len(judged),
+        num_problems=len({one.problem_id for one in judged}),
+        wins=outcomes.count("first"),
+        losses=outcomes.count("second"),
+        ties=outcomes.count("tie"),
+        inconsistent=sum(not one.consistent for one in judged),
+        not_judged=len(comparisons) - len(judged),
+        length_effect=length_effect,
+        by_place=(shown_first, shown_second) if len(places) else None,
+    )

@@ -1,0 +1,209 @@
+"""What a run tells the actors that sample for it; needs no cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from train_worlds import World
+
+from assay.config import SamplingConfig, ScaleConfig, parse
+from assay.errors import ConfigError, WorkerDied
+from assay.model.weights import Weights
+from assay.scale import cluster, rollouts, verifying
+from assay.scale.ahead import AheadCall, AheadGenerator
+from assay.session import placement
+from assay.session.assemble import Bench
+from assay.types import Completion, Group, Problem, Prompt
+from assay.verify.serving.pool import Pool
+
+
+def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They work in another folder. What is no file is a name of the hub, or a source."""
+    told: list[Any] = []
+
+    def hire(engine: Any, opening: Any, *_: Any) -> Any:
+        told.append(opening)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(placement, "ActorGenerator", hire)
+    monkeypatch.chdir(world.folder)
+    (world.folder / "texts.txt").write_text("a text")
+    tools = {"names": ["search"], "corpus": ["texts.txt", "mine:texts"]}
+    config = parse(world.tree(model={"path": "model"}, tools=tools, scale={"rollout_actors": 1}))
+    loaded: Any = SimpleNamespace(dtype=torch.float32, context_length=None)
+    engine: Any = SimpleNamespace(settings=config.engine)
+    renderer: Any = SimpleNamespace(template="base")
+    verifiers: Any = None
+    with ExitStack() as stack:
+        placement.on_actors(Bench(config, loaded, renderer, engine, verifiers), stack)
+    (opening,) = told
+    assert opening.model.path == str(world.folder / "model")
+    assert opening.tools.corpus == (str(world.folder / "texts.txt"), "mine:texts")
+
+
+class FakeActors:
+    """Samples at once; a group knows the version that it is from."""
+
+    policy_version = 0
+    gives_model_logprobs = True
+    watch = None
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def prepare(self, weights: Any) -> Any:
+        return weights
+
+    def adopt(self, weights: Any) -> None:
+        self.policy_version = weights.version
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def generate(self, problems: Any, sampling: Any, size: int, *_: Any) -> list[Group]:
+        self.calls.append([problem.id for problem in problems])
+        one = replace(Completion.from_text("1", "a"), policy_version=self.policy_version)
+        return [Group(problem, Prompt("?", one.tokens), (one,) * size) for problem in problems]
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_group_that_is_too_old_is_sampled_again(behind: int) -> None:
+    """One update may pass while it waits; after two it is older than one step of one update."""
+    actors: Any = FakeActors()
+    ahead, sampling = AheadGenerator(actors, max_age=1), SamplingConfig()
+    problems = [Problem("a", "?"), Problem("b", "?")]
+    ahead.begin([AheadCall(problems, sampling, 2)])
+    for version in range(1, behind + 1):
+        ahead.load_policy(Weights(version, {}))
+    groups = ahead.generate(problems, sampling, 2)
+    assert [group.problem.id for group in groups] == ["a", "b"]
+    versions = {one.policy_version for group in groups for one in group.completions}
+    is_old = behind > 1
+    assert versions == ({behind} if is_old else {0})
+    assert actors.calls == [["a", "b"]] * (1 + is_old)
+    assert ahead.take_metrics() == ({"policy/too_old": 2.0} if is_old else {})
+    assert ahead.take_metrics() == {}, "counted once"
+
+
+def test_while_nobody_listens_no_actor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner may take longer than `scale.patience`; an actor could not say a word meanwhile."""
+    clock, lost = [100.0], list[str]()
+    monkeypatch.setattr(rollouts.time, "monotonic", lambda: clock[0])
+
+    def wait(refs: Any, **_: Any) -> Any:
+        clock[0] += 1.0
+        return [], refs
+
+    crew: Any = object.__new__(rollouts.ActorGenerator)
+    member = rollouts.Member("rollout actor 1", None)
+    member.ask("loading", "a ref")
+    crew.__dict__ |= {"_members": [member], "_closed": False, "_listened": clock[0]}
+    crew._checked = clock[0]
+    crew._settings = ScaleConfig(rollout_actors=1, patience=10.0)
+    crew._ray = SimpleNamespace(wait=wait)
+    crew._lose = lambda member, why, waiting: lost.append(why)
+    monkeypatch.setattr(rollouts, "check_alive", lambda: None)
+    for seconds in (0.0, 500.0, 500.0):  # of learning, and it listens for a second after each
+        clock[0] += seconds
+        crew._hear(deque())
+    assert not lost and clock[0] - member.since == 3.0
+    for _ in range(8):
+        crew._hear(deque())
+    assert lost == ["loading: no progress in 10 s (scale.patience)"]
+
+
+def test_who_ends_actors_does_not_wait_for_a_cluster_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence, asked = threading.Event(), list[str]()
+
+    def kill(handle: str) -> None:
+        asked.append(handle)
+        silence.wait()
+
+    monkeypatch.setattr(cluster, "import_ray", lambda: SimpleNamespace(kill=kill))
+    monkeypatch.setattr(cluster, "END_SECONDS", 0.05)
+    cluster.end(["one", "other"])
+    assert asked == ["one"], "it came back while the first was not answered"
+    silence.set()
+
+
+def test_a_cluster_that_is_gone_is_no_verifiers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verifier actors are lost while the first verifier is asked for."""
+
+    def lost(*_: Any) -> None:
+        raise cluster.ActorLost("ActorDiedError")
+
+    def dead() -> None:
+        raise WorkerDied("the local Ray cluster lost its raylet; go on with --resume")
+
+    monkeypatch.setattr(verifying, "answer", lost)
+    monkeypatch.setattr(verifying, "check_alive", dead)
+    monkeypatch.setattr(verifying, "import_ray", lambda: None)
+    handle = SimpleNamespace(start=SimpleNamespace(remote=lambda options: None))
+    actors: Any = SimpleNamespace(num_lost=0, hear_of_sandbox=None)
+
+    def hire(family: str) -> Any:
+        return verifying.RemoteWorker(handle, family, actors)
+
+    pool = Pool(threading.RLock(), lambda *_: None, lambda *_, **__: None, 1, 5.0, {}, hire)
+    with pytest.raises(WorkerDied, match="lost its raylet"):
+        pool.describe("mine:reward")
+    pool.close()
+
+
+def test_a_head_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        node = SimpleNamespace(is_head=lambda: False, gcs_address=address)
+        worker = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
+        monkeypatch.setattr(cluster, "import_ray", lambda: SimpleNamespace(_private=worker))
+        monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.2)
+        cluster.check_alive()
+    with pytest.raises(WorkerDied, match="has not answered for 0"):
+        cluster.check_alive()
+
+
+def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a plain exception where its node is late."""
+    seen: list[dict[str, str]] = []
+
+    def init(**_: Any) -> None:
+        seen.append({name: os.environ[name] for name in (cluster.NICENESS, cluster.VARIABLE)})
+        raise Exception("The current node timed out during startup.\nIts logs are here.")
+
+    monkeypatch.setattr(
+        cluster, "import_ray", lambda: SimpleNamespace(init=init, is_initialized=lambda: False)
+    )
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(cluster.NICENESS, raising=False)
+    with ExitStack() as stack, pytest.raises(WorkerDied) as told:
+        cluster.open_cluster(ScaleConfig(rollout_actors=1), stack)
+    assert str(told.value).startswith("the local Ray cluster does not start: ")
+    assert "timed out during startup" in str(told.value) and "\n" not in str(told.value)
+    assert seen[0][cluster.NICENESS] == "0" and cluster.NICENESS not in os.environ
+
+
+def test_an_address_of_rays_client_names_the_package_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        cluster, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False)
+    )
+    settings = ScaleConfig(rollout_actors=1, address="ray://localhost:10001")
+    with ExitStack() as stack, pytest.raises(ConfigError) as told:
+        cluster.open_cluster(settings, stack)
+    assert str(told.value) == (
+        "scale.address: found 'ray://localhost:10001', and no package grpcio here; accepted:"
+        ' HOST:PORT without Ray\'s client; pip install "ray[client]"'
+    )
