@@ -12,9 +12,9 @@ import pytest
 from assay.errors import RunError
 from assay.host import removal
 
-PACKAGE = Path(removal.__file__).parent
+PACKAGE = Path(removal.__file__).parent.parent
 # `isolation.py` is loaded in a process without the package, in a root of its own.
-MAY_REMOVE = {"removal.py", "verify/sandbox/isolation.py"}
+MAY_REMOVE = {"host/removal.py", "verify/sandbox/isolation.py"}
 _METHODS = {"unlink", "rmdir", "rename", "renames", "removedirs", "rmtree"}
 
 
