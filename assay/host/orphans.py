@@ -36,7 +36,7 @@ sys.path.insert(0, sys.argv[1])
 from assay.host.orphans import watch
 watch(sys.argv[2], int(sys.argv[3]))
 """
-_ROOT = str(Path(__file__).resolve().parents[3])
+_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def new_family() -> str:
