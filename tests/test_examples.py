@@ -35,6 +35,10 @@ def shortened(text: str, model: Path, folder: Path) -> str:
         r"(?m)^(num_prompts|group_size|pairs_per_step|rows_per_step) = .*$", r"\1 = 2", text
     )
     text = re.sub(r"(?m)^tokens_per_step = .*$", "tokens_per_step = 100", text)
+    (folder / "gsm8k").mkdir(exist_ok=True)
+    for number, name in enumerate(("rl", "choose")):
+        rows = (GSM8K % (n, n + 1) for n in range(10 + 4 * number, 14 + 4 * number))
+        (folder / "gsm8k" / f"{name}.jsonl").write_text("".join(rows))
     for split in ("train", "test"):
         rows = "".join(
             GSM8K % (n, n + 1) for n in range(4 * (split == "test"), 4 + 4 * (split == "test"))

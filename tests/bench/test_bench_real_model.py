@@ -82,7 +82,7 @@ def test_every_benchmark_is_measured_once(
     for name in ("gsm8k", "mbpp", "ifeval"):
         rows = map(json.loads, (work / f"{name}_completions.jsonl").read_text().splitlines())
         prompts[name] = [row["prompt"] for row in rows]
-    assert all("boxed" in prompt for prompt in prompts["gsm8k"])
+    assert all("in \\boxed{}." in prompt for prompt in prompts["gsm8k"])
     assert not any("boxed" in prompt for prompt in prompts["mbpp"] + prompts["ifeval"])
 
     def never(*_: Any, **__: Any) -> Any:
