@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from assay.config import SamplingConfig
-from assay.endpoint.client import Dialect, JudgeClient
+from assay.endpoint.client import Dialect, EndpointClient
 from assay.endpoint.costs import Budget
-from assay.endpoint.replies import JudgeTrouble, Reply, read_message, read_usage, why_empty
+from assay.endpoint.replies import EndpointFailure, Reply, read_message, read_usage, why_empty
 from assay.endpoint.settings import Endpoint, Settings, completions_url
 from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights
@@ -95,7 +95,7 @@ class ServerGenerator:
         """A server's weights are its own."""
         raise NotImplementedError("a server is not given weights")
 
-    def _client(self, sampling: SamplingConfig, thinks: bool) -> JudgeClient:
+    def _client(self, sampling: SamplingConfig, thinks: bool) -> EndpointClient:
         more: dict[str, Any] = {"top_p": sampling.top_p, "stop": list(sampling.stop)}
         more |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
         request = {key: value for key, value in more.items() if value not in (None, [], 1.0, 0.0)}
@@ -116,13 +116,13 @@ class ServerGenerator:
             backoff=0.5,
             concurrency=self.concurrency,
         )
-        client = JudgeClient(endpoint, settings, Budget(None), self._read)
+        client = EndpointClient(endpoint, settings, Budget(None), self._read)
         client.dialect = Dialect(format="text")
         return client
 
     def _ask(
-        self, clients: Mapping[bool, JudgeClient], problem: Problem, number: int
-    ) -> Completion | JudgeTrouble:
+        self, clients: Mapping[bool, EndpointClient], problem: Problem, number: int
+    ) -> Completion | EndpointFailure:
         thinks = self.thinks if problem.think is None else problem.think != "empty"
         name = f"{problem.group_id}/{number}"
         deadline = time.monotonic() + ALL_SECONDS
@@ -130,14 +130,14 @@ class ServerGenerator:
             text, reply, _ = clients[thinks].ask(
                 self.render(problem), {}, lambda reply: reply.text, deadline, name
             )
-        except JudgeTrouble as trouble:
+        except EndpointFailure as trouble:
             return trouble
         think = self.think if thinks else replace(self.think, mode="empty")
         ended = "length" if reply.finish_reason == "length" else "eos"
         length = reply.usage.output_tokens or 0
         return Completion.from_text(text, name, think, length, ended)
 
-    def _received(self, reply: Completion | JudgeTrouble) -> Completion | None:
+    def _received(self, reply: Completion | EndpointFailure) -> Completion | None:
         """Return a completion, and count what had no reply; raises where there are too many."""
         if isinstance(reply, Completion):
             self._has_replied, self._in_a_row = True, 0
@@ -159,5 +159,5 @@ class ServerGenerator:
             close = f"\n{self.think.close_tag}\n\n" if text.strip() or finish != "length" else ""
             text = f"{self.think.open_tag}\n{thought.strip()}{close}{text}"
         if not text.strip():
-            raise JudgeTrouble("error", why_empty(message, finish), retry=False)
+            raise EndpointFailure("error", why_empty(message, finish), retry=False)
         return Reply(text, finish, read_usage(body))

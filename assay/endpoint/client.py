@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from assay.endpoint.costs import Budget, count, count_reply
-from assay.endpoint.replies import JudgeTrouble, Reply, read_body, shown
+from assay.endpoint.replies import EndpointFailure, Reply, read_body, shown
 from assay.endpoint.settings import KEEP_SECRET, NEEDS, Endpoint, Settings
 from assay.errors import VerifierError
 from assay.host.imports import slow_import
@@ -84,7 +84,7 @@ class Dialect:
         return body | json.loads(judge.request)
 
 
-class JudgeClient:
+class EndpointClient:
     """Asks one judge; safe from any thread, at most ``concurrency`` requests at a time.
 
     The API key is read from the environment for each request and stands nowhere else: it is taken
@@ -117,25 +117,25 @@ class JudgeClient:
         deadline: float,
         seed: str,
     ) -> tuple[Read, Reply, dict[str, Any]]:
-        """Return what ``read`` makes of a reply, the reply, and its body; raises JudgeTrouble.
+        """Return what ``read`` makes of a reply, the reply, and its body; raises EndpointFailure.
 
         deadline: of `time.monotonic`, for all attempts together. seed: of the waits between them.
         """
 
         asked = [*messages]
 
-        def once(before: JudgeTrouble | None) -> tuple[Read, Reply, dict[str, Any]]:
+        def once(before: EndpointFailure | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
                 asked[-1] = _reminded(asked[-1])  # the very same may well have the same reply
             try:
                 reply, body = self._once(asked, schema, deadline)
                 try:
                     return read(reply), reply, body
-                except JudgeTrouble as error:
+                except EndpointFailure as error:
                     if schema and self.dialect.format != "json_schema":
                         error.detail += " (the endpoint refused the schema of the reply)"
                     raise
-            except JudgeTrouble:
+            except EndpointFailure:
                 count(self.judge.model, failures=1)
                 raise
 
@@ -148,12 +148,12 @@ class JudgeClient:
         deadline: float,
         seed: str,
     ) -> Read:
-        """Return what ``read`` makes of the answer to a body; raises JudgeTrouble as `ask` does.
+        """Return what ``read`` makes of the answer to a body; raises EndpointFailure as `ask` does.
 
         body: None: the address is read.
         """
 
-        def once(_: JudgeTrouble | None) -> Read:
+        def once(_: EndpointFailure | None) -> Read:
             status, headers, raw = self._exchange(body, deadline)
             if status != 200:
                 raise self._refused(status, headers, self._complaint(raw))
@@ -162,36 +162,36 @@ class JudgeClient:
         return self._tried(once, deadline, seed)
 
     def _tried(
-        self, once: Callable[[JudgeTrouble | None], Read], deadline: float, seed: str
+        self, once: Callable[[EndpointFailure | None], Read], deadline: float, seed: str
     ) -> Read:
         """Return what a request gives, tried again where that may help; it is told what failed."""
-        trouble: JudgeTrouble | None = None
+        trouble: EndpointFailure | None = None
         for attempt in range(self.settings.retries + 1):
             if trouble is not None:
                 self._wait(trouble, attempt, deadline, seed)
             try:
                 return once(trouble)
-            except JudgeTrouble as error:
+            except EndpointFailure as error:
                 trouble = error
                 if not error.retry:
                     break
         assert trouble is not None
         num = self.settings.retries + 1 if trouble.retry else 1
         times = f" ({num} attempts)" if num > 1 else ""
-        raise JudgeTrouble(trouble.reason, f"{self._name}: {trouble.detail}{times}", retry=False)
+        raise EndpointFailure(trouble.reason, f"{self._name}: {trouble.detail}{times}", retry=False)
 
     @property
     def _name(self) -> str:
         return f"{self.judge.model} at {self.judge.host}"
 
-    def _wait(self, trouble: JudgeTrouble, attempt: int, deadline: float, seed: str) -> None:
+    def _wait(self, trouble: EndpointFailure, attempt: int, deadline: float, seed: str) -> None:
         seconds = trouble.wait
         if seconds is None:
             digest = hashlib.sha256(f"{seed} {attempt}".encode()).digest()
             jitter = 0.5 + int.from_bytes(digest[:4]) / 2**33  # in [0.5, 1)
             seconds = min(MAX_WAIT, self.settings.backoff * 2 ** (attempt - 1)) * jitter
         if time.monotonic() + seconds >= deadline:
-            raise JudgeTrouble(
+            raise EndpointFailure(
                 trouble.reason,
                 f"{self._name}: {trouble.detail} (no time for another attempt in {seconds:.0f} s)",
                 retry=False,
@@ -202,7 +202,7 @@ class JudgeClient:
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], deadline: float
     ) -> tuple[Reply, dict[str, Any]]:
         if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise JudgeTrouble("timeout", "no request slot came free in time", retry=False)
+            raise EndpointFailure("timeout", "no request slot came free in time", retry=False)
         try:
             chars = sum(len(turn["content"]) for turn in messages)
             with self.budget.request(self.judge, chars) as expenses:
@@ -237,7 +237,7 @@ class JudgeClient:
             body = json.loads(raw.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             said = shown(self._without_key(raw.decode("utf-8", "replace")))
-            raise JudgeTrouble("error", f"the endpoint's reply is not JSON: {said}") from None
+            raise EndpointFailure("error", f"the endpoint's reply is not JSON: {said}") from None
         return self._without_key(body)
 
     def _exchange(
@@ -248,7 +248,7 @@ class JudgeClient:
 
         limit = min(deadline, time.monotonic() + self.settings.timeout)
         if time.monotonic() >= limit:
-            raise JudgeTrouble("timeout", "no time is left for a request", retry=False)
+            raise EndpointFailure("timeout", "no time is left for a request", retry=False)
         key = self.judge.key()
         headers = {"Content-Type": "application/json"}
         if key:
@@ -266,7 +266,7 @@ class JudgeClient:
                 for chunk in response.iter_bytes():
                     chunks += chunk
                     if len(chunks) > self.max_body:
-                        raise JudgeTrouble(
+                        raise EndpointFailure(
                             "error", f"the endpoint's reply exceeds {self.max_body} bytes"
                         )
                     if time.monotonic() > limit:
@@ -274,11 +274,11 @@ class JudgeClient:
                 return response.status_code, response.headers, bytes(chunks)
         except httpx2.TimeoutException:
             seconds = f"{self.settings.timeout:g} s"
-            raise JudgeTrouble("timeout", f"no reply within {seconds}") from None
+            raise EndpointFailure("timeout", f"no reply within {seconds}") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             said = str(self._without_key(str(error)))[:200]
             cause = type(error).__name__ + (f": {said}" if said else "")
-            raise JudgeTrouble("unavailable", cause) from None
+            raise EndpointFailure("unavailable", cause) from None
 
     def _client(self) -> httpx2.Client:
         with self._lock:
@@ -287,9 +287,9 @@ class JudgeClient:
                 self._process = os.getpid()
             return self._http
 
-    def _refused(self, status: int, headers: Mapping[str, str], said: str) -> JudgeTrouble:
+    def _refused(self, status: int, headers: Mapping[str, str], said: str) -> EndpointFailure:
         if status in (401, 403):
-            return JudgeTrouble(
+            return EndpointFailure(
                 "unavailable",
                 f"HTTP {status}: the endpoint refuses the key in the environment variable "
                 f"{self.judge.api_key_env}",
@@ -297,7 +297,7 @@ class JudgeClient:
             )
         again = status in TRY_AGAIN or status >= 500
         wait = _retry_after(headers) if again else None
-        return JudgeTrouble("unavailable", f"HTTP {status}: {said}", retry=again, wait=wait)
+        return EndpointFailure("unavailable", f"HTTP {status}: {said}", retry=again, wait=wait)
 
     def _complaint(self, raw: bytes) -> str:
         """Return the endpoint's own words, short: a long one may hold the text that is judged."""

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.endpoint.replies import JudgeTrouble, read_usage
+from assay.endpoint.replies import EndpointFailure, read_usage
 from assay.endpoint.settings import Endpoint
 
 CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
@@ -57,14 +57,14 @@ class Budget:
 
     @contextmanager
     def request(self, judge: Endpoint, input_chars: int) -> Generator[list[float]]:
-        """Set a request's largest cost aside meanwhile; raises JudgeTrouble at the limit.
+        """Set a request's largest cost aside meanwhile; raises EndpointFailure at the limit.
 
         What is put on the list is what it cost in truth.
         """
         most = judge.cost(input_chars / CHARS_PER_TOKEN, judge.max_tokens)
         with self._lock:
             if self.limit is not None and self._spent + self._reserved + most > self.limit:
-                raise JudgeTrouble(
+                raise EndpointFailure(
                     "unavailable",
                     f"the judge's budget of {self.limit:g} is spent ({self._spent:.4g} so far, "
                     f"a request may cost {most:.2g}); raise verification.options.judge.budget",

@@ -27,7 +27,7 @@ CUT_OFF: Mapping[str, str] = {
 """Why a reply that ended so is no verdict."""
 
 
-class JudgeTrouble(Exception):
+class EndpointFailure(Exception):
     """A judge that gave no judgement: the reason, and whether asking again may help.
 
     wait: seconds that the endpoint asks for before the next attempt; None: it does not say.
@@ -73,29 +73,29 @@ def read_usage(body: Any) -> Usage:
 
 
 def read_body(body: Any) -> Reply:
-    """Return the reply in the body of a chat completion; raises JudgeTrouble.
+    """Return the reply in the body of a chat completion; raises EndpointFailure.
 
     Reasoning, whether in a field of its own or in a think block, is never searched for a verdict.
     """
     message, content, finish = read_message(body)
     text = _without_reasoning(content)
     if not text.strip():
-        raise JudgeTrouble("error", why_empty(message, finish))
+        raise EndpointFailure("error", why_empty(message, finish))
     return Reply(text, finish, read_usage(body))
 
 
 def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
     """Return the message in the body of a chat completion, its text, and why it ended; raises
-    JudgeTrouble where there is none."""
+    EndpointFailure where there is none."""
     if not isinstance(body, dict):
-        raise JudgeTrouble("error", "the endpoint's reply is not a JSON object")
+        raise EndpointFailure("error", "the endpoint's reply is not a JSON object")
     body = _table(body)
     if body.get("error"):
-        raise JudgeTrouble("unavailable", f"the endpoint said {shown(body['error'])}")
+        raise EndpointFailure("unavailable", f"the endpoint said {shown(body['error'])}")
     choices = body.get("choices")
     choice = _table(cast("list[Any]", choices)[0]) if choices and isinstance(choices, list) else {}
     if not isinstance(choice.get("message"), dict):
-        raise JudgeTrouble("error", "the endpoint's reply holds no message")
+        raise EndpointFailure("error", "the endpoint's reply holds no message")
     message = _table(choice["message"])
     content = message.get("content")
     if isinstance(content, list):  # in parts
@@ -135,17 +135,17 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
 
     key: holds a code of this request, which no text to examine holds. Exactly one object of the
     reply has it, and nothing in the reply sets it a second time: objects without it are quotations,
-    whatever they claim. Raises JudgeTrouble, also for a reply that was cut off, which may have
+    whatever they claim. Raises EndpointFailure, also for a reply that was cut off, which may have
     been about to change its mind.
     """
     if reply.finish_reason in CUT_OFF:
-        raise JudgeTrouble("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
+        raise EndpointFailure("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
     found = [each for each in objects_of(reply.text) if key in each]
     # a key behind a backslash too: a reply that quotes itself is as unclear as one with two objects
     if len(re.findall(rf"{re.escape(key)}[\\\"'`*\s]{{0,9}}:", reply.text)) > 1 or len(found) > 1:
-        raise JudgeTrouble("error", f"the judge gave more than one verdict: {shown(reply.text)}")
+        raise EndpointFailure("error", f"the judge gave more than one verdict: {shown(reply.text)}")
     if not found:
-        raise JudgeTrouble("error", f"the judge's reply holds no {key}: {shown(reply.text)}")
+        raise EndpointFailure("error", f"the judge's reply holds no {key}: {shown(reply.text)}")
     reasoning = found[0].get("reasoning")
     words = " ".join(reasoning.split())[:MAX_REASONING] if isinstance(reasoning, str) else ""
     return found[0][key], words
@@ -177,22 +177,22 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return one of ``choices``, given in any case; raises JudgeTrouble."""
+    """Return one of ``choices``, given in any case; raises EndpointFailure."""
     if isinstance(value, str):
         for choice in choices:
             if value.strip().casefold() == choice.casefold():
                 return choice
-    raise JudgeTrouble(
+    raise EndpointFailure(
         "error", f"the judge's verdict is not {' or '.join(choices)}: {shown(value)}"
     )
 
 
 def read_score(value: Any, low: float, high: float) -> float:
-    """Return a number from ``low`` to ``high``; raises JudgeTrouble."""
+    """Return a number from ``low`` to ``high``; raises EndpointFailure."""
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
     accepted = f"a number from {low:g} to {high:g}"
-    raise JudgeTrouble("error", f"the judge's score is not {accepted}: {shown(value)}")
+    raise EndpointFailure("error", f"the judge's score is not {accepted}: {shown(value)}")
 
 
 def shown(value: Any) -> str:

@@ -36,7 +36,7 @@ SHOWN = 200  # characters of a complaint
 COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
 
 
-class Trouble(Exception):
+class RouteFailure(Exception):
     """A model that gave no reply. refused: the status of a request that is itself wrong."""
 
     def __init__(self, said: str, refused: int = 0) -> None:
@@ -63,10 +63,10 @@ class RoutedCall:
     def hear(self, said: Any, part: str) -> None:
         """Count a reply (part: ``message``), or an event of a stream (``delta``).
 
-        Raises Trouble where it is none.
+        Raises RouteFailure where it is none.
         """
         if not _is_reply(said, part):
-            raise Trouble(f"no reply, but {json.dumps(said)[:SHOWN]}")
+            raise RouteFailure(f"no reply, but {json.dumps(said)[:SHOWN]}")
         usage = read_usage(said)
         if usage.input_tokens is not None:
             self.usage = (usage.input_tokens, usage.output_tokens)
@@ -99,7 +99,7 @@ class Upstream:
         self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
 
     async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the whole reply, or the events of a stream as they come; raises Trouble."""
+        """Yield the whole reply, or the events of a stream as they come; raises RouteFailure."""
         import httpx2
 
         started = time.perf_counter()
@@ -117,7 +117,7 @@ class Upstream:
                     said = (await _read(reply, clock)).decode("utf-8", "replace")[:SHOWN]
                     said = said.replace(key, "[key]") if key else said
                     status = reply.status_code
-                    raise Trouble(f"HTTP {status}: {said}", status if status in REFUSED else 0)
+                    raise RouteFailure(f"HTTP {status}: {said}", status if status in REFUSED else 0)
                 if not body.get("stream"):
                     raw = await _read(reply, clock)
                     call.hear(json.loads(raw), "message")
@@ -130,9 +130,9 @@ class Upstream:
                         yield event
         except (httpx2.TimeoutException, TimeoutError) as error:
             name = "ReadTimeout" if isinstance(error, TimeoutError) else type(error).__name__
-            raise Trouble(f"{name}: nothing for {self.seconds:g} s") from error
+            raise RouteFailure(f"{name}: nothing for {self.seconds:g} s") from error
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
-            raise Trouble(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
+            raise RouteFailure(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
         finally:
             call.seconds = time.perf_counter() - started
 
@@ -177,7 +177,7 @@ async def _read(reply: Any, clock: Clock) -> bytes:
     async for chunk in clock.chunks(reply):
         found += chunk
         if len(found) > MAX_BODY:
-            raise Trouble(f"a reply of more than {MAX_BODY} bytes")
+            raise RouteFailure(f"a reply of more than {MAX_BODY} bytes")
     return bytes(found)
 
 
@@ -187,7 +187,7 @@ async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]
     async for chunk in clock.chunks(reply):
         *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
         if len(pending) > MAX_BODY:
-            raise Trouble(f"an event of more than {MAX_BODY} bytes")
+            raise RouteFailure(f"an event of more than {MAX_BODY} bytes")
         for event in events:
             lines = (line.partition(b":") for line in event.splitlines())
             data = b"".join(value.strip() for name, _, value in lines if name == b"data") or data
@@ -196,7 +196,7 @@ async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]
             if said is not None:
                 clock.wind()  # after it was passed on: a slow client is not the server's fault
     if data != b"[DONE]":
-        raise Trouble("the stream ended before its [DONE]")
+        raise RouteFailure("the stream ended before its [DONE]")
 
 
 class RouteServer(Server):
@@ -300,7 +300,7 @@ class Routed:
         try:
             async with aclosing(self._pieces(call, body)) as pieces:
                 reply = json.loads(await anext(pieces))
-        except Trouble as trouble:
+        except RouteFailure as trouble:
             self._failed(call, trouble)
             return await self._by([STRONG], "fallback")
         await self._ask_rule(reply)
@@ -333,7 +333,7 @@ class Routed:
             call = self._call(name, reason)
             try:
                 return await self._pass_on(call)
-            except Trouble as trouble:
+            except RouteFailure as trouble:
                 self._failed(call, trouble)
             reason = "fallback"
         raise Refused(502, "; ".join(f"{one.model}: {one.trouble}" for one in self.calls))
@@ -349,7 +349,7 @@ class Routed:
                 await self._send(piece)
                 async for piece in pieces:
                     await self._send(piece)
-            except Trouble as trouble:  # too late for the other model
+            except RouteFailure as trouble:  # too late for the other model
                 call.trouble = self.ended = str(trouble)
                 said = json.dumps(self.server.complaint(f"{call.model}: {trouble}"))
                 await self._send(f"data: {said}\n\n".encode())
@@ -366,7 +366,7 @@ class Routed:
     def _pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
         return self.server.models[call.model].pieces(call, body)
 
-    def _failed(self, call: RoutedCall, trouble: Trouble) -> None:
+    def _failed(self, call: RoutedCall, trouble: RouteFailure) -> None:
         """Keep why a model gave no reply; raises Refused where the request itself is wrong."""
         call.trouble = str(trouble)
         if trouble.refused:

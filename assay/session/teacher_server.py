@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from assay.config import TeacherConfig
-from assay.endpoint.client import JudgeClient
+from assay.endpoint.client import EndpointClient
 from assay.endpoint.costs import Budget
-from assay.endpoint.replies import JudgeTrouble, shown
+from assay.endpoint.replies import EndpointFailure, shown
 from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
 from assay.errors import ConfigError, WorkerDied, message
 from assay.learn.passes import Passes
@@ -77,7 +77,7 @@ class ServerTeacher(TeacherElsewhere):
         try:
             asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
             return [future.result() for future in asked]
-        except JudgeTrouble as trouble:
+        except EndpointFailure as trouble:
             remedy = "see to the server, then go on with assay train --resume RUN"
             raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
         finally:
@@ -85,7 +85,7 @@ class ServerTeacher(TeacherElsewhere):
             self._client.close()
 
     def _ask(self, prompt: list[int], tokens: list[int], count: int) -> list[Step]:
-        """Return what the server says at each of the tokens; raises JudgeTrouble."""
+        """Return what the server says at each of the tokens; raises EndpointFailure."""
         body: dict[str, Any] = {"prompt": prompt + tokens, "prompt_logprobs": count}
         read: Callable[[Any], list[Step]] = lambda said: read_steps(said, tokens, count)  # noqa: E731
         return self._send(body, read)
@@ -95,7 +95,7 @@ class ServerTeacher(TeacherElsewhere):
         deadline = time.monotonic() + ALL_SECONDS
         return self._client.send(asked, read, deadline, str(body["prompt"]))
 
-    def _open(self, url: str, retries: int = 6) -> JudgeClient:
+    def _open(self, url: str, retries: int = 6) -> EndpointClient:
         endpoint = Endpoint(
             url=url,
             model=self._config.path,
@@ -113,7 +113,7 @@ class ServerTeacher(TeacherElsewhere):
             backoff=BACKOFF,
             concurrency=self._config.concurrency,
         )
-        client = JudgeClient(endpoint, settings, Budget(None))
+        client = EndpointClient(endpoint, settings, Budget(None))
         client.max_body = MAX_BODY
         return client
 
@@ -122,7 +122,7 @@ class ServerTeacher(TeacherElsewhere):
         models = self._open(self._client.judge.url.replace("/completions", "/models"), retries=1)
         try:
             said = models.send(None, lambda body: body, time.monotonic() + SECONDS, "")
-        except JudgeTrouble as trouble:
+        except EndpointFailure as trouble:
             raise ConfigError(message(self.where, trouble.detail, ACCEPTED)) from None
         finally:
             models.close()
@@ -149,7 +149,7 @@ class ServerTeacher(TeacherElsewhere):
 
         try:
             named = self._send({"prompt": asked, "prompt_logprobs": self.count}, names)
-        except JudgeTrouble as trouble:
+        except EndpointFailure as trouble:
             raise ConfigError(self._why_not(asked, trouble.detail)) from None
         finally:
             self._client.close()
@@ -167,7 +167,7 @@ class ServerTeacher(TeacherElsewhere):
                     {"prompt": asked[:2], "prompt_logprobs": 1},
                     lambda body: read_steps(body, asked[1:2], 1),
                 )
-            except JudgeTrouble:
+            except EndpointFailure:
                 pass
             else:
                 remedy = f"start vLLM with --max-logprobs {self.count}, or lower it"
@@ -177,7 +177,7 @@ class ServerTeacher(TeacherElsewhere):
 
 
 def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
-    """Return what an answer says at each of a text's last tokens; raises JudgeTrouble.
+    """Return what an answer says at each of a text's last tokens; raises EndpointFailure.
 
     At least ``count`` tokens of each place are there, and the text's own among them.
     """
@@ -190,14 +190,14 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
         pairs = [*zip(tokens, steps, strict=True)]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         found = f"an answer without log-probabilities of the tokens given: {shown(body)}"
-        raise JudgeTrouble("error", found, retry=False) from None
+        raise EndpointFailure("error", found, retry=False) from None
     for token, step in pairs:
         if token not in step or len(step) < count:
             found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
-            raise JudgeTrouble("error", found, retry=False)
+            raise EndpointFailure("error", found, retry=False)
         if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
             found = f"probabilities that add up to more than 1 at token {token}"
-            raise JudgeTrouble("error", found, retry=False)
+            raise EndpointFailure("error", found, retry=False)
     return steps
 
 

@@ -88,11 +88,11 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
         asked = {"rows": rows, "seconds": options["patience"]}
         found = _ask(options, "POST", "/judge", limit, asked)
         return [_part(verdict) for verdict in found["verdicts"]]
-    except _Trouble as trouble:
+    except _RemoteFailure as trouble:
         return [Part.not_judged(trouble.reason, str(trouble))] * len(rows)
 
 
-class _Trouble(Exception):
+class _RemoteFailure(Exception):
     """There are no verdicts. reason: why, as a verdict says it."""
 
     def __init__(self, reason: Any, said: str) -> None:
@@ -128,13 +128,13 @@ def _ask(
     while True:
         left = limit - time.monotonic()
         if left <= 0:
-            raise _Trouble("timeout", f"{url}: no verdicts in time")
+            raise _RemoteFailure("timeout", f"{url}: no verdicts in time")
         try:
             reply = _client(os.getpid()).request(
                 method, url, content=content, headers=headers, timeout=left
             )
         except httpx2.TimeoutException:
-            raise _Trouble("timeout", f"{url}: no verdicts in time") from None
+            raise _RemoteFailure("timeout", f"{url}: no verdicts in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             said = f"{url}: {type(error).__name__}: {error}"
         else:
@@ -142,11 +142,11 @@ def _ask(
                 return cast("dict[str, Any]", reply.json())
             said = f"{url}: HTTP {reply.status_code}: {reply.text[:500]}"
             if reply.status_code == 504:
-                raise _Trouble("timeout", said)
+                raise _RemoteFailure("timeout", said)
             if reply.status_code != 503:
-                raise _Trouble("error", said)
+                raise _RemoteFailure("error", said)
         if time.monotonic() + pause > limit:
-            raise _Trouble("unavailable", said)
+            raise _RemoteFailure("unavailable", said)
         time.sleep(pause)
         pause = min(2 * pause, 10.0)
 
@@ -195,6 +195,6 @@ def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise VerifierError(message(f"{OPTIONS}.url", "nothing", accepted))
     try:
         told = _ask(known, "GET", f"/verifiers/{name}", time.monotonic() + FIRST_SECONDS)
-    except _Trouble as trouble:
+    except _RemoteFailure as trouble:
         raise VerifierError(f"verifier remote:{name}: {trouble}") from trouble
     return {key: told[key] for key in ("version", "hash") if key in told}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from assay.endpoint.replies import (
     MAX_TRIES,
-    JudgeTrouble,
+    EndpointFailure,
     Reply,
     finding_of,
     objects_of,
@@ -106,7 +106,7 @@ def test_the_reasoning_is_that_of_the_verdict() -> None:
      "{'KEY': 'correct'} {\"KEY\": \"incorrect\"}", "KEY: correct"],
 )  # fmt: skip
 def test_what_is_no_verdict(body: str) -> None:
-    with pytest.raises(JudgeTrouble) as caught:
+    with pytest.raises(EndpointFailure) as caught:
         verdict(body.replace("KEY", KEY))
     assert caught.value.reason == "error" and caught.value.retry
 
@@ -115,7 +115,7 @@ def test_what_is_no_verdict(body: str) -> None:
 def test_no_quotation_around_a_verdict_changes_it(text: str) -> None:
     """What stands around the object may make it unreadable, and never the other verdict."""
     for found in (f'{text} {{"{KEY}": "incorrect"}}', f'{{"{KEY}": "incorrect"}} {text}'):
-        with suppress(JudgeTrouble):
+        with suppress(EndpointFailure):
             assert verdict(found) == "incorrect"
 
 
@@ -128,7 +128,7 @@ def test_scores(value: str) -> None:
 @given(PLAIN)
 def test_no_body_is_fatal(body: object) -> None:
     for each in (body, {"choices": body}, {"choices": [body]}, {"choices": [{"message": body}]}):
-        with pytest.raises(JudgeTrouble):
+        with pytest.raises(EndpointFailure):
             read_body(each)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.endpoint.client import JudgeClient
+from assay.endpoint.client import EndpointClient
 from assay.endpoint.costs import Budget, count
-from assay.endpoint.replies import JudgeTrouble, Reply, Usage, read_body
+from assay.endpoint.replies import EndpointFailure, Reply, Usage, read_body
 from assay.endpoint.settings import Settings, read_settings
 from assay.types import NotJudgedReason
 from assay.verify.learned.quoting import Quote, code_for
@@ -47,7 +47,7 @@ class Panel:
         self.settings = settings
         self._store = JudgeStore()
         budget = Budget(settings.budget)
-        self.clients = [JudgeClient(judge, settings, budget) for judge in settings.judges]
+        self.clients = [EndpointClient(judge, settings, budget) for judge in settings.judges]
 
     @property
     def store(self) -> JudgeStore:
@@ -69,7 +69,7 @@ class Panel:
 
     def _vote(
         self,
-        client: JudgeClient,
+        client: EndpointClient,
         rubric: Rubric,
         quotes: Sequence[Quote],
         number: int,
@@ -97,7 +97,7 @@ class Panel:
                 said, reply, body = client.ask(messages, schema, read, deadline, key)
                 self.store.put(key, body, model=model, rubric=rubric.label, vote=number)
                 return Vote.of(said, reply)
-        except JudgeTrouble as error:
+        except EndpointFailure as error:
             return Vote(None, error.reason, error.detail)
 
     def _stored(self, model: str, key: str, read: Callable[[Reply], Any]) -> Vote | None:
@@ -107,7 +107,7 @@ class Panel:
         try:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
-        except JudgeTrouble:  # the file was edited: ask again
+        except EndpointFailure:  # the file was edited: ask again
             return None
         count(model, reused=1)
         return vote

@@ -80,7 +80,7 @@ class Rubric:
         )
 
     def read(self, reply: Reply, code: str) -> tuple[Any, str]:
-        """Return the finding of a reply and its reasoning; raises JudgeTrouble."""
+        """Return the finding of a reply and its reasoning; raises EndpointFailure."""
         value, reasoning = finding_of(reply, self.key(code))
         if self.kind == "score":
             return read_score(value, *self.scale), reasoning
