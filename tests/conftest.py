@@ -13,10 +13,14 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from forked_workers import Template
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from train_worlds import World
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_PROCESSES = 8  # each takes about 1.5 GiB
@@ -108,6 +112,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def made_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A tiny model and its rows on disk, which every test's own world is a copy of."""
+    from train_worlds import make_world
+
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def world(made_world: World, tmp_path: Path, one_thread: None) -> World:
+    """A world of one's own, on one thread."""
+    shutil.copytree(made_world.folder, tmp_path, dirs_exist_ok=True)
+    return type(made_world)(tmp_path)
 
 
 @pytest.fixture(scope="session")

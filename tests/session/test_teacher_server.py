@@ -10,7 +10,7 @@ import pytest
 from judge_server import Answer, Asked
 from teacher_fake import NAME, TeacherServer, said
 from test_distill import ON_POLICY, SIZES, distill_tree, save_other_tokens
-from test_kept import kept_tree, losses
+from test_teacher_cache import kept_tree, losses
 from train_worlds import World
 
 from assay.errors import UserError, WorkerDied

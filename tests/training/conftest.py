@@ -1,29 +1,14 @@
-"""Tests of whole runs share one tiny model on disk."""
+"""A cluster of Ray, for tests of runs whose parts are actors."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from train_worlds import World, make_world
-
-
-@pytest.fixture(scope="session")
-def made_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """The folder that every test's own world is a copy of."""
-    return make_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture
-def world(made_world: World, tmp_path: Path, one_thread: None) -> World:
-    """A world of one's own, on one thread."""
-    shutil.copytree(made_world.folder, tmp_path, dirs_exist_ok=True)
-    return World(tmp_path)
 
 
 @pytest.fixture(scope="session")

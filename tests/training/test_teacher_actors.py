@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from teacher_mortal import MortalActor
 from test_distill import SIZES, save_other_tokens
-from test_kept import losses
+from test_teacher_cache import losses
 from test_teacher_server import ALL, WAYS
 from train_worlds import World
 

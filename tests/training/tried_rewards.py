@@ -1,4 +1,4 @@
-"""Rewards that `test_trial.py` tries on rows; workers import this file, so that it imports little."""
+"""Rewards that `test_reward_trial.py` tries on rows; workers import this file, so that it imports little."""
 
 from __future__ import annotations
 
