@@ -60,7 +60,8 @@ def units_from_rates(
     estimates are too low. lean: which way an update goes.
     """
     maps, trained, size = 0, 0, 0
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
+    head = None if outputs is None else outputs.weight  # a reward model has none
     num_layers = model.config.get_text_config().num_hidden_layers
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0

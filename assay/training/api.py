@@ -31,6 +31,7 @@ from assay.run.rollback import check_approved
 from assay.run.startup import show_startup
 from assay.session.assemble import (
     Bench,
+    Problems,
     fit_heldout,
     fixed_words,
     open_bench,
@@ -265,12 +266,18 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             settings, bench.loaded.model, length, *needs, asked=look.asked, lean=look.lean
         )
         first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
-        expected = _expected(bench, look, length, len(getattr(rows, "heldout", ())))
+        num_heldout = len(rows.heldout) if isinstance(rows, Problems) else 0
+        expected = _expected(bench, look, length, num_heldout)
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory, expected)
 
 
 def _expected(bench: Bench, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
-    """Return the estimated hours of a run, by this machine's rates: nothing is timed."""
+    """Return the estimated hours of a run, by this machine's rates: nothing is timed.
+
+    None where a teacher is asked, whose time the arithmetic leaves out.
+    """
+    if look.teacher is not None:
+        return None
     config, loaded = bench.config, bench.loaded
     rates = MachineRates.of(loaded.dtype, str(loaded.device))
     units = units_from_rates(config, loaded.model, rates, look.lean)

@@ -176,7 +176,9 @@ def test_stopped_and_resumed_is_bitwise_the_same(world: World) -> None:
 
 
 def test_a_dry_run_says_how_much_there_is(world: World) -> None:
-    notes = dry_run(tree_of(world)).notes
+    found = dry_run(tree_of(world))
+    assert found.expected is not None and found.expected.num_steps > 0
+    notes = found.notes
     assert notes[0].startswith("12 documents in ") and notes[1] == "3 documents held out"
     tree = tree_of(world)
     tree["pretrain"]["heldout"] = tree["pretrain"]["texts"]

@@ -431,6 +431,7 @@ def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
         found = dry_run(config)
         assert any("rows" in note and "steps of 4" in note for note in found.notes)
         assert "What is" in found.sample.samples[0]["prompt"] and found.memory.total_mib > 0
+        assert found.expected is not None and found.expected.num_steps > 0
 
 
 @pytest.mark.parametrize("kind", ["preference", "process"])
