@@ -9,7 +9,8 @@ python -m bench.harness_agreement agree samples_local_gsm8k_*.jsonl assay.jsonl 
 A problem with two verdicts is of one kind. ``agree``: the verdicts are equal. ``extraction``: the
 texts are equal up to the stop text, so that only the reading of the answer differs. ``stop``: one
 text is the beginning of the other. ``sampling``: the texts part before, as greedy tokens of two
-engines may at a near tie.
+engines may at a near tie. With ``--model FOLDER`` each difference has its margin: by how many nats
+the model in float32 prefers lm-eval's next token to Assay's at the place where the texts part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class Pair:
     differs_at: int | None
     their_text: str
     our_text: str
+    margin: float | None = None
 
 
 def read_samples(file: Path) -> list[Sample]:
@@ -109,8 +111,16 @@ def command(samples: Sequence[Sample], rows: Path) -> str:
     return shlex.join(words)
 
 
-def pairs(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
-    """Yield each problem on which both have a verdict."""
+Margin = Callable[[str, str, str], float | None]
+
+
+def pairs(
+    samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], margin: Margin | None = None
+) -> Iterator[Pair]:
+    """Yield each problem on which both have a verdict.
+
+    margin: called with the prompt and both texts, where these differ.
+    """
     ours = {
         int(found[1]): row
         for row in rows
@@ -133,7 +143,37 @@ def pairs(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]) -> Itera
             differs_at=at,
             their_text=one.text[start : start + SHOWN],
             our_text=text[start : start + SHOWN],
+            margin=None if at is None or margin is None else margin(one.prompt, one.text, text),
         )
+
+
+def margin_of(folder: str) -> Margin:
+    """Return a function that says by how many nats a model prefers the first of two texts.
+
+    It compares the first tokens in which the texts part; None where one text ends there.
+    """
+    import torch
+
+    from assay.config import ModelConfig
+    from assay.model.load import load_model
+
+    loaded = load_model(ModelConfig(path=folder, dtype="float32"), "cpu", 0)
+
+    @torch.no_grad()
+    def margin(prompt: str, first: str, second: str) -> float | None:
+        ids = [
+            loaded.tokenizer(prompt + text, return_tensors="pt").input_ids[0]
+            for text in (first, second)
+        ]
+        a, b = (one.tolist() for one in ids)
+        alike = zip(a, b, strict=False)
+        at = next((n for n, (x, y) in enumerate(alike) if x != y), None)
+        if at is None:
+            return None
+        logits_V = loaded.model(input_ids=torch.tensor([a[:at]])).logits[0, -1].float()
+        return float(logits_V[a[at]] - logits_V[b[at]])
+
+    return margin
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
@@ -166,6 +206,7 @@ def summary(found: Sequence[Pair]) -> dict[str, Any]:
         "num_problems": len(found),
         "kinds": dict(Counter(one.kind for one in found)),
         "equal_texts": sum(one.differs_at is None for one in found),
+        "margins": sorted(one.margin for one in found if one.margin is not None),
         "passed": {
             "lm-eval": sum(one.theirs for one in found),
             "assay": sum(p.ours for p in found),
@@ -181,6 +222,7 @@ def main() -> None:
     parser.add_argument("samples", type=Path, help="what --log_samples wrote")
     parser.add_argument("file", type=Path, help="problems to write, or completions to compare")
     parser.add_argument("--filter", help="the reading of lm-eval that counts. Default: each")
+    parser.add_argument("--model", help="folder of the model, for margins")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     samples = read_samples(asked.samples)
@@ -191,8 +233,9 @@ def main() -> None:
         return
     rows = [json.loads(line) for line in asked.file.read_text(encoding="utf-8").splitlines()]
     names = sorted({one.filter for one in samples}) if asked.filter is None else [asked.filter]
+    margin = None if asked.model is None else margin_of(asked.model)
     found = {
-        name: summary(list(pairs([one for one in samples if one.filter == name], rows)))
+        name: summary(list(pairs([one for one in samples if one.filter == name], rows, margin)))
         for name in names
     }
     if asked.json:
@@ -203,6 +246,8 @@ def main() -> None:
             f"=== {name}: {one['num_problems']} problems, {one['equal_texts']} texts are equal ==="
         )
         print(f"passed: {one['passed']}; {one['kinds']}")
+        if one["margins"]:
+            print(f"margins, nats: {', '.join(f'{nats:+.3f}' for nats in one['margins'])}")
         for pair in one["differ"]:
             print(f"--- {pair['id']}, {pair['kind']}, parting at {pair['differs_at']}")
             for side, passed in (("their", pair["theirs"]), ("our", pair["ours"])):

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import assay
+from assay.config import ModelConfig
 from assay.data.problems import load_problems
+from assay.model.load import load_model
 from assay.testing import save_tiny_model
 from bench.harness_agreement import (
     command,
     first_difference,
     main,
+    margin_of,
     pairs,
     problems,
     read_samples,
@@ -61,6 +65,19 @@ def test_the_kinds_of_difference(tmp_path: Path) -> None:
     counted = summary(found)
     assert counted["passed"] == {"lm-eval": 4, "assay": 1} and counted["equal_texts"] == 2
     assert [one["id"] for one in counted["differ"]] == ["harness-1", "harness-2", "harness-3"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_margin_is_that_of_the_first_tokens_in_which_texts_part(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    loaded = load_model(ModelConfig(path=str(model)), "cpu", 0)
+    tokens = loaded.tokenizer("Q:ab").input_ids
+    with torch.no_grad():
+        logits_V = loaded.model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    c, d = (loaded.tokenizer(f"Q:ab{end}").input_ids[-1] for end in "cd")
+    margin = margin_of(str(model))
+    assert margin("Q:", "abc!", "abd?") == pytest.approx(float(logits_V[c] - logits_V[d]), abs=1e-4)
+    assert margin("Q:", "ab", "abc") is None
 
 
 def test_texts_part_where_they_part() -> None:
