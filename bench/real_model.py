@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from assay import compare
-from assay.run.files import read_rows, write_json
-from assay.training.comparison import ComparedSet, CompareResult, with_p_of_all
+from assay.evaluation.compare_result import ComparedSet, CompareResult, with_p_of_all
+from assay.host.files import read_rows, write_json
 
 SYSTEM_PROMPT = "Solve the problem step by step. End with the final number in \\boxed{}."
 """As in examples/gsm8k_cpu/gsm8k_cpu.toml."""
