@@ -176,7 +176,13 @@ class PassesLearner:
 
     @clock.setter
     def clock(self, clock: PhaseClock) -> None:
-        self.passes.clock = clock
+        for passes in self.all_passes:
+            passes.clock = clock
+
+    @property
+    def all_passes(self) -> list[Passes]:
+        """Those of the policy, and of what learns beside it."""
+        return [self.passes]
 
     @property
     def policy(self) -> Any:

@@ -13,7 +13,6 @@ import torch
 
 from assay.config import CriticConfig
 from assay.errors import ConfigError, RunError, message
-from assay.host.clock import PhaseClock
 from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
@@ -83,15 +82,9 @@ class PolicyLearner(PassesLearner):
         self._check_trust_region()
 
     @property
-    def clock(self) -> PhaseClock:
-        """Counts the seconds of scoring and updates; a run's, once there is one."""
-        return self.passes.clock
-
-    @clock.setter
-    def clock(self, clock: PhaseClock) -> None:
-        self.passes.clock = clock
-        if self.critic is not None:
-            self.critic.passes.clock = clock
+    def all_passes(self) -> list[Passes]:
+        """Those of the policy, and of the critic."""
+        return [self.passes, *([] if self.critic is None else [self.critic.passes])]
 
     @property
     def scores_first(self) -> bool:

@@ -146,6 +146,28 @@ def merged(weights: Weights, model: Any) -> Weights:
     return Weights(weights.version, plain)
 
 
+@torch.no_grad()
+def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
+    """Return what of its adapters' change a model loses where it is merged in a narrow type.
+
+    model: with adapters, its own weights in float32. First |rounded change - change| / |change|,
+    over all weights; then the share of the changed weights that still differ from the base's.
+    """
+    lost = size = 0.0
+    changed = moved = 0
+    for layer in model.get_base_model().modules():
+        if not hasattr(layer, "lora_A"):
+            continue
+        whole = layer.get_base_layer().weight
+        added = sum(layer.get_delta_weight(one).float() for one in layer.active_adapters)
+        rounded = (whole + added).to(dtype).float() - whole
+        lost += (rounded - added).double().square().sum().item()
+        size += added.double().square().sum().item()
+        changed += int((added != 0).sum())
+        moved += int(((rounded != 0) & (added != 0)).sum())
+    return (lost / size) ** 0.5 if size else 0.0, moved / changed if changed else 1.0
+
+
 def read_settings(folder: Path) -> Any:
     """Return peft's settings of a saved adapter; raises ModelError where they cannot be read."""
     where = str(folder / ADAPTER_FILE)

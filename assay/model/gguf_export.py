@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import MissingExtra, ModelError, message
+from assay.host.files import has_room, is_disk_full
 from assay.host.removal import put_in_place, remove_file
 from assay.model.load import find_eos_ids
 
@@ -91,7 +95,14 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
             writer.write_tensor_data(extra)
         writer.close()
         put_in_place(partial, out)
+    except OSError as error:
+        # numpy writes the matrices, and says only that fewer bytes went out than were given
+        if is_disk_full(error) or not has_room(partial.parent):
+            raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
+        raise
     finally:
+        with suppress(OSError):  # what is left in its buffer has no room either
+            writer.close()
         remove_file(partial)
     return out
 

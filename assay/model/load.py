@@ -18,10 +18,21 @@ from assay.errors import ModelError, message
 from assay.host.files import disk_full_as
 from assay.host.removal import move, remove_empty, remove_temporary
 from assay.host.startup import doing
-from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter, read_settings
+from assay.host.terminal import warn
+from assay.model.adapters import (
+    ADAPTER_FILE,
+    add_adapter,
+    base_of,
+    load_adapter,
+    read_settings,
+    rounding_loss,
+)
 from assay.model.allocator import keep_freed_memory
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
 from assay.types import FACTS_FILE
+
+NOTICED_LOSS = 0.1
+"""The share of the adapters' change that a merge may lose to rounding without a word."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +197,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     model = read_model(source, dtype if folder is None else torch.float32, saved_family(source))
     if folder is not None:
         adapted: Any = load_adapter(model, folder, source)
+        _warn_of_rounding(adapted, dtype, folder)
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
@@ -207,6 +219,18 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     finally:
         remove_temporary(partial)
     return out
+
+
+def _warn_of_rounding(adapted: Any, dtype: torch.dtype, folder: Path) -> None:
+    """Warn where the merged weights are of a type too narrow for what the adapters change."""
+    lost, moved = rounding_loss(adapted, dtype)
+    if lost > NOTICED_LOSS:
+        warn(
+            f"merged in {str(dtype).removeprefix('torch.')}, the base model's type, {lost:.0%} of"
+            f" the adapters' change is rounded away ({moved:.0%} of the changed weights differ"
+            f" from the base model's at all); serve the adapters in {folder} beside the base"
+            " model instead (docs/serving.md), or train on a base model saved in float32"
+        )
 
 
 def silence_transformers() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
+from zlib import crc32
 
 from assay.errors import RunError, UserError, message
-from assay.host.files import check_folder, check_new_folder
+from assay.host.files import check_folder, check_new_folder, disk_full_as
+from assay.host.removal import move, remove_temporary
 from assay.run.names import check_place
 from assay.session.sampling import checkpoint_of
 
@@ -54,6 +55,14 @@ def export(
         return made
     from assay.model.gguf_export import write_gguf
 
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
-        return write_gguf(export_model(folder, Path(scratch) / "hf", adapted), place, place.stem)
+    # named after the file: what a killed export left is replaced by the next one
+    scratch = place.with_name(f".saving-gguf-{crc32(place.name.encode())}")
+    remove_temporary(scratch)
+    try:
+        with disk_full_as(lambda: f"{place}: the disk is full; nothing was exported"):
+            scratch.mkdir(parents=True)
+            whole = export_model(folder, scratch / "hf", adapted)
+            move(write_gguf(whole, scratch / "model.gguf", place.stem), place)
+    finally:
+        remove_temporary(scratch)
+    return place

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from assay.errors import AssayError, VerifierError
+from assay.errors import AssayError, VerifierError, message
 from assay.host.imports import slow_import
 
 Kind = Literal["sequence", "token", "causal"]
@@ -126,7 +127,11 @@ def checkpoint_hash(path: str) -> str:
                 digest.update(f"{file.name}\n".encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
-            _add_tensors(digest, stream)
+            try:
+                _add_tensors(digest, stream)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                found, remedy = "a damaged header", "copy the checkpoint again"
+                raise VerifierError(message(str(file), found, "safetensors", remedy)) from error
     if not any(folder.glob("*.safetensors")):
         for file in sorted(folder.glob("pytorch_model*.bin")):
             with file.open("rb") as stream:
@@ -137,12 +142,17 @@ def checkpoint_hash(path: str) -> str:
 
 
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
+    most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
+    if length > most:  # it would be asked for at once, whatever it is
+        raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     for name in sorted(header):
         facts = header[name]
         start, end = facts["data_offsets"]
+        if not (type(start) is type(end) is int and 0 <= start <= end <= most - length):
+            raise ValueError("a tensor outside its file")
         digest.update(f"{name} {facts['dtype']} {facts['shape']}\n".encode())
         size = end - start
         if size <= WHOLE_TENSOR:

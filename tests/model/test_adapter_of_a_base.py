@@ -14,7 +14,7 @@ from assay.config import LoraConfig, ModelConfig
 from assay.errors import ModelError
 from assay.model.adapters import base_of
 from assay.model.load import LoadedModel, export, load_model, save_model, saved_architectures
-from assay.testing import save_tiny_model
+from assay.testing import save_tiny_model, tiny_model
 
 TOKENS = torch.tensor([[5, 9, 11, 200]])
 
@@ -80,6 +80,41 @@ def test_an_export_merges_a_named_adapter(folder: Path, tmp_path: Path) -> None:
     plain = export(folder, tmp_path / "plain", tmp_path / "adapter")
     assert not (plain / "adapter_config.json").exists()
     torch.testing.assert_close(logits(load(plain)), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "told"), [(1e-4, True), (1e-2, False)])
+def test_an_export_says_how_much_of_a_change_a_narrow_type_rounds_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: float, told: bool
+) -> None:
+    base = save_tiny_model(tmp_path / "base", hidden_size=16)
+    narrow: Any = tiny_model(hidden_size=16)
+    narrow.to(torch.bfloat16).save_pretrained(base)
+    loaded = load(base, lora=LoraConfig(rank=2), dtype="float32")
+    before = {n: p.detach().clone() for n, p in loaded.model.state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    adapted: Any = loaded.model
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(drawn * (size if "lora_B" in name else 1.0))
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
+    export(tmp_path / "adapter", tmp_path / "merged")
+    said = capsys.readouterr().err
+    assert ("of the adapters' change is rounded away" in said) == told
+    if not told:
+        return
+    merged = load(tmp_path / "merged", dtype="float32").model.state_dict()
+    lost = total = 0.0
+    for name, layer in adapted.get_base_model().named_modules():
+        if hasattr(layer, "lora_A"):
+            (scale,) = layer.scaling.values()
+            change = scale * (layer.lora_B["default"].weight @ layer.lora_A["default"].weight)
+            change = change.detach()
+            old = before[f"base_model.model.{name}.base_layer.weight"]
+            lost += float((merged[f"{name}.weight"] - old - change).square().sum())
+            total += float(change.square().sum())
+    assert f"type, {(lost / total) ** 0.5:.0%} of the adapters' change" in said
+    assert "saved in float32" in next(one for one in said.splitlines() if "rounded away" in one)
 
 
 def test_adapters_of_another_shape_are_one_line(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from assay.errors import ModelError
+from assay.model import gguf_export
 from assay.model.gguf_export import SPLITS, _rotary_factors, splitting_rule, write_gguf
 
 gguf = pytest.importorskip("gguf", reason='needs the extra: pip install -e ".[gguf]"')
@@ -93,6 +94,24 @@ def test_transformers_reads_the_same_model_back(
     state = again.state_dict()
     for name, weights in model.state_dict().items():
         assert torch.equal(state[name].to(dtype), weights), name
+
+
+def test_a_full_disk_is_told_as_one_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy says only how many numbers were written."""
+    write_model(tmp_path / "hf", "llama", torch.float32)
+
+    def full(*_: Any) -> None:
+        raise OSError("128 requested and 0 written")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", full)
+    with pytest.raises(OSError, match="128 requested"):  # there is room: another fault
+        write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "tiny")
+    monkeypatch.setattr(gguf_export, "has_room", lambda folder: False)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_the_file_says_how_text_becomes_tokens_and_where_a_completion_ends(tmp_path: Path) -> None:

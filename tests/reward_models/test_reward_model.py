@@ -393,6 +393,26 @@ def test_the_hash_samples_large_tensors(tmp_path: Path) -> None:
     assert len(seen) >= 3
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\xff" * 8,
+        b'\x04\0\0\0\0\0\0\0{"a"',
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x08\0\0\0\0\0\0\0{"a": 1}',
+        b'\x39\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,99999]}}',
+        b'\x36\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[-8,4]}}    ',
+    ],
+)
+def test_a_damaged_header_of_weights_is_one_line(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(damaged)
+    checkpoint_hash.cache_clear()
+    with pytest.raises(VerifierError, match=r"model\.safetensors: found a damaged header") as error:
+        checkpoint_hash(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
 def test_no_completions_give_no_verdicts() -> None:
     assert judge_reward_model([]) == []
 
