@@ -79,12 +79,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "prompt": ("sample", "model", "--prompt", "1 + 1 =", "--num", "1", *FEW),
     "label": ("label-steps", "model", "done.jsonl", "--out", "out.jsonl", "--rollouts", "1", *FEW),
     "label run": ("label-steps", "model", RUN, "--out", "out.jsonl", "--rollouts", "1", *FEW),
-    "export": ("export", RUN, "plain"),
+    "export": ("model", "export", RUN, "plain"),
     "verify": ("verify", "done.jsonl", "--workers", "1"),
     "rescore": ("verify", "--rescore", RUN, "--workers", "1"),
     "redteam": ("redteam", "--verifier", "exact", "--problems", "heldout.jsonl", "--workers", "1"),
     "plan": ("plan", "run.toml", "--measure", "0"),
-    "report": ("report", RUN),
+    "report": ("run", "report", RUN),
 }
 
 READS: dict[str, tuple[str, ...]] = {
@@ -160,7 +160,7 @@ TOLERANT = {
         for fault in FILE_FAULTS
     ),
     # a checkpoint is all that is exported
-    *(("export", "config.toml", fault) for fault in FILE_FAULTS),
+    *(("model", "export", "config.toml", fault) for fault in FILE_FAULTS),
     # all that resume needs is an older whole checkpoint; a single row may be cut off in its answer
     *(("resume", name, fault) for name in CHECKPOINT_FILES for fault in FILE_FAULTS),
 }
@@ -296,11 +296,11 @@ PLACES: dict[str, tuple[str, ...]] = {
     "eval": ("eval", "{}", "--problems", "heldout.jsonl", *FEW),
     "sample": ("sample", "{}", "--prompt", "1", *FEW),
     "label": ("label-steps", "model", "{}", "--out", "out.jsonl"),
-    "export": ("export", "{}", "plain"),
-    "export to": ("export", RUN, "{}"),
+    "export": ("model", "export", "{}", "plain"),
+    "export to": ("model", "export", RUN, "{}"),
     "verify": ("verify", "{}"),
     "rescore": ("verify", "--rescore", "{}"),
-    "report": ("report", "{}"),
+    "report": ("run", "report", "{}"),
     "plan": ("plan", "{}"),
     "demo": ("demo", "--directory", "{}"),
 }
@@ -407,13 +407,13 @@ def other_cases() -> Iterator[Case]:
         ("train", "run.toml"),
         ("train", "train.jsonl"),
         ("verify", "done.jsonl"),
-        ("report", f"{RUN}/config.toml"),
+        ("run", "report", f"{RUN}/config.toml"),
     ):
         yield Case(f"{command}: {name} is a pipe", COMMANDS[command], _fifo(name))
     yield Case("train: runs is a file", COMMANDS["train"], _in_the_way("runs"))
     yield Case("demo: --directory is a file", ("demo", "--directory", "train.jsonl"))
-    yield Case("export: into a file", ("export", RUN, "train.jsonl"))
-    yield Case("export: into a full folder", ("export", RUN, "model"))
+    yield Case("export: into a file", ("model", "export", RUN, "train.jsonl"))
+    yield Case("export: into a full folder", ("model", "export", RUN, "model"))
     yield Case("eval: nothing judged", (*COMMANDS["eval"], "--verifier", "none_judged:f"))
     for module in ("raises", "exits", "hangs", "broken"):
         yield Case(

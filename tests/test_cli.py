@@ -246,12 +246,14 @@ def test_what_the_commands_need(assay: Assay, here: Path, model: Path) -> None:
     both = assay("train", write_config(model), "--resume", "runs/x")
     assert "not both" in both.complaint
     assert "not a run directory" in assay("train", "--resume", "runs/x").complaint
-    assert "not a run directory" in assay("report", "runs/x").complaint
+    assert "not a run directory" in assay("run", "report", "runs/x").complaint
     assert "needs a CONFIG file" in assay("train", "--resume", "x", "--dry-run").complaint
     assert "(--prompt) or problems (--problems)" in assay("sample", model).complaint
     several = assay("eval", model, "--problems", "heldout.jsonl", "--samples", 4)
     assert "temperature: found 0" in several.complaint
-    assert "a run directory or a checkpoint" in assay("export", "./nothing", "out").complaint
+    assert (
+        "a run directory or a checkpoint" in assay("model", "export", "./nothing", "out").complaint
+    )
     assert assay("train", "--no-such-option").code == 2
     assert assay("eval", model).code == 2
 
@@ -276,8 +278,8 @@ def test_training_and_all_that_reads_a_run(assay: Assay, here: Path, model: Path
     assert {"pass_at_1", "pass_at_2", "stderr", "majority"} <= measured.keys()
     read = assay("sample", "runs/run", "--prompt", "1 + 1 =", "--answer", "2", "--json").json
     assert len(read["samples"]) == 4 and read["samples"][0]["prompt"] == "1 + 1 =\n"
-    assert assay("report", "runs/run", "--json").json == {"report": "runs/run/report.html"}
-    assert assay("export", "runs/run", "merged", "--json").json == {"model": "merged"}
+    assert assay("run", "report", "runs/run", "--json").json == {"report": "runs/run/report.html"}
+    assert assay("model", "export", "runs/run", "merged", "--json").json == {"model": "merged"}
     assert Path("merged/model.safetensors").exists()
 
 
@@ -367,9 +369,9 @@ def test_steps_are_labelled(assay: Assay, here: Path, model: Path) -> None:
 
 
 def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
-    tested = assay("verify", "--self-test", "--verifier", "think_format", "--json").json
+    tested = assay("verifier", "self-test", "--verifier", "think_format", "--json").json
     assert tested["accuracy"] == 1.0 and tested["rows"] > 20
-    assert "accepted: math" in assay("verify", "--self-test", "--verifier", "mth").complaint
+    assert "accepted: math" in assay("verifier", "self-test", "--verifier", "mth").complaint
     held = assay("redteam", "--verifier", "think_format")
     assert held.code == 0 and "0 of" in held.out
     Path("weak.py").write_text("def weak(p, c): return float(p.spec['answer'] in c.text)\n")
@@ -462,7 +464,9 @@ def test_a_file_that_cannot_be_written_is_one_line(
         raise OSError(errno.EROFS, "Read-only file system", "runs/x/report.html")
 
     monkeypatch.setattr("assay.report.report.write_report", read_only)
-    assert assay("report", "x").complaint == "error: runs/x/report.html: read-only file system"
+    assert (
+        assay("run", "report", "x").complaint == "error: runs/x/report.html: read-only file system"
+    )
 
 
 STAGES = {

@@ -1,6 +1,6 @@
 """Every file of a run and of a recipe, damaged in every way, and the commands that read it.
 
-No traceback, no command that never ends, no silence, nothing else lost, and `assay runs` lists the
+No traceback, no command that never ends, no silence, nothing else lost, and `assay run list` lists the
 other runs.
 """
 
@@ -21,15 +21,18 @@ from forked_commands import Ended, import_commands, patience, run_all_forked, ru
 
 CHECKPOINT = "checkpoints/step-000002"
 READERS: tuple[tuple[str, ...], ...] = (
-    ("runs",),
-    ("rollouts", RUN),
-    ("compare-runs", OTHER, RUN, "--flips", "1"),
-    ("report", RUN),
-    ("audit", RUN, "--second", "math"),
-    ("replay", RUN, "--step", "2"),
+    (
+        "run",
+        "list",
+    ),
+    ("run", "rollouts", RUN),
+    ("run", "compare", OTHER, RUN, "--flips", "1"),
+    ("run", "report", RUN),
+    ("run", "audit", RUN, "--second", "math"),
+    ("run", "replay", RUN, "--step", "2"),
     ("verify", "--rescore", RUN, "--workers", "1"),
-    ("export", RUN, "plain"),
-    ("rollback", RUN, "--to", "1"),
+    ("model", "export", RUN, "plain"),
+    ("run", "rollback", RUN, "--to", "1"),
     ("train", "--resume", RUN, "--set", "rl.steps=3"),
 )
 FILES = (
@@ -50,7 +53,10 @@ FILES = (
     f"{CHECKPOINT}/curriculum/problems.npy",
 )
 RECIPE_READERS: tuple[tuple[str, ...], ...] = (
-    ("runs",),
+    (
+        "run",
+        "list",
+    ),
     ("recipe", "run", "two.toml", "--resume", RECIPE, "--dry-run"),
     ("recipe", "run", "--resume", RECIPE),
 )

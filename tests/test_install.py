@@ -108,7 +108,7 @@ def test_the_package_works_outside_of_its_checkout(installed: Path, tmp_path: Pa
     assert "--seed" in run(assay, "demo", "--help", cwd=tmp_path)
     findings: Any = json.loads(run(assay, "doctor", "--json", cwd=tmp_path))
     assert findings and "broken" not in json.dumps(findings)
-    tested = run(assay, "verify", "--self-test", "--verifier", "choice", cwd=tmp_path)
+    tested = run(assay, "verifier", "self-test", "--verifier", "choice", cwd=tmp_path)
     assert "choice" in tested
     make = "import sys; from assay.testing import save_tiny_model; save_tiny_model(sys.argv[1])"
     run(python, "-c", make, "model", cwd=tmp_path)

@@ -63,7 +63,7 @@ def section(verifier: Verifier) -> Iterator[str]:
     if limits := list(limit_words(verifier.limits)):
         yield f"- Limits: {', '.join(limits)}."
     if count := sum(1 for _ in labelled_rows(verifier.name)):
-        command = f"assay verify --self-test --verifier {verifier.name}"
+        command = f"assay verifier self-test --verifier {verifier.name}"
         yield f"- Labelled set: {count} rows (`{command}`)."
     if verifier.fields:
         yield ""

@@ -13,7 +13,7 @@ from assay.cli import start, training, recipes, curation, models, reading, verif
 from assay.cli import serving, upkeep  # noqa: F401
 
 # isort: on
-from assay.cli.console import app, leave_closed_pipe
+from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
@@ -55,4 +55,7 @@ def _complain_of_usage(error: Any) -> int:
         error.show()
         return error.exit_code
     where, text = error.ctx.command_path, error.format_message().rstrip(".")
+    name = text.partition("'")[2].partition("'")[0]
+    if text.startswith("No such command") and where == "assay" and name in MOVED:
+        return _complain(f"assay {name}: the command is now `assay {MOVED[name]}`", 2)
     return _complain(f"{where}: {text}; see {where} --help", error.exit_code)

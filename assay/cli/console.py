@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-# The tasks under which the help lists commands, in its order.
+# The tasks under which the help lists commands and groups of commands, in its order.
 TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Begin",
     "Train",
@@ -27,6 +27,29 @@ TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Measure, read and hand on a model",
     "Judge completions",
 )
+
+
+def _group(name: str, task: str, help: str) -> typer.Typer:
+    made = typer.Typer(no_args_is_help=True, help=help, rich_markup_mode="rich")
+    app.add_typer(made, name=name, rich_help_panel=task)
+    return made
+
+
+run_commands = _group(
+    "run", READ, "Runs: list, report, rollouts, compare, replay, rollback, audit."
+)
+model_commands = _group("model", READ, "Hand a model on: export, merge, route.")
+verifier_commands = _group("verifier", JUDGE, "Verifiers: self-test, serve, drift.")
+
+MOVED = {
+    "runs": "run list",
+    "compare-runs": "run compare",
+    **{name: f"run {name}" for name in ("report", "rollouts", "replay", "rollback", "audit")},
+    **{name: f"model {name}" for name in ("export", "merge", "route")},
+    "serve-verifiers": "verifier serve",
+    "drift": "verifier drift",
+}
+"""Commands by their earlier names, which are answered with the new one."""
 
 
 def _print_version(asked: bool) -> None:

@@ -19,6 +19,7 @@ from assay.cli.console import (
     Overrides,
     TrustRun,
     app,
+    model_commands,
     show,
     show_path,
 )
@@ -196,7 +197,7 @@ def compare(
     as_json: Json = False,
     **how: Any,
 ) -> None:
-    """Compare two models on the same problems: gain, flips, length. Of runs: assay compare-runs."""
+    """Compare two models on the same problems: gain, flips, length. Of runs: assay run compare."""
     from assay.evaluation.compare import compare as compare_models
 
     result = compare_models(
@@ -396,7 +397,7 @@ def search(
     fail_where_none(any(row.accuracy is not None for row in result.rows), "assay eval --out FILE")
 
 
-@app.command(rich_help_panel=READ)
+@model_commands.command()
 def export(
     model: Annotated[
         str, typer.Argument(help="RUN, RUN@best, RUN@120 or a checkpoint; or a base of --adapter.")
@@ -417,7 +418,7 @@ def export(
 ) -> None:
     """Write a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
     if out is None and not push:
-        raise UserError("assay export: give a new folder, --push NAME, or both")
+        raise UserError("assay model export: give a new folder, --push NAME, or both")
     if push and format != "hf":
         raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
     if push and adapter is not None:
@@ -433,7 +434,7 @@ def export(
     show_path("model", place, as_json)
 
 
-@app.command(rich_help_panel=READ)
+@model_commands.command()
 def merge(
     models: Annotated[list[str], typer.Argument(help="Folders, hub names, or runs: RUN@best.")],
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],

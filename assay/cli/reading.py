@@ -10,12 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.cli.console import READ, Json, app, show
+from assay.cli.console import (
+    Json,
+    run_commands,
+    show,
+)
 from assay.errors import UserError, message
 from assay.host.terminal import escaped
 
 
-@app.command(rich_help_panel=READ)
+@run_commands.command()
 def rollouts(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     count: Annotated[int, typer.Argument(min=1, help="How many to show.")] = 5,
@@ -53,7 +57,7 @@ def rollouts(
     kinds = [name for name, is_asked in asked.items() if is_asked]
     if len(kinds) > 1:
         found = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
-        raise UserError(message("assay rollouts", found, "at most one of them"))
+        raise UserError(message("assay run rollouts", found, "at most one of them"))
     if terms:
         from assay.evaluation.reward_terms import term_table
 
@@ -63,7 +67,7 @@ def rollouts(
     show_paged(read_rollouts(load_run(run), kind, count, step, problem), as_json)
 
 
-@app.command(rich_help_panel=READ)
+@run_commands.command(name="list")
 def runs(
     asked: Annotated[
         list[str] | None,
@@ -85,7 +89,7 @@ def runs(
         show_paged(listed, as_json)
 
 
-@app.command(name="compare-runs", rich_help_panel=READ)
+@run_commands.command()
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="A B [C]...", help="RUN, RUN@best, or RUN@STEP.")

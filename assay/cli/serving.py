@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli.console import (
-    JUDGE,
-    READ,
     Allow,
     Unsafe,
     VerifierOptions,
-    app,
+    model_commands,
+    verifier_commands,
     verifier_options,
 )
 from assay.errors import MissingExtra
@@ -31,7 +30,7 @@ TokenEnv = Annotated[
 ]
 
 
-@app.command(rich_help_panel=JUDGE)
+@verifier_commands.command(name="serve")
 def serve_verifiers(
     verifier: Annotated[str, typer.Option(help="Verifier of rows that name none.")] = "math",
     host: Host = "127.0.0.1",
@@ -65,7 +64,7 @@ def serve_verifiers(
             run_server(VerifierServer(service, token, max_waiting), listening, "serve-verifiers")
 
 
-@app.command(rich_help_panel=READ)
+@model_commands.command()
 def route(
     config: Annotated[Path, typer.Argument(help="TOML with the tables route, cheap and strong.")],
     host: Host = "127.0.0.1",
@@ -80,7 +79,7 @@ def route(
 
     settings = read_config(config)
     if find_spec("httpx2") is None:
-        raise MissingExtra.of("httpx2", "judge", "assay route")
+        raise MissingExtra.of("httpx2", "judge", "assay model route")
     token = os.environ.get(token_env, "").strip() or None
     with ExitStack() as stack:
         judge = open_judge(settings, str(config), stack)

@@ -10,14 +10,12 @@ import typer
 
 from assay.cli.console import (
     BEGIN,
-    JUDGE,
-    READ,
-    TRAIN,
     Allow,
     Json,
     TrustRun,
     VerifierOptions,
     app,
+    run_commands,
     show,
     show_path,
     verifier_options,
@@ -26,7 +24,7 @@ from assay.errors import UserError
 from assay.host.terminal import escaped, say
 
 
-@app.command(rich_help_panel=READ)
+@run_commands.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     as_json: Json = False,
@@ -38,7 +36,7 @@ def report(
     show_path("report", path, as_json)
 
 
-@app.command(rich_help_panel=TRAIN)
+@run_commands.command()
 def rollback(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     to: Annotated[int, typer.Option(min=1, help="Step of a checkpoint.")],
@@ -52,7 +50,7 @@ def rollback(
     show(roll_back(run, to, who=by or getpass.getuser(), why=why), as_json)
 
 
-@app.command(rich_help_panel=READ)
+@run_commands.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     step: Annotated[int, typer.Option(min=1, help="A finished step.")],
@@ -74,7 +72,7 @@ def replay(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=JUDGE)
+@run_commands.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     second: Annotated[
@@ -106,9 +104,9 @@ def audit(
     from assay.evaluation import audit as of_audit
 
     if at and steps is None:
-        raise UserError("assay audit --at: found no --steps; accepted: with --steps VERIFIER")
+        raise UserError("assay run audit --at: found no --steps; accepted: with --steps VERIFIER")
     if label and (second is not None or steps is not None):
-        raise UserError("assay audit: give --second and --steps, or --label")
+        raise UserError("assay run audit: give --second and --steps, or --label")
     if label:
         ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
         show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)

@@ -19,6 +19,7 @@ from assay.cli.console import (
     app,
     leave_closed_pipe,
     show,
+    verifier_commands,
     verifier_options,
 )
 from assay.errors import UserError
@@ -39,12 +40,6 @@ def verify(
     rescore: Annotated[
         Path | None, typer.Option(help="Judge a run's recorded completions again, and compare.")
     ] = None,
-    self_test: Annotated[
-        bool, typer.Option(help="Measure the verifiers on their labelled sets.")
-    ] = False,
-    labelled: Annotated[
-        Path | None, typer.Option(help="With --self-test: on this labelled file of yours.")
-    ] = None,
     overrides: VerifierOptions = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
@@ -53,10 +48,8 @@ def verify(
 ) -> None:
     """Judge the completions in a JSONL file: one verdict a row, in order."""
     options = verifier_options(overrides, unsafe_no_sandbox)
-    if [file is not None, rescore is not None, self_test].count(True) != 1:
-        raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
-    if labelled is not None and not self_test:
-        raise UserError("assay verify: --labelled needs --self-test")
+    if (file is None) == (rescore is None):
+        raise UserError("assay verify: give one of FILE and --rescore RUN")
     how_far = say_progress if sys.stderr.isatty() else None
     if rescore is not None:
         from assay.evaluation.rejudge import rescore as judge_again
@@ -77,8 +70,6 @@ def verify(
             say(f"error: {rescore}: not all that it recorded could be read")
             raise typer.Exit(1)
         return
-    if self_test:
-        raise typer.Exit(_self_test(verifier, labelled, workers, deadline, options, as_json))
     assert file is not None
     from assay.cli import rows
 
@@ -105,30 +96,39 @@ def verify(
         raise typer.Exit(1)  # the checker did no work at all
 
 
-def _self_test(
-    verifier: str | None,
-    labelled: Path | None,
-    workers: int | None,
-    deadline: float,
-    options: Any,
-    as_json: bool,
-) -> int:
-    """Print how each verifier does on its labelled set; 1 where one gives a wrong verdict."""
+@verifier_commands.command(name="self-test")
+def self_test(
+    verifier: Annotated[
+        str | None, typer.Option(help="Verifier to measure. Default: all, each on its own set.")
+    ] = None,
+    labelled: Annotated[
+        Path | None, typer.Option(help="Measure on this labelled file of yours.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
+    overrides: VerifierOptions = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: Json = False,
+) -> None:
+    """Measure verifiers on their labelled sets; exit code 1 where one gives a wrong verdict."""
     from assay.verify import selftest
 
+    options = verifier_options(overrides, unsafe_no_sandbox)
     names = None if verifier is None else [verifier]
     num_wrong = 0
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
-    found = selftest.self_test(names, **settings)
     if labelled is not None:
         found = [selftest.self_test_on(labelled, verifier or "math", **settings)]
+    else:
+        found = selftest.self_test(names, **settings)
     for result in found:
         show(result, as_json)
         num_wrong += len(result.wrong)
-    return 1 if num_wrong else 0
+    if num_wrong:
+        raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=JUDGE)
+@verifier_commands.command()
 def drift(
     files: Annotated[
         list[Path], typer.Argument(help="Verdicts of the same completions, one file a version.")

@@ -39,7 +39,7 @@ class EvaluationConfig(Section):
     """Evaluate on this many held-out problems, the first ones. None: all."""
     keep_completions: bool = True
     """Keep what was answered, with its verdicts, in the run's ``evaluations/``, so that two
-    checkpoints can be compared problem by problem (`assay compare-runs RUN@20 RUN@40`)."""
+    checkpoints can be compared problem by problem (`assay run compare RUN@20 RUN@40`)."""
 
 
 class CheckpointConfig(Section):

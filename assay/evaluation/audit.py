@@ -1,9 +1,9 @@
-"""People look at what two verifiers disagree about: ``assay audit RUN``.
+"""People look at what two verifiers disagree about: ``assay run audit RUN``.
 
 A second verifier judges recorded completions again. Passes that it rejects, and rejections that it
 accepts, wait in ``RUN/audit/queue.jsonl`` for the label of a person; so do passes of which a
 verifier of steps finds a step wrong. Rows with a label are sets of their own, of answers and of
-steps, for ``assay verify --self-test --labelled FILE``.
+steps, for ``assay verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class AuditResult:
                 f" (95% interval {low:.0%} to {high:.0%})"
             )
         if self.waiting:
-            lines.append(f'label them: assay audit {self.run} --label, or write "label" there')
+            lines.append(f'label them: assay run audit {self.run} --label, or write "label" there')
         sets = {_set_of(way): None for way in self.right}
         lines += [
-            "as a labelled set: assay verify --self-test --labelled"
+            "as a labelled set: assay verifier self-test --labelled"
             f" {Path(self.queue).with_name(name)} --verifier NAME"
             for name in sets
         ]
@@ -146,8 +146,8 @@ def label(
     waiting = [row for row in rows if row["label"] is None]
     if not waiting:
         found = f"{len(rows)} rows, none without a label"
-        accepted = "a queue: assay audit RUN --second VERIFIER fills it"
-        raise RunError(message(f"assay audit {folder} --label", found, accepted))
+        accepted = "a queue: assay run audit RUN --second VERIFIER fills it"
+        raise RunError(message(f"assay run audit {folder} --label", found, accepted))
     answers = {one[0]: one for one in LABELS} | {one: one for one in LABELS}
     for number, row in enumerate(waiting, 1):
         say("\n".join(_shown(row, number, len(waiting))))

@@ -157,7 +157,7 @@ def _sources(
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
     if not found:
-        remedy = "to read what two runs recorded: assay compare-runs A B"
+        remedy = "to read what two runs recorded: assay run compare A B"
         where, accepted = "compare", "problems (--problems, --out-of-domain)"
         raise ConfigError(message(where, "no problems", accepted, remedy))
     for name in names:

@@ -86,12 +86,12 @@ def drift(files: Sequence[Path | str]) -> Drift:
     """
     read = {str(file): _read(Path(file)) for file in files}
     if len(read) < 2:
-        raise DataError(message("assay drift", f"{len(read)} file", "two files or more"))
+        raise DataError(message("assay verifier drift", f"{len(read)} file", "two files or more"))
     tables = [*read.values()]
     common = [id for id in tables[0] if all(id in one for one in tables)]
     if not common:
         accepted = "verdicts of the same completions, by their ids"
-        raise DataError(message("assay drift", "no id that is in every file", accepted))
+        raise DataError(message("assay verifier drift", "no id that is in every file", accepted))
     every = {id for one in tables for id in one}
     found = [_version(name, one, tables[0], common) for name, one in read.items()]
     problems = {problem_id_of(tables[0][id]) for id in common}

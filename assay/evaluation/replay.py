@@ -1,4 +1,4 @@
-"""Take a recorded step again, and hold what comes out against what was written: ``assay replay``.
+"""Take a recorded step again, and hold what comes out against what was written: ``assay run replay``.
 
 Nothing is sampled. The run is copied as it would be if it had been killed after that step's
 rollouts were written, and goes on: by the path that a killed run takes through its rollout log.
@@ -94,12 +94,12 @@ def replay(
     """
     folder = Path(run)
     if other := next((one for one in overrides if one not in CONSENTS), None):
-        where = f"assay replay {folder} --set"
+        where = f"assay run replay {folder} --set"
         raise UserError(message(where, other, ", ".join(CONSENTS), "a step is taken as it was"))
     config = open_config(folder, overrides=overrides, allow=allow, trust_run=trust_run)
     if config.rl is None:
         found = f"a run of [{config.stage}]"
-        raise UserError(message(f"assay replay {folder}", found, "a run of [rl]"))
+        raise UserError(message(f"assay run replay {folder}", found, "a run of [rl]"))
     start = start_of(folder, step)
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def start_of(folder: Path, step: int) -> int:
         able = [one for one in sorted(done) if begin(one) is not None]
         found = f"{step}, {_why_not(step, done, recorded)}"
     accepted = f"a step of {_ranges(able)}" if able else "none: no step of it can be replayed"
-    raise RunError(message(f"assay replay {folder} --step", found, accepted))
+    raise RunError(message(f"assay run replay {folder} --step", found, accepted))
 
 
 def _why_not(step: int, done: set[int], recorded: Callable[[int], bool]) -> str:

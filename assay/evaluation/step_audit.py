@@ -109,7 +109,7 @@ def audit_steps(
     step scores.
     """
     if not math.isfinite(below):
-        raise ConfigError(message("assay audit --below", below, "a number, as 0.5"))
+        raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
     drawn = {one for each in sample.values() for one in each}
     wrong: list[tuple[Group, int, Verdict, Verdict, int]] = []
@@ -134,7 +134,7 @@ def audit_steps(
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or one of yours"
         remedy = "give its verdicts step_scores, and see that it finds the steps of these texts"
-        where = f"assay audit --steps {verifier}"
+        where = f"assay run audit --steps {verifier}"
         raise RunError(
             message(where, f"no step scores in {len(judged)} verdicts", accepted, remedy)
         )
@@ -196,7 +196,7 @@ def _draw(
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
     if unknown := [step for step in at if step not in steps]:
         accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
-        raise RunError(message("assay audit --at", unknown[0], accepted))
+        raise RunError(message("assay run audit --at", unknown[0], accepted))
     milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
     near: dict[int, list[Any]] = defaultdict(list)
     for row in rows:

@@ -58,7 +58,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
     try:
         import gguf
     except ImportError as error:
-        raise MissingExtra.of("gguf", "gguf", "assay export --format gguf") from error
+        raise MissingExtra.of("gguf", "gguf", "assay model export --format gguf") from error
     from transformers import AutoConfig, AutoTokenizer
 
     config: Any = AutoConfig.from_pretrained(folder)

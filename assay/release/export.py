@@ -1,4 +1,4 @@
-"""`assay export`: a run's model for serving, with its card, or as GGUF."""
+"""`assay model export`: a run's model for serving, with its card, or as GGUF."""
 
 from __future__ import annotations
 

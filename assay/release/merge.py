@@ -1,4 +1,4 @@
-"""`assay merge`: several models made into one, measured before and after."""
+"""`assay model merge`: several models made into one, measured before and after."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _load(name: str) -> LoadedModel:
     config = ModelConfig(path=str(place or name), dtype="float32")
     loaded = load_model(config, "cpu", 0)
     if hasattr(loaded.model, "disable_adapter"):
-        remedy = f"assay export {name} FOLDER, and merge FOLDER"
+        remedy = f"assay model export {name} FOLDER, and merge FOLDER"
         raise ModelError(message(f"merge {name}", "adapters", "whole weights", remedy))
     return loaded
 

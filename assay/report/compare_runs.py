@@ -168,7 +168,7 @@ def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
     both answered, from their evaluation logs. Raises RunError for a single run, and for too many.
     """
     if not 2 <= len(runs) <= len(LETTERS):
-        raise RunError(message("assay compare-runs", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
+        raise RunError(message("assay run compare", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
     settings = _differing(*(settings_of(run.config) for run in runs))
     return ComparedRuns(
         runs=tuple(map(_described, runs)),

@@ -1,4 +1,4 @@
-"""Many runs at a glance, from their directories alone: ``assay runs``.
+"""Many runs at a glance, from their directories alone: ``assay run list``.
 
 Of each run only what a line needs is read: a thousand take about a second. Configurations are not
 validated, so that runs of other versions are listed too.
@@ -112,10 +112,10 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
         _check_asked(one, runs)
     if not top.is_dir():
         remedy = "name yours with --directory, or train a run first"
-        raise RunError(message(f"assay runs, {top}", "no folder", "a folder of runs", remedy))
+        raise RunError(message(f"assay run list, {top}", "no folder", "a folder of runs", remedy))
     if (top / "config.toml").is_file():
         found, remedy = f"the run {top}", f"name its folder: --directory {top.parent}"
-        raise RunError(message("assay runs --directory", found, "a folder of runs", remedy))
+        raise RunError(message("assay run list --directory", found, "a folder of runs", remedy))
     found = [one for one in runs if all(map(one.matches, asked))]
     return Listing(found, len(runs), str(top))
 
@@ -127,17 +127,17 @@ def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
     if is_pair and runs and key not in known:
         accepted = "a key of a run's configuration, as rl.steps=60"
         meant = did_you_mean(key, sorted(known))
-        raise RunError(message("assay runs", repr(asked), accepted, meant))
+        raise RunError(message("assay run list", repr(asked), accepted, meant))
     if key == "state" and is_pair and value.lower() not in STATES:
         accepted = f"one of {', '.join(STATES)}"
         meant = did_you_mean(value.lower(), STATES)
-        raise RunError(message("assay runs state", repr(value), accepted, meant))
+        raise RunError(message("assay run list state", repr(value), accepted, meant))
     folder = Path(asked).expanduser()
     if not is_pair and folder.is_dir() and not any(one.matches(asked) for one in runs):
         accepted = "a word of a run's name or settings, or key=value"
         is_run = (folder / "config.toml").is_file()
         remedy = f"for the runs of a folder: --directory {folder.parent if is_run else folder}"
-        raise RunError(message("assay runs", f"the folder {asked}", accepted, remedy))
+        raise RunError(message("assay run list", f"the folder {asked}", accepted, remedy))
 
 
 def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:

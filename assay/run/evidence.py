@@ -92,7 +92,7 @@ def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
         return again
     if well is None:
         return f"assay train {run.folder / 'config.toml'}"
-    return f"assay rollback {run.folder} --to {well} && {again}"
+    return f"assay run rollback {run.folder} --to {well} && {again}"
 
 
 def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:

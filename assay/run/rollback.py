@@ -50,7 +50,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     config_of(folder)
     checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
     steps = checkpoints.steps()
-    where = f"assay rollback {folder} --to"
+    where = f"assay run rollback {folder} --to"
     if to not in steps:
         known = ", ".join(map(str, steps)) or "it has none"
         raise RunError(message(where, to, f"the step of a checkpoint: {known}"))
@@ -118,7 +118,7 @@ def check_approved(run: Path, approved_by: str | None) -> None:
     if approved_by is None:
         found = f"a run that the guard stopped at step {step} ({stop.get('rule')})"
         back = f"--to {stop['well']}" if stop.get("well") is not None else "--to STEP"
-        accepted = f"--approved-by NAME, or first: assay rollback {run} {back}"
+        accepted = f"--approved-by NAME, or first: assay run rollback {run} {back}"
         remedy = f"read {stop.get('evidence')}"
         raise RunError(message(f"assay train --resume {run}", found, accepted, remedy))
     facts = {"who": approved_by, "rule": stop.get("rule"), "stopped_at": step}

@@ -1,4 +1,4 @@
-"""The configuration of `assay route`, and the rules that say how hard a request is."""
+"""The configuration of `assay model route`, and the rules that say how hard a request is."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RuleConfig(Section):
 
 
 class RouteConfig(Section):
-    """What `assay route` reads."""
+    """What `assay model route` reads."""
 
     route: RuleConfig
     cheap: UpstreamConfig

@@ -188,7 +188,7 @@ def report_if_possible(folder: Path) -> None:
     try:
         write_report(folder)
     except OSError as error:
-        warn(f"{folder}: no report ({error}); see assay report")
+        warn(f"{folder}: no report ({error}); see assay run report")
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
@@ -298,7 +298,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
         if result.false_accepts or result.false_rejects:
             raise VerifierError(
                 f"{result}; the verifier does not do here what it did where it was made; "
-                f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
+                f"see: assay verifier self-test --verifier {result.verifier.partition('@')[0]}"
             )
     _TESTED[key] = found
     return found

@@ -301,7 +301,9 @@ def settled(config: TrainConfig) -> TrainConfig:
     """
     if (adapter := config.model.adapter) is not None:
         accepted = "one model to train"
-        remedy = f"assay export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
+        remedy = (
+            f"assay model export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
+        )
         raise ConfigError(message("model.adapter", adapter, accepted, remedy))
     return with_slots(with_checkpoint(config), config.completions_a_step)
 

@@ -1,4 +1,4 @@
-"""Verifier ``remote:NAME``: verdicts of a server that `assay serve-verifiers` started.
+"""Verifier ``remote:NAME``: verdicts of a server that `assay verifier serve` started.
 
 Its options stand in ``[verification.options.remote]``. What the server has under NAME is a
 verifier's name there, as ``remote:math``.
@@ -191,7 +191,7 @@ def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise VerifierError("remote: needs httpx2: install it with  pip install 'assay-rl[judge]'")
     known = {field.name: field.of(options, OPTIONS) for field in FIELDS}
     if known["url"] is None:
-        accepted = "the address of assay serve-verifiers, as http://host:8765"
+        accepted = "the address of assay verifier serve, as http://host:8765"
         raise VerifierError(message(f"{OPTIONS}.url", "nothing", accepted))
     try:
         told = _ask(known, "GET", f"/verifiers/{name}", time.monotonic() + FIRST_SECONDS)

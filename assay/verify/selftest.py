@@ -1,4 +1,4 @@
-"""Measure verifiers on their labelled sets: ``assay verify --self-test``, or before training.
+"""Measure verifiers on their labelled sets: ``assay verifier self-test``, or before training.
 
 A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed``
 or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). A verifier that stands here but
@@ -121,7 +121,7 @@ def self_test(
 
 
 def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
-    """Measure any verifier on a labelled file of one's own, as ``assay audit`` writes them.
+    """Measure any verifier on a labelled file of one's own, as ``assay run audit`` writes them.
 
     settings: of the service. Raises VerifierError for a row without id, completion or label.
     """

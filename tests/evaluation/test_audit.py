@@ -1,4 +1,4 @@
-"""`assay audit`: what two verifiers disagree about is queued, labelled by people, and a set to test on."""
+"""`assay run audit`: what two verifiers disagree about is queued, labelled by people, and a set to test on."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_disagreements_are_queued_labelled_and_become_a_set(
     right = [row["label"] == row["verdicts"][0] for row in (first, second)]
     assert found.rows == 2 and len(found.wrong) == right.count(False)
     options = ("--verifier", "texts:by_length", "--workers", "1")
-    command = ["assay", "verify", "--self-test", "--labelled", str(labelled), *options]
+    command = ["assay", "verifier", "self-test", "--labelled", str(labelled), *options]
     monkeypatch.setattr(sys, "argv", command)
     assert run_command() == (1 if any(right) else 0), "where one is right the other is wrong"
     assert "of 2 rows" in capsys.readouterr().out

@@ -197,7 +197,7 @@ def test_bad_input_is_told_before_a_model_is_opened(
     monkeypatch.chdir(tmp_path)
     problems = [{"id": "q", "prompt": "?", "answer": "7"}]
     file = written(tmp_path, "a.jsonl", {"other#0/0": "1"})
-    with pytest.raises(ConfigError, match=r"no problems; accepted: .* assay compare-runs A B$"):
+    with pytest.raises(ConfigError, match=r"no problems; accepted: .* assay run compare A B$"):
         compare("a/b", "c/d")
     with pytest.raises(DataError, match="the same source twice"):
         compare("a/b", "c/d", "x.jsonl", out_of_domain=["x.jsonl"])

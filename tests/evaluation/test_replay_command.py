@@ -1,4 +1,4 @@
-"""`assay replay`: a recorded step is judged and taken again, bit for bit, and every flip explained."""
+"""`assay run replay`: a recorded step is judged and taken again, bit for bit, and every flip explained."""
 
 from __future__ import annotations
 

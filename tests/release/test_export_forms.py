@@ -1,4 +1,4 @@
-"""`assay export --format`: what is refused is refused before a model is read, and leaves nothing."""
+"""`assay model export --format`: what is refused is refused before a model is read, and leaves nothing."""
 
 from __future__ import annotations
 

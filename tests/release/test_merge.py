@@ -1,4 +1,4 @@
-"""`assay merge`: arithmetic on weights, what is written, and what is measured before and after."""
+"""`assay model merge`: arithmetic on weights, what is written, and what is measured before and after."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_checkpoints_of_a_run_are_merged_and_measured(
     run = train(world.tree(rl={"steps": 2}, checkpoint={"every": 1}), quiet=True).run
     names, out = [f"{run}@1", f"{run}@2"], world.folder / "merged"
     problems = [str(world.folder / "train.jsonl")]
-    arguments = ["merge", *names, "--out", str(out), "--problems", *problems, "--json"]
+    arguments = ["model", "merge", *names, "--out", str(out), "--problems", *problems, "--json"]
     monkeypatch.setattr(sys, "argv", ["assay", *arguments])
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:

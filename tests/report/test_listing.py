@@ -1,4 +1,4 @@
-"""`assay runs` lists many runs from their directories, says how each stands, and finds some."""
+"""`assay run list` lists many runs from their directories, says how each stands, and finds some."""
 
 from __future__ import annotations
 

@@ -98,9 +98,9 @@ def test_why_there_is_nothing_to_read(tmp_path: Path, output: Any) -> None:
     with pytest.raises(ValueError), Run.create(config, quiet=True) as died:
         raise ValueError("reward: no key 'gold'")
     said = "ended after 0 steps: ValueError: reward: no key 'gold'"
-    code, text, _ = output("rollouts", died.folder)
+    code, text, _ = output("run", "rollouts", died.folder)
     assert code == 0 and text == f"{died.folder}: no rollouts; the run {said}\n"
-    _, text, _ = output("rollouts", died.folder, "--worst", "--json")
+    _, text, _ = output("run", "rollouts", died.folder, "--worst", "--json")
     assert json.loads(text) == {
         "rollouts": [],
         "found": 0,
@@ -157,15 +157,15 @@ def output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_command_shows_text_escaped(run: LoadedRun, output: Any) -> None:
-    code, text, _ = output("rollouts", run.folder, "--step", 2, "100")
+    code, text, _ = output("run", "rollouts", run.folder, "--step", 2, "100")
     assert code == 0 and "\x1b" not in text and "\\u001b]0;mine" in text
     assert "=== p0 ===\nQ: 0\n--- step 2, " in text and "(12 of 12 rollouts)" in text
-    code, text, _ = output("rollouts", run.folder, "--worst", "2", "--json")
+    code, text, _ = output("run", "rollouts", run.folder, "--worst", "2", "--json")
     (line,) = text.splitlines()
     assert code == 0 and len(json.loads(line)["rollouts"]) == 2 and json.loads(line)["found"] > 2
-    code, _, said = output("rollouts", run.folder, "--worst", "--not-judged")
+    code, _, said = output("run", "rollouts", run.folder, "--worst", "--not-judged")
     assert code == 2 and "found --worst and --not-judged; accepted: at most one" in said
-    code, _, said = output("rollouts", run.folder.parent)
+    code, _, said = output("run", "rollouts", run.folder.parent)
     assert code == 2 and "not a run directory" in said
 
 
@@ -181,11 +181,11 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
     )
     assert not any(name.startswith(("time/", "speed/")) for name in found.metrics)
     assert found.speed["seconds a step"][0] > 0 and found.surroundings == {}
-    code, text, _ = output("compare-runs", run.folder, other.folder)
+    code, text, _ = output("run", "compare", run.folder, other.folder)
     assert code == 0 and "rl.steps" in text
     assert "greedy: A 25.0% (95% interval " in text and "at step 3, B 50.0% (95% interval" in text
     assert greedy.gain is not None and f"B less A {greedy.gain.points}" in text
-    code, text, _ = output("compare-runs", run.folder, other.folder, "--json")
+    code, text, _ = output("run", "compare", run.folder, other.folder, "--json")
     table = json.loads(text)
     assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
 
@@ -194,7 +194,7 @@ def test_a_step_of_a_run_has_the_names_of_a_checkpoint(run: LoadedRun, output: A
     best = best_step(list(run.evaluations))
     assert load_run_at(f"{run.folder}@best").num_steps == best
     assert load_run_at(f"{run.folder}@last").num_steps == run.num_steps
-    code, text, _ = output("compare-runs", f"{run.folder}@best", f"{run.folder}@{best}")
+    code, text, _ = output("run", "compare", f"{run.folder}@best", f"{run.folder}@{best}")
     assert code == 0 and "B less A" in text
     with pytest.raises(RunError, match=r"found no evaluation after step 9999; accepted: an eval"):
         load_run_at(f"{run.folder}@9999")
@@ -266,7 +266,7 @@ def test_more_than_two_runs_are_compared_with_the_first(
     assert found.settings["rl.steps"] == (12, 4, 12)
     differences = {one.other: (one.difference or (None,))[0] for one in found.heldout}
     assert differences == {"B": pytest.approx(0.25), "C": 0.0}
-    code, text, _ = output("compare-runs", run.folder, other.folder, run.folder)
+    code, text, _ = output("run", "compare", run.folder, other.folder, run.folder)
     assert code == 0 and "A  B  C" in " ".join(text.split("  "))
-    code, _, said = output("compare-runs", run.folder)
+    code, _, said = output("run", "compare", run.folder)
     assert code == 2 and "found 1 runs; accepted: 2 to 26" in said

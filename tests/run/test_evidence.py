@@ -54,7 +54,7 @@ def stopped_run(tmp_path: Path) -> Path:
         go_on(run, 12, Guard(config.guard))
     assert "\n" not in str(error.value)
     assert f"step {SICK_FROM}: optimizer/grad_norm jumped from 1 to 30" in str(error.value)
-    assert f"assay rollback {run.folder} --to 8 && assay train --resume" in str(error.value)
+    assert f"assay run rollback {run.folder} --to 8 && assay train --resume" in str(error.value)
     return run.folder
 
 
@@ -66,7 +66,9 @@ def test_a_stop_leaves_its_evidence(tmp_path: Path) -> None:
     evidence = folder / "guard" / "step-000010-grad_norm"
     assert event["evidence"] == str(evidence / "evidence.md")
     page = (evidence / "evidence.md").read_text(encoding="utf-8")
-    assert "Newest checkpoint that was still well: step 8." in page and "`assay rollback" in page
+    assert (
+        "Newest checkpoint that was still well: step 8." in page and "`assay run rollback" in page
+    )
     rows = [json.loads(line) for line in (evidence / "rollouts.jsonl").read_text().splitlines()]
     assert len(rows) == NUM_ROLLOUTS and rows[0]["step"] == 10
     assert page.count("\n### ") == NUM_ROLLOUTS and rows[0]["completion_id"] in page

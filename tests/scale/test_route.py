@@ -1,4 +1,4 @@
-"""`assay route` between real servers: rules, fallbacks, streams, counts, and what is refused."""
+"""`assay model route` between real servers: rules, fallbacks, streams, counts, and what is refused."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_a_wrong_configuration_is_told_before_a_port_is_opened(
     text = CONFIG.format(rule='by = "length"\nthreshold = 10', cheap="http://c", strong="http://s")
     assert change[0] in text
     path.write_text(text.replace(*change, 1))
-    result = CliRunner().invoke(command_line, ["route", str(path)])
+    result = CliRunner().invoke(command_line, ["model", "route", str(path)])
     assert isinstance(result.exception, UserError) and result.exception.exit_code == 2
     assert words in str(result.exception) and "secret" not in str(result.exception)
 

@@ -73,7 +73,8 @@ def spoiled(path: str, random_: random.Random) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "path"), [("serve-verifiers", "/judge"), ("route", "/v1/chat/completions")]
+    ("command", "path"),
+    [("verifier serve", "/judge"), ("model route", "/v1/chat/completions")],
 )
 def test_a_server_outlives_a_hostile_crowd(command: str, path: str, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,7 +83,7 @@ def test_a_server_outlives_a_hostile_crowd(command: str, path: str, tmp_path: Pa
     with contextlib.ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         arguments = ["--port", "0"]
-        if command == "route":
+        if command == "model route":
             config = tmp_path / "route.toml"
             config.write_text(ROUTE.format(stack.enter_context(served(Model("two")))))
             arguments = [str(config), *arguments]

@@ -69,7 +69,7 @@ FEATURES: Mapping[str, Feature] = {
     "siblings": Feature("a reward that compares siblings (`kimi_length`)"),
     "remote": Feature("a remote verifier (`remote:NAME`)"),
     "resume": Feature("`assay train --resume RUN`"),
-    "replay": Feature("`assay replay RUN --step 2`"),
+    "replay": Feature("`assay run replay RUN --step 2`"),
 }
 
 GIVES = 'scale.generator: found "vllm" with {}; accepted: "engine", which alone gives'

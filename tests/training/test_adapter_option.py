@@ -109,7 +109,9 @@ def test_the_settings_are_those_of_the_adapters_run(world: World, run: str) -> N
 def test_a_run_does_not_start_from_two_folders(world: World, adapter: str) -> None:
     tree = world.tree(rl={"steps": 1}, model={"adapter": adapter}, run={"name": "never"})
     for use in (assay.train, assay.dry_run):
-        with pytest.raises(ConfigError, match=r"model\.adapter: found .*assay export .* --adapter"):
+        with pytest.raises(
+            ConfigError, match=r"model\.adapter: found .*assay model export .* --adapter"
+        ):
             use(tree, quiet=True)
     assert not (world.folder / "runs/never").exists()
 

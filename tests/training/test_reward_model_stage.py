@@ -407,7 +407,7 @@ def test_a_kind_is_judged_by_its_own_verifier(world: World) -> None:
 
 
 def test_a_run_judges_through_the_service_and_so_does_its_export(world: World) -> None:
-    """What `assay train` leaves is named as it is, in a configuration; what `assay export` writes, too."""
+    """What `assay train` leaves is named as it is, in a configuration; what `assay model export` writes, too."""
     run = run_reward_model(Stage(config_of(world, KINDS["preference"]), quiet=True))
     plain = export(str(run), world.folder / "exported")
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
