@@ -4,8 +4,8 @@ python -m bench.routing --work DIR [--out docs/routing.svg] [--quick]
 
 Needs the extras serve, judge and figures. Two models are trained where DIR/runs does not have them:
 a cheap one that writes the answer at once, and a strong one that writes each step. Each is served
-over Assay's engine (greedy), and `assay model route`'s server stands before both. The sums of 2, 4 and 6
-numbers, in equal shares, are ones that neither was trained on. --quick: a check that it runs.
+over Assay's engine (greedy), and `assay model route`'s server stands before both. The sums of 2, 4
+and 6 numbers, in equal shares, are ones that neither was trained on. --quick: a check that it runs.
 """
 
 from __future__ import annotations

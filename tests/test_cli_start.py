@@ -50,7 +50,7 @@ def test_the_version_is_printed() -> None:
 
 def test_a_shell_completes_commands_and_options() -> None:
     words = {"COMP_WORDS": "assay re", "COMP_CWORD": "1", "_ASSAY_COMPLETE": "complete_bash"}
-    assert {"redteam", "report"} <= set(assay(**words).stdout.split())
+    assert {"redteam", "recipe"} <= set(assay(**words).stdout.split())
     words |= {"COMP_WORDS": "assay train --res", "COMP_CWORD": "2"}
     assert assay(**words).stdout.split() == ["--resume"]
 

@@ -1,4 +1,4 @@
-"""Take a recorded step again, and hold what comes out against what was written: ``assay run replay``.
+"""``assay run replay``: repeat a recorded step, and compare the result with what was written.
 
 Nothing is sampled. The run is copied as it would be if it had been killed after that step's
 rollouts were written, and goes on: by the path that a killed run takes through its rollout log.
