@@ -350,7 +350,7 @@ def test_verify_options_warnings_and_nothing_judged(assay: Assay, here: Path) ->
     Path("my_rewards.py").write_text("def broken(problem, completion): return 1 / 0\n")
     dark = assay("verify", "rows.jsonl", "--verifier", "my_rewards:broken")
     assert dark.code == 1 and "ZeroDivisionError" in dark.out
-    assert "FILE, --rescore RUN and --self-test" in assay("verify").complaint
+    assert "one of FILE and --rescore RUN" in assay("verify").complaint
 
 
 def test_steps_are_labelled(assay: Assay, here: Path, model: Path) -> None:
@@ -362,10 +362,8 @@ def test_steps_are_labelled(assay: Assay, here: Path, model: Path) -> None:
     assert len(row["labels"]) == 2 and all(0 <= label <= 1 for label in row["labels"])
     again = assay("label-steps", model, *told, "--soft", "--json").json
     assert again.keys() == found.keys() and len(Path("steps.jsonl").read_text().splitlines()) == 1
-    assert (
-        "nothing.jsonl"
-        in assay("label-steps", model, "nothing.jsonl", "--out", "new.jsonl").complaint
-    )
+    missing = assay("label-steps", model, "nothing.jsonl", "--out", "new.jsonl").complaint
+    assert "nothing.jsonl" in missing
 
 
 def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
@@ -381,19 +379,6 @@ def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
     strict = assay("redteam", "--verifier", "strict:strict")
     assert strict.code == 0 and "honest controls failed" in strict.out.splitlines()[-1]
     assert "need --verifier" in assay("redteam", "--suite", "math").complaint
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["verify", "--workers", "0", "x"], "assay verify: Invalid value for '--workers'"),
-        (["verify", "--foo"], "No such option: --foo"),
-        (["verifi"], "No such command 'verifi'"),
-    ],
-)
-def test_wrong_arguments_are_one_line(assay: Assay, arguments: list[str], words: str) -> None:
-    complaint = assay(*arguments).complaint
-    assert words in complaint and complaint.endswith("--help")
 
 
 def test_a_reader_that_leaves_early_is_no_error(here: Path) -> None:

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from assay import __version__
 from assay.cli import command  # noqa: F401
-from assay.cli.console import TASKS, app
+from assay.cli.console import MOVED, TASKS, app
 
 
 def test_an_interruption_that_left_an_exec_does_not_end_python_by_a_signal() -> None:
@@ -61,3 +63,33 @@ def test_the_help_lists_each_command_under_its_task() -> None:
     shown = assay("--help", COLUMNS="100").stdout
     places = [shown.index(f"─ {task} ") for task in TASKS]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["verify", "--workers", "0", "x"], "assay verify: Invalid value for '--workers'"),
+        (["verify", "--foo"], "No such option: --foo"),
+        (["verifi"], "No such command 'verifi'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: list[str], words: str) -> None:
+    done = assay(*arguments)
+    assert words in done.stderr and done.stderr.endswith("--help\n")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+def test_an_earlier_name_of_a_command_is_answered_with_the_new_one() -> None:
+    done = assay("runs", "--state", "ended")
+    assert (done.stderr, done.returncode) == (
+        "error: assay runs: the command is now `assay run list`\n",
+        2,
+    )
+    for new in MOVED.values():
+        group, name = new.split()
+        shown = assay(group, "--help", COLUMNS="200").stdout
+        assert f" {name} " in shown, new
+
+
+def test_at_most_twenty_names_stand_at_the_top() -> None:
+    assert len(app.registered_commands) + len(app.registered_groups) <= 20
