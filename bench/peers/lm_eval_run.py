@@ -98,7 +98,7 @@ def write_task(asked: argparse.Namespace, rows: Path) -> str:
     """Write lm-eval's task with the rows' place in it; returns its name."""
     import lm_eval
 
-    shipped = Path(lm_eval.__file__).parent / "tasks" / asked.task / f"{asked.task}.yaml"
+    shipped = Path(str(lm_eval.__file__)).parent / "tasks" / asked.task / f"{asked.task}.yaml"
     files = {"test": str(rows.resolve())}
     if asked.task == "gsm8k":
         if asked.shots is None:
