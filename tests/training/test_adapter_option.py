@@ -129,7 +129,8 @@ def test_commands_take_an_adapter(
     models = [base, base] if command == "compare" else [base]
     rest = [str(world.folder / "exported")] if command == "export" else asked
     for folder, code in (("./none", 2), (adapter, 0)):
-        line = ["assay", command, *models, *rest, "--adapter", folder, "--json"]
+        words = ["model", "export"] if command == "export" else [command]
+        line = ["assay", *words, *models, *rest, "--adapter", folder, "--json"]
         monkeypatch.setattr("sys.argv", line)
         with pytest.raises(SystemExit) as end:
             cli.main()
