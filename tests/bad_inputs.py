@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from bad_commands import GOOD, bad_commands, write_more
 
 RUN = "runs/done"
 CHECKPOINT = f"{RUN}/checkpoints/step-000002"
@@ -19,12 +20,17 @@ CHECKPOINT = f"{RUN}/checkpoints/step-000002"
 
 @dataclass(frozen=True)
 class Case:
-    """One bad input. spoil: what is done to a copy of the good world. tolerant: it may also succeed."""
+    """One bad input.
+
+    spoil: what is done to a copy of the good world. tolerant: it may also succeed. code: how it
+    must end; None: 1 or 2.
+    """
 
     name: str
     arguments: tuple[str, ...]
     spoil: Callable[[Path], Any] = lambda folder: None
     tolerant: bool = False
+    code: int | None = None
 
 
 def write_world(folder: Path) -> None:
@@ -50,6 +56,7 @@ def write_world(folder: Path) -> None:
         "checkpoint": {"every": 1},
         "rl": {"steps": 2, "num_prompts": 2, "group_size": 2},
     }
+    write_more(folder)
     stages = {
         "run": {},
         "sft": {"sft": {"traces": ["traces.jsonl"]}},
@@ -85,6 +92,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "redteam": ("redteam", "--verifier", "exact", "--problems", "heldout.jsonl", "--workers", "1"),
     "plan": ("plan", "run.toml", "--measure", "0"),
     "report": ("run", "report", RUN),
+    **GOOD,
 }
 
 READS: dict[str, tuple[str, ...]] = {
@@ -445,4 +453,5 @@ MODULES = {
 
 def cases() -> list[Case]:
     """Return every case; names are unique."""
-    return [*file_cases(), *value_cases(), *argument_cases(), *other_cases()]
+    typed = (Case(one.name, one.arguments, one.spoil, code=2) for one in bad_commands())
+    return [*file_cases(), *value_cases(), *argument_cases(), *other_cases(), *typed]

@@ -31,9 +31,14 @@ def patience() -> float:
 
 
 def import_commands() -> None:
-    """Import what the commands do, so that forks need not; one thread, of which a fork has all."""
+    """Import what the commands do, so that forks need not; one thread, of which a fork has all.
+
+    pyarrow imports pandas when it first makes an array: half a second in each fork, more than all
+    else that most commands do.
+    """
     import torch
 
+    import assay.cli.command
     import assay.evaluation.audit
     import assay.evaluation.rejudge
     import assay.evaluation.replay

@@ -202,7 +202,8 @@ def is_url(value: Any) -> bool:
     except (ValueError, TypeError, AttributeError):
         return False
     query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
-    return known and "@" not in parts.netloc and bool(query) and not parts.fragment
+    whole = not re.search(r"\s", value.strip())
+    return known and whole and "@" not in parts.netloc and bool(query) and not parts.fragment
 
 
 def completions_url(url: str) -> str:

@@ -96,6 +96,7 @@ def gate(
     wrong input.
     """
     limits = read_thresholds(thresholds)
+    reviewed = None if review is None else _read_review(Path(review))
     checkpoint = find_checkpoint(str(how.get("adapter") or model))
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
@@ -107,7 +108,6 @@ def gate(
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
     kinds = _kinds_of(files, how.get("max_problems"))
     far = [*out_of_domain, *files]
-    reviewed = None if review is None else _read_review(Path(review))
     if strong is not None:
         _check_strong(strong, how.get("allow", ()))
     _check_sandbox(canaries, model, how)
@@ -292,6 +292,8 @@ def kl_check(
 
 
 def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
+    if not path.is_file():
+        raise DataError(message(f"--review {path}", "no such file", "a JSONL file of reviews"))
     rows = list(read_rows(path))
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("ok"), bool) or not row.get("id") or not row.get("by"):

@@ -20,6 +20,7 @@ from typing import Any
 from assay import config as configuration
 from assay.config.toml_text import comment, key_lines, one_line, toml_line
 from assay.data.labelled import LOADERS, load_comparisons
+from assay.data.overlap import check_overlap
 from assay.data.pairs import load_preferences
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
@@ -27,9 +28,11 @@ from assay.errors import DataError, RunError, UserError, did_you_mean, message
 from assay.host.removal import list_written, not_ours
 from assay.host.terminal import lined
 from assay.init.detection import (
+    MOST_ROWS,
     LookedModel,
     LookedRows,
     answer_key,
+    check_verifier,
     columns_of,
     fitting_verifier,
     look_at_model,
@@ -147,6 +150,8 @@ def init(
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
         load_held = load_problems if kind == "sft" else load  # a stage of traces is asked problems
         held = look_at_rows(heldout, load_held) if heldout else None
+        if held is not None and load is load_problems:
+            check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
         is_rl = made.template == "grpo"
         key = made.solution and answer_key(rows.rows, made.solution)
         if key is None and is_rl and model is None and Path("my_reward.py").exists():
@@ -265,6 +270,7 @@ def _choose_verifier(
         draft.assume(f"the verifier is {fitting}: every row has what it reads")
         return fitting
     expression = verifier or "my_reward:reward"
+    check_verifier(expression, problems)
     if expression.startswith("my_reward:"):
         _write_reward(draft, rows, key)
     return expression

@@ -99,6 +99,19 @@ def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None
     return best if counts[best] else None
 
 
+def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
+    """Raise VerifierError where built-in verifiers cannot judge the rows, or are none.
+
+    A function of the user's is imported by the dry run, which is the next command.
+    """
+    if ":" in expression:
+        return
+    options = {"judge": {"url": "http://localhost", "model": "judge"}}
+    with VerifierService(expression, options=options) as service:
+        for problem in problems:
+            service.check_problem(problem)
+
+
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
     """Return the built-in verifier that can judge all problems; None where none is certain.
 

@@ -28,6 +28,7 @@ from assay.recipes.check import (
 )
 from assay.recipes.cost import Cost, RowCounts, Total, total_of
 from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
+from assay.recipes.manifest import NAME as MANIFEST
 from assay.recipes.manifest import TINY, RecipeManifest, StageRow, inputs_of, settings_of
 from assay.recipes.report import write_report
 from assay.run.progress import format_seconds
@@ -173,6 +174,9 @@ def _plan(
     recipe = open_recipe(name, resume, scale, overrides)
     stages = recipe.until(until)
     check_folder(resume or directory, "--resume" if resume else "--directory")
+    if resume and not any((resume / one).exists() for one in (FILE, MANIFEST)):
+        found = f"neither {FILE} nor {MANIFEST} in it"
+        raise RunError(message(str(resume), found, "the directory of a recipe's run"))
     manifest = RecipeManifest.read(resume) if resume else RecipeManifest(directory / recipe.name)
     manifest.describe(recipe)
     standing = find_standing(stages, manifest)

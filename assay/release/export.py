@@ -48,7 +48,9 @@ def export(
     folder = checkpoint_of(str(model)) or Path(model)
     adapted = None if adapter is None else checkpoint_of(str(adapter)) or Path(adapter)
     if adapted is None and not folder.is_dir():
-        raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
+        check_place(str(model), str(model))
+        found = "a file" if folder.exists() else "nothing there"
+        raise RunError(message(str(model), found, "a run directory or a checkpoint"))
     if format == "hf":
         made = export_model(folder, place, adapted)
         write_card(adapted or folder, made)

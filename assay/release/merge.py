@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def check_request(
         raise ConfigError(message("merge", "a model twice", "each once; --weight says how much"))
     if len(weights) != len(models):
         raise ConfigError(message("--weight", f"{len(weights)} weights", f"{len(models)}, or none"))
+    if not all(map(math.isfinite, weights)):
+        raise ConfigError(message("--weight", list(weights), "finite numbers"))
     if method != "task_arithmetic" and (min(weights) < 0 or not sum(weights)):
         raise ConfigError(message("--weight", list(weights), "numbers of 0 or more, not all 0"))
     if (base is not None) != (method == "task_arithmetic"):

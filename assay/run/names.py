@@ -33,6 +33,9 @@ def find_checkpoint(name: str) -> Path | None:
     if not folder.exists() and "@" in name:
         place, _, which = name.rpartition("@")
         run = Path(place).expanduser()
+        if not which and (run / "config.toml").is_file():  # as of RUN@$STEP without a STEP
+            accepted = f"{place}, {place}@best, {place}@last or {place}@STEP"
+            raise RunError(message(name, "nothing after the @", accepted))
     if (run / "config.toml").is_file():
         return _checked(_choose(run, which))
     if which in ("best", "last") or which.isdecimal():
@@ -51,6 +54,10 @@ def check_place(name: str, where: str) -> None:
         return
     runs = sorted(one.parent.name for one in folder.parent.glob("*/config.toml"))
     in_runs = bool(runs) or str(folder.parent) == RunConfig.model_fields["directory"].default
+    of_runs = Path(RunConfig.model_fields["directory"].default) / name
+    if "/" not in name and (of_runs / "config.toml").is_file():
+        accepted = "a run's folder, a model's folder, a GGUF file or a hub name"
+        raise RunError(message(where, "nothing there", accepted, f"did you mean {of_runs}?"))
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.suffix == ".gguf"
     if is_path or ("/" in name and in_runs):
         accepted = "a run (RUN, RUN@best, RUN@120), a model's folder, a GGUF file or a hub name"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from assay.config import VerificationConfig, read_section, read_toml
-from assay.config.section import Count, NonNegative, Positive, Section, Text
+from assay.config.section import Count, NonNegative, Positive, Section, Text, found_words
 from assay.config.toml_text import plain_tables
 from assay.endpoint.replies import read_message
 from assay.endpoint.settings import ADDRESS, Endpoint, completions_url, is_url
@@ -74,6 +74,13 @@ class RuleConfig(Section):
     """With ``label``: words that count as 0, 1, 2 and so on."""
     max_waiting: Count = 256
     """Requests that may be under way. More are refused (503)."""
+
+    @field_validator("levels")
+    @classmethod
+    def _distinct_levels(cls, levels: tuple[str, ...]) -> tuple[str, ...]:
+        if len({*levels}) < len(levels):
+            raise ValueError(found_words([*levels], "each word once"))
+        return levels
 
     @property
     def looks(self) -> bool:

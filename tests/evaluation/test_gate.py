@@ -65,6 +65,11 @@ def test_reviews_pass_only_when_approved_and_enough(tmp_path: Path) -> None:
     assert review_check(others, [path], Thresholds()).outcome == "failed", "none of these were read"
 
 
+def test_reviews_that_are_not_there_are_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"--review .*none\.jsonl: found no such file"):
+        gate("model", ["rows.jsonl"], review=tmp_path / "none.jsonl", out=tmp_path / "out")
+
+
 def test_wrong_thresholds_are_told(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text("chance = 0.01\nmax_los = 0.2\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from assay import config
 from assay.data.problems import load_problems
-from assay.errors import DataError, RunError, UserError
+from assay.errors import DataError, RunError, UserError, VerifierError
 from assay.init import detection, sizes, starter
 from assay.init.configuration import init
 from assay.init.detection import look_at_model, look_at_rows, think_tags
@@ -137,6 +138,29 @@ def test_held_out_rows_are_measured_on(model: str) -> None:
     held = write_rows({"prompt": "2+3?", "answer": 5}, name="held.jsonl")
     read = config.load(init("grpo", data=rows, heldout=held, model=model).config)
     assert read.data.heldout == ("held.jsonl",) and read.evaluation.every == 20
+
+
+def test_a_verifier_that_cannot_judge_the_rows_is_refused_before_anything_is_written(
+    model: str,
+) -> None:
+    rows = write_rows({"prompt": "2+2?", "answer": 4})
+    before = sorted(Path().iterdir())
+    for kind, verifier, told in (
+        ("grpo", "maths", "found 'maths'; accepted: math"),
+        ("grpo", "math*", "found the end; accepted: a number"),
+        ("grpo", "math + code*0.5", "mine.jsonl:1 tests: missing"),
+        ("code", None, "mine.jsonl:1 tests: missing"),
+    ):
+        with pytest.raises(VerifierError, match=re.escape(told)):
+            init(kind, data=rows, model=model, verifier=verifier)
+    assert sorted(Path().iterdir()) == before
+    init("judge", data=rows, model=model)
+
+
+def test_held_out_rows_that_are_trained_on_are_refused(model: str) -> None:
+    rows = write_rows({"prompt": "2+2?", "answer": 4})
+    with pytest.raises(DataError, match=r"found the question of the held-out mine\.jsonl:1"):
+        init("grpo", data=rows, heldout=rows, model=model)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dpo"])

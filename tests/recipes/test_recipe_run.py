@@ -12,6 +12,7 @@ from recipe_worlds import World
 
 from assay.errors import RunError
 from assay.recipes.manifest import RecipeManifest
+from assay.recipes.run import run_recipe
 from assay.report.loaded import load_run
 from assay.run.directory import Run
 from assay.run.metrics import is_timing
@@ -196,3 +197,13 @@ def test_a_damaged_manifest_is_told_in_one_line(tmp_path: Path, text: str, told:
     with pytest.raises(RunError, match=rf"manifest\.json.*{told}") as caught:
         RecipeManifest.read(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_only_a_recipe_s_directory_is_gone_on_with(world: World) -> None:
+    """One of another run would be filled with the stages of this recipe."""
+    other = world.folder / "other"
+    other.mkdir()
+    (other / "config.toml").write_text("")
+    with pytest.raises(RunError, match=r"found neither recipe\.toml nor manifest\.json in it"):
+        run_recipe(str(world.file()), resume=other)
+    assert [one.name for one in other.iterdir()] == ["config.toml"]

@@ -125,6 +125,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "twice": ({"models": ["a", "a"]}, "merge: found a model twice; accepted: each once"),
     "weights": ({"weights": [1.0]}, "--weight: found 1 weights; accepted: 2, or none"),
     "nothing": ({"weights": [0.0, 0.0]}, "--weight: found .* accepted: numbers of 0 or more"),
+    "no number": ({"weights": [math.nan, 1.0]}, "--weight: found .* accepted: finite numbers"),
+    "infinite": (
+        {"weights": [math.inf, 1.0], "method": "task_arithmetic", "base": "c"},
+        "--weight: found .* accepted: finite numbers",
+    ),
     "no base": ({"method": "task_arithmetic"}, "--base: found none; accepted: a base model with"),
     "a base": ({"base": "c"}, "--base: found c with linear"),
     "method": (

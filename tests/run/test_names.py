@@ -93,7 +93,9 @@ def test_names_that_are_no_run(tmp_path: Path) -> None:
     for name in (tmp_path / "model", tmp_path / "absent", "org/model", "name@branch"):
         assert find_checkpoint(str(name)) is None
     assert "found no run directory at" in refusal(f"{tmp_path}/absent@best")
-    named = make_run(tmp_path).rename(tmp_path / "mail@best")
+    run = make_run(tmp_path)
+    assert "found nothing after the @; accepted: " in refusal(f"{run}@")
+    named = run.rename(tmp_path / "mail@best")
     assert step_taken(str(named)) == "step-000012"
     assert step_taken(f"{named}@4") == "step-000004"
 
@@ -153,3 +155,6 @@ def test_a_path_with_nothing_there_is_no_name_of_the_hub(
     with pytest.raises(RunError, match=f"; runs in mine: {run.name}$"):
         check_place(missing, missing)
     assert find_checkpoint("runs/nope") is None
+    of_runs = make_run(tmp_path / "runs")
+    with pytest.raises(RunError, match=f"; did you mean runs/{of_runs.name}\\?$"):
+        check_place(of_runs.name, "here")

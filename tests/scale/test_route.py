@@ -376,6 +376,8 @@ def test_a_wrong_body_is_told_in_one_line(world: Any, body: bytes) -> None:
         (("threshold = 10", ""), "route.threshold: missing"),
         (("threshold = 10", 'threshold = "10"'), "write 10, without quotes"),
         (("http://c", "http://user:secret@c"), "cheap.url: accepted: an http or https address"),
+        (("http://c", "http://c d"), "cheap.url: accepted: an http or https address"),
+        (("threshold = 10", 'threshold = 1\nlevels = ["a", "a"]'), 'route.levels: found ["a", "a"]; accepted: each'),
         (("timeout = 0.5", "timeout = 0"), "cheap.timeout: found 0"),
         (("[strong]", "[stronger]"), "stronger: unknown key"),
     ],
