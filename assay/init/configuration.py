@@ -150,8 +150,7 @@ def init(
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
         load_held = load_problems if kind == "sft" else load  # a stage of traces is asked problems
         held = look_at_rows(heldout, load_held) if heldout else None
-        if held is not None and load is load_problems:
-            check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
+        _check_heldout(sources, held if load is load_problems else None)
         is_rl = made.template == "grpo"
         key = made.solution and answer_key(rows.rows, made.solution)
         if key is None and is_rl and model is None and Path("my_reward.py").exists():
@@ -210,6 +209,12 @@ def _judge_keys(made: InitKind) -> str:
         toml_line("model", "judge", "the judge's name there; its key is in ASSAY_JUDGE_KEY"),
     ]
     return lined(lines) + "\n"
+
+
+def _check_heldout(sources: Sequence[str], held: LookedRows | None) -> None:
+    """Raise DataError where a held-out question is trained on, as training would."""
+    if held is not None:
+        check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
 
 
 def _template(name: str) -> str:
