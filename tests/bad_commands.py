@@ -24,10 +24,10 @@ from bad_settings import (
 )
 
 RUN = "runs/done"
-GGUF = ("export", RUN, "model.gguf", "--format", "gguf")
+GGUF = ("model", "export", RUN, "model.gguf", "--format", "gguf")
 GRPO = ("init", "grpo", "--data", "train.jsonl", "--model", "model", "--out", "new.toml")
 RECIPE = ("recipe", "run", "two.toml", "--dry-run")
-MERGE = ("merge", "model", RUN, "--out")
+MERGE = ("model", "merge", "model", RUN, "--out")
 EVAL = ("--problems", "heldout.jsonl", "--max-tokens", "4")
 DRY = ("train", "run.toml", "--dry-run")
 GOOD: dict[str, tuple[str, ...]] = {
@@ -80,42 +80,42 @@ def changed(name: str, **keys: Any) -> Spoil:
 
 
 EXPORTS: dict[tuple[str, ...], Spoil | None] = {
-    ("export", RUN): None,
-    ("export", RUN, "x", "--format", "ggml"): None,
-    ("export", RUN, "x", "--format", "GGUF"): None,
-    ("export", RUN, "x", "--format", ""): None,
-    ("export", RUN, "--push", "me/model", "--format", "gguf"): None,
-    ("export", RUN, "--push", "noowner"): None,
-    ("export", RUN, "x", "--push", "a/b/c"): None,
-    ("export", RUN, "train.jsonl", "--format", "gguf"): None,
-    ("export", RUN, "runs", "--format", "gguf"): None,
-    ("export", RUN, "train.jsonl/x.gguf", "--format", "gguf"): None,
-    ("export", f"{RUN}@7", "model.gguf", "--format", "gguf"): None,
-    ("export", f"{RUN}@bset", "plain"): None,
-    ("export", "runs/dnoe", "plain"): None,
-    ("export", "done", "plain"): None,
-    ("export", "train.jsonl", "plain"): None,
-    ("export", "runs", "plain"): None,
-    ("export", "model", "a.gguf", "--format", "gguf"): lambda folder: (
+    ("model", "export", RUN): None,
+    ("model", "export", RUN, "x", "--format", "ggml"): None,
+    ("model", "export", RUN, "x", "--format", "GGUF"): None,
+    ("model", "export", RUN, "x", "--format", ""): None,
+    ("model", "export", RUN, "--push", "me/model", "--format", "gguf"): None,
+    ("model", "export", RUN, "--push", "noowner"): None,
+    ("model", "export", RUN, "x", "--push", "a/b/c"): None,
+    ("model", "export", RUN, "train.jsonl", "--format", "gguf"): None,
+    ("model", "export", RUN, "runs", "--format", "gguf"): None,
+    ("model", "export", RUN, "train.jsonl/x.gguf", "--format", "gguf"): None,
+    ("model", "export", f"{RUN}@7", "model.gguf", "--format", "gguf"): None,
+    ("model", "export", f"{RUN}@bset", "plain"): None,
+    ("model", "export", "runs/dnoe", "plain"): None,
+    ("model", "export", "done", "plain"): None,
+    ("model", "export", "train.jsonl", "plain"): None,
+    ("model", "export", "runs", "plain"): None,
+    ("model", "export", "model", "a.gguf", "--format", "gguf"): lambda folder: (
         folder / "model/tokenizer.json"
     ).unlink(),
-    ("export", "model", "b.gguf", "--format", "gguf"): changed(
+    ("model", "export", "model", "b.gguf", "--format", "gguf"): changed(
         "model/config.json", model_type="gpt2"
     ),
-    ("export", "model", "c.gguf", "--format", "gguf"): changed(
+    ("model", "export", "model", "c.gguf", "--format", "gguf"): changed(
         "model/config.json", model_type="nothing"
     ),
-    ("export", "model", "d.gguf", "--format", "gguf"): changed(
+    ("model", "export", "model", "d.gguf", "--format", "gguf"): changed(
         "model/config.json", num_hidden_layers=0
     ),
-    ("export", "model", "e.gguf", "--format", "gguf"): lambda folder: (
+    ("model", "export", "model", "e.gguf", "--format", "gguf"): lambda folder: (
         folder / "model/model.safetensors"
     ).unlink(),
-    ("export", "model", "f.gguf", "--format", "gguf"): lambda folder: (
+    ("model", "export", "model", "f.gguf", "--format", "gguf"): lambda folder: (
         folder / "model/model.safetensors"
     ).write_bytes(b"0" * 100),
-    ("merge", "model", "--out", "x"): None,
-    ("merge", "model", "model", "--out", "x"): None,
+    ("model", "merge", "model", "--out", "x"): None,
+    ("model", "merge", "model", "model", "--out", "x"): None,
     (*MERGE, "runs"): None,
     (*MERGE, "x", "--method", "slurp"): None,
     (*MERGE, "x", "--method", "task_arithmetic"): None,
@@ -125,8 +125,8 @@ EXPORTS: dict[tuple[str, ...], Spoil | None] = {
     (*MERGE, "x", "--weight", "0", "--weight", "0"): None,
     (*MERGE, "x", "--problems", "none.jsonl"): None,
     (*MERGE, ""): None,
-    ("merge", "model", "nothing/here/at", "--out", "x"): None,
-    ("merge", "model", f"{RUN}@1", f"{RUN}@2", "--out", "x", "--method", "slerp"): None,
+    ("model", "merge", "model", "nothing/here/at", "--out", "x"): None,
+    ("model", "merge", "model", f"{RUN}@1", f"{RUN}@2", "--out", "x", "--method", "slerp"): None,
 }
 
 BY_NAME: tuple[tuple[str, ...], ...] = (
@@ -163,10 +163,10 @@ BY_NAME: tuple[tuple[str, ...], ...] = (
     ("compare", RUN, "runs/dnoe", *EVAL),
     ("compare", RUN, "model", *EVAL, "--judge", "none"),
     ("compare", "done.jsonl", "heldout.jsonl"),
-    ("compare-runs", RUN),
-    ("compare-runs", RUN, "runs/dnoe"),
-    ("compare-runs", RUN, "model"),
-    ("compare-runs", RUN, f"{RUN}@7"),
+    ("run", "compare", RUN),
+    ("run", "compare", RUN, "runs/dnoe"),
+    ("run", "compare", RUN, "model"),
+    ("run", "compare", RUN, f"{RUN}@7"),
     ("gate", RUN),
     ("gate", RUN, *EVAL, "--against", "runs/dnoe"),
     ("gate", RUN, *EVAL, "--canaries", "maths"),
@@ -187,29 +187,29 @@ BY_NAME: tuple[tuple[str, ...], ...] = (
     ("search", RUN, *EVAL, "--budget", "16", "--exploration", "nan"),
     ("sample", RUN),
     ("sample", "runs/dnoe", "--prompt", "1"),
-    ("rollouts", "runs/dnoe"),
-    ("rollouts", RUN, "0"),
-    ("rollouts", RUN, "--best", "--worst"),
-    ("rollouts", RUN, "--step", "99"),
-    ("rollouts", RUN, "--problem", "nobody"),
-    ("rollouts", RUN, "--problem", "nobody", "--flipped"),
-    ("runs", "--directory", "nowhere"),
-    ("runs", "--directory", "run.toml"),
-    ("runs", "rl.stepz=2", "--compare"),
-    ("replay", RUN),
-    ("replay", RUN, "--step", "99"),
-    ("replay", RUN, "--step", "1", "--set", "rl.steps=3"),
-    ("rollback", RUN, "--to", "99"),
-    ("rollback", RUN, "--to", "two"),
-    ("audit", "runs/dnoe"),
-    ("audit", RUN, "--second", "none"),
-    ("audit", RUN, "--second", "exact", "--label"),
-    ("audit", RUN, "--at", "1"),
-    ("audit", RUN, "--steps", "exact", "--at", "99"),
-    ("audit", RUN, "--second", "exact", "--count", "1"),
-    ("drift", "done.jsonl"),
-    ("drift", "none.jsonl", "done.jsonl"),
-    ("drift", "run.toml", "done.jsonl"),
+    ("run", "rollouts", "runs/dnoe"),
+    ("run", "rollouts", RUN, "0"),
+    ("run", "rollouts", RUN, "--best", "--worst"),
+    ("run", "rollouts", RUN, "--step", "99"),
+    ("run", "rollouts", RUN, "--problem", "nobody"),
+    ("run", "rollouts", RUN, "--problem", "nobody", "--flipped"),
+    ("run", "list", "--directory", "nowhere"),
+    ("run", "list", "--directory", "run.toml"),
+    ("run", "list", "rl.stepz=2", "--compare"),
+    ("run", "replay", RUN),
+    ("run", "replay", RUN, "--step", "99"),
+    ("run", "replay", RUN, "--step", "1", "--set", "rl.steps=3"),
+    ("run", "rollback", RUN, "--to", "99"),
+    ("run", "rollback", RUN, "--to", "two"),
+    ("run", "audit", "runs/dnoe"),
+    ("run", "audit", RUN, "--second", "none"),
+    ("run", "audit", RUN, "--second", "exact", "--label"),
+    ("run", "audit", RUN, "--at", "1"),
+    ("run", "audit", RUN, "--steps", "exact", "--at", "99"),
+    ("run", "audit", RUN, "--second", "exact", "--count", "1"),
+    ("verifier", "drift", "done.jsonl"),
+    ("verifier", "drift", "none.jsonl", "done.jsonl"),
+    ("verifier", "drift", "run.toml", "done.jsonl"),
     ("train", "runz.toml"),
     ("train", "--resume", "runs/dnoe"),
     ("train", "--resume", "model"),

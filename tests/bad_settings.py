@@ -54,7 +54,7 @@ class Taken:
 
 
 TAKEN = Taken()
-SERVE = ("serve-verifiers", "--workers", "1", "--port", "0")
+SERVE = ("verifier", "serve", "--workers", "1", "--port", "0")
 SERVES: tuple[tuple[str, ...], ...] = (
     (*SERVE, "--verifier", "maths"),
     (*SERVE, "--verifier", "math*"),
@@ -241,9 +241,9 @@ def server_cases() -> Iterator[BadCommand]:
     for arguments in SERVES:
         yield BadCommand(" ".join(arguments), arguments)
     for name, tree in ROUTES.items():
-        command = ("route", "bad_route.toml", "--port", "0")
+        command = ("model", "route", "bad_route.toml", "--port", "0")
         yield BadCommand(f"route: {name}", command, toml("bad_route.toml", tree))
-    yield BadCommand("route: nowhere", ("route", "none.toml"))
-    for command in (SERVE[:3], ("route", "route.toml")):
+    yield BadCommand("route: nowhere", ("model", "route", "none.toml"))
+    for command in (SERVE[:4], ("model", "route", "route.toml")):
         taken = (*command, "--port", TAKEN.port)
-        yield BadCommand(f"{command[0]}: a port that is taken", taken)
+        yield BadCommand(f"{command[1]}: a port that is taken", taken)
