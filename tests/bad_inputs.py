@@ -415,7 +415,7 @@ def other_cases() -> Iterator[Case]:
         ("train", "run.toml"),
         ("train", "train.jsonl"),
         ("verify", "done.jsonl"),
-        ("run", "report", f"{RUN}/config.toml"),
+        ("report", f"{RUN}/config.toml"),
     ):
         yield Case(f"{command}: {name} is a pipe", COMMANDS[command], _fifo(name))
     yield Case("train: runs is a file", COMMANDS["train"], _in_the_way("runs"))
