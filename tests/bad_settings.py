@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 Spoil = Callable[[Path], Any]
-URL = {"url": "http://127.0.0.1:9/v1", "model": "m"}
+URL = {"url": "http://localhost:9/v1", "model": "m"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def toml(name: str, tree: dict[str, Any] | str) -> Spoil:
 
 
 def route_of(cheap: Any, **rule: Any) -> dict[str, Any]:
-    strong = {"url": "http://127.0.0.1:9/v1", "model": "large"}
+    strong = {"url": "http://localhost:9/v1", "model": "large"}
     return {"route": {"by": "length", "threshold": 10, **rule}, "cheap": cheap, "strong": strong}
 
 
