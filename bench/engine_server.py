@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.config import SamplingConfig, parse
 from assay.scale.asgi import JSON, Server, address_of, bind, whole_body
-from assay.session.assemble import open_bench
+from assay.session.assemble import open_session
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -31,7 +31,7 @@ class EngineServer:
             "sampling": {"max_tokens": SAMPLING.max_tokens},
             "rl": {},
         }
-        self.engine = open_bench(parse(tree), service).generator
+        self.engine = open_session(parse(tree), service).generator
         self.replies: dict[str, Row] = {}
         self.queue: set[str] = set()
         self.work = asyncio.Lock()

@@ -28,7 +28,7 @@ from assay.scale.asgi import bind
 from assay.scale.cluster import open_cluster
 from assay.scale.serve import VerifierServer
 from assay.scale.verifying import VerifierActors
-from assay.session.assemble import open_bench
+from assay.session.assemble import open_session
 from assay.session.placement import on_actors
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.service import VerifierService
@@ -92,7 +92,7 @@ def sampling(
     settings = SamplingConfig(max_tokens=tokens)
     with ExitStack() as stack, VerifierService("exact", num_workers=1) as service:
         open_cluster(config.scale, stack)
-        bench = on_actors(open_bench(config, service), stack)
+        bench = on_actors(open_session(config, service), stack)
         engine, actors = bench.generator, bench.actors
         assert actors is not None
         weights, learning = Weights.of(bench.loaded.model, 0), next(bench.loaded.model.parameters())

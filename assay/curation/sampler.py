@@ -22,7 +22,7 @@ from assay.generate.base import Generator
 from assay.generate.engine import Engine
 from assay.host.startup import doing
 from assay.run.startup import show_startup
-from assay.session.assemble import Bench, open_bench, open_verifiers, show_sampling, with_slots
+from assay.session.assemble import Session, open_session, open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import sample_and_judge
 from assay.session.sampling import HowToSample, sampling_config
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
@@ -94,8 +94,8 @@ def sampled(
         config = with_slots(config, len(rows) * settings.num_samples)
         total = len(rows) * settings.num_samples * len(modes)
         with show_startup():
-            bench = open_bench(config, verifiers)
-        generator, at_once = _engine_of(bench, style, total, out), config.engine.slots
+            session = open_session(config, verifiers)
+        generator, at_once = _engine_of(session, style, total, out), config.engine.slots
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
@@ -144,15 +144,15 @@ def _ask(
     yield from map(Sampled, *judged)
 
 
-def _engine_of(bench: Bench, style: Style, total: int, stack: ExitStack) -> Engine:
+def _engine_of(session: Session, style: Style, total: int, stack: ExitStack) -> Engine:
     """Show how many of ``total`` completions the engine has until ``stack`` closes."""
-    data = bench.config.data
-    render, is_plain = bench.renderer.render, bench.renderer.template == "base"
+    data = session.config.data
+    render, is_plain = session.renderer.render, session.renderer.template == "base"
     template = data.prompt_template if is_plain else None
-    bench.generator.render = lambda problem: render(style(problem, template))
-    watch = show_sampling(bench, stack, quiet=False)
+    session.generator.render = lambda problem: render(style(problem, template))
+    watch = show_sampling(session, stack, quiet=False)
     stack.enter_context(watch.doing("problems", total))
-    return bench.generator
+    return session.generator
 
 
 def _open_server(settings: AskingSettings, config: TrainConfig, style: Style) -> ServerGenerator:

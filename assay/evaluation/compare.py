@@ -25,7 +25,7 @@ from assay.generate.base import Generator
 from assay.host.files import check_output, open_output
 from assay.host.startup import doing
 from assay.run.startup import show_startup
-from assay.session.assemble import open_bench, open_verifiers, show_sampling, with_slots
+from assay.session.assemble import open_session, open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import Evaluation, Judge, evaluate
 from assay.session.results import sample_lines
 from assay.session.sampling import HowToSample, sampling_config
@@ -289,17 +289,17 @@ def _engine(
     with ExitStack() as stack:
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
-            bench = open_bench(with_slots(config, most), verifiers)
+            session = open_session(with_slots(config, most), verifiers)
             bad_row = config.data.on_bad_row
             with doing("rendering the rows"):
-                fitted = {one.name: _fitting(one, bench.renderer, bad_row) for one in sets}
-        watch = show_sampling(bench, stack, quiet)
+                fitted = {one.name: _fitting(one, session.renderer, bad_row) for one in sets}
+        watch = show_sampling(session, stack, quiet)
 
         def sample(asked: _Asked, one: _Set) -> _Measured:
             problems = fitted[one.name]
-            useless = useless_thinking(bench.renderer, problems, asked.sampling)
+            useless = useless_thinking(session.renderer, problems, asked.sampling)
             with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
-                done = asked.measure(bench.generator, problems, num_samples, one)
+                done = asked.measure(session.generator, problems, num_samples, one)
             if one.fitting:
                 done.left_out = sorted(set(_ids(one.problems)) - set(_ids(problems)))
             return replace(done, useless=useless)

@@ -19,7 +19,7 @@ from assay.model.load import load_model
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, pack
 from assay.run.intervals import stderr_of, t_quantile
-from assay.session.assemble import open_bench, open_verifiers
+from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import HowToSample, sampling_config
 from assay.training.row_schedule import GOOD
 
@@ -59,14 +59,14 @@ def divergence(
     config = sampling_config(model, problems, how)
     other = sampling_config(reference, problems, replace(how, adapter=None))
     with ExitStack() as stack:
-        bench = open_bench(config, open_verifiers(config, stack))
+        session = open_session(config, open_verifiers(config, stack))
         every = load_problems(problems, on_bad_row="skip", limit=count)
-        asked = keep_fitting(every, bench.renderer, "skip")
-        groups = bench.generator.generate(asked, plain(config.sampling), 1)
-        vocabulary = bench.loaded.tokenizer.get_vocab()
-        batch = pack(groups, [[GOOD]] * len(groups), next(bench.loaded.model.parameters()).device)
-        logprobs_T = _logprobs(bench.loaded.model, batch)
-        del bench
+        asked = keep_fitting(every, session.renderer, "skip")
+        groups = session.generator.generate(asked, plain(config.sampling), 1)
+        vocabulary = session.loaded.tokenizer.get_vocab()
+        batch = pack(groups, [[GOOD]] * len(groups), next(session.loaded.model.parameters()).device)
+        logprobs_T = _logprobs(session.loaded.model, batch)
+        del session
     loaded = load_model(other.model, other.run.device, other.run.seed)
     if loaded.tokenizer.get_vocab() != vocabulary or not batch.sampled_T.any():
         return None

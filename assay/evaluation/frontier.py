@@ -21,7 +21,7 @@ from assay.host.files import check_output
 from assay.host.terminal import aligned
 from assay.run.intervals import stderr_of
 from assay.run.startup import show_startup
-from assay.session.assemble import Bench, show_sampling
+from assay.session.assemble import Session, show_sampling
 from assay.session.evaluate import evaluate
 from assay.session.sampling import HowToSample
 from assay.session.thinking import check_thinking
@@ -122,14 +122,14 @@ def frontier(
     with ExitStack() as stack:
         sources = as_sources(problems)
         with show_startup(quiet):
-            bench, rows = open_asked(str(model), sources, max_problems, num_samples, asked, stack)
-        sampling = configuration.at_temperature(bench.config.sampling, temperature)
-        plan = list(_plan(bench, rows, budgets, modes, sampling))
-        watch = show_sampling(bench, stack, quiet)
+            session, rows = open_asked(str(model), sources, max_problems, num_samples, asked, stack)
+        sampling = configuration.at_temperature(session.config.sampling, temperature)
+        plan = list(_plan(session, rows, budgets, modes, sampling))
+        watch = show_sampling(session, stack, quiet)
         points: list[Point] = []
         for mode, name, own, of_budget in plan:
             with watch.doing(f"problems, budget {name}", len(own) * num_samples):
-                points.append(_measure(bench, own, of_budget, num_samples, mode, name))
+                points.append(_measure(session, own, of_budget, num_samples, mode, name))
     found = Frontier(str(model), num_samples, temperature, points)
     if out is not None:
         Path(out).write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
@@ -141,7 +141,7 @@ Planned = tuple[str | None, str, Sequence[Problem], SamplingConfig]
 
 
 def _plan(
-    bench: Bench,
+    session: Session,
     rows: Sequence[Problem],
     budgets: Sequence[int | str],
     modes: Sequence[Any],
@@ -154,11 +154,13 @@ def _plan(
     planned: list[Planned] = []
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
-        thinks = any(bench.renderer.render(problem).think.thinks for problem in own)
+        thinks = any(session.renderer.render(problem).think.thinks for problem in own)
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
-                check_thinking(bench.renderer, asked_at, held, mode is None and budget is not None)
+                check_thinking(
+                    session.renderer, asked_at, held, mode is None and budget is not None
+                )
             except ConfigError:
                 if budgets or not thinks:
                     raise
@@ -192,7 +194,7 @@ def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:
 
 
 def _measure(
-    bench: Bench,
+    session: Session,
     rows: Sequence[Problem],
     sampling: SamplingConfig,
     num_samples: int,
@@ -206,7 +208,7 @@ def _measure(
         lengths.append(float(np.mean([len(one.tokens) for one in group.completions])))
         given.extend(one.num_given > 0 for one in group.completions)
 
-    found = evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, look)
+    found = evaluate(session.generator, session.verifiers, rows, sampling, num_samples, look)
     return Point(
         mode=mode,
         budget=sampling.budget(rows[0].effort),

@@ -39,7 +39,7 @@ from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
 from assay.run.startup import show_startup
-from assay.session.assemble import open_bench, open_verifiers
+from assay.session.assemble import open_session, open_verifiers
 from assay.session.consent import open_config
 from assay.session.evaluate import Judge, judge_groups
 from assay.session.sampling import HowToSample, sampling_config
@@ -239,13 +239,13 @@ def label_steps(
             check = verifiers.check_problem
             with doing("checking the rows"):
                 items = load_judged(completions, check, max_completions, **consent)
-            bench = open_bench(config, verifiers)
-        bench.generator.render = PrefixRenderer(bench.renderer)
+            session = open_session(config, verifiers)
+        session.generator.render = PrefixRenderer(session.renderer)
         if say is not None:
-            bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
+            session.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         labeller = StepLabeller(
-            generator=bench.generator,
-            verifiers=bench.verifiers,
+            generator=session.generator,
+            verifiers=session.verifiers,
             sampling=sampling,
             num_rollouts=num_rollouts,
             estimate=estimate,

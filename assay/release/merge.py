@@ -145,14 +145,16 @@ def _measured(
     with ExitStack() as stack:
         how = how or HowToSample()
         with show_startup(quiet):
-            bench, rows = open_asked(first, list(problems), max_problems, 1, how, stack)
-        watch = show_sampling(bench, stack, quiet)
-        sampling = configuration.at_temperature(bench.config.sampling, 0.0)
-        own = bench.loaded.model.state_dict()
+            session, rows = open_asked(first, list(problems), max_problems, 1, how, stack)
+        watch = show_sampling(session, stack, quiet)
+        sampling = configuration.at_temperature(session.config.sampling, 0.0)
+        own = session.loaded.model.state_dict()
         for version, (name, tensors) in enumerate(models, start=1):
             given = {key: tensor.to(own[key]) for key, tensor in tensors.items()}
-            Weights(version, given).load_into(bench.loaded.model)
-            bench.generator.load_policy(Weights.of(bench.loaded.model, version))
+            Weights(version, given).load_into(session.loaded.model)
+            session.generator.load_policy(Weights.of(session.loaded.model, version))
             with watch.doing(name, len(rows)):
-                found.append((name, evaluate(bench.generator, bench.verifiers, rows, sampling, 1)))
+                found.append(
+                    (name, evaluate(session.generator, session.verifiers, rows, sampling, 1))
+                )
     return found

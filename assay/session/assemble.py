@@ -47,7 +47,7 @@ GIVE_UP_AFTER = 16  # completions that a reward may fail on, where only evaluati
 
 
 @dataclass(frozen=True)
-class Bench:
+class Session:
     """What every command that samples and judges needs."""
 
     config: TrainConfig
@@ -100,7 +100,7 @@ def set_threads(config: TrainConfig) -> None:
     torch.set_num_threads(threads)
 
 
-def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
+def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
     """Load the model and start the engine beside verifiers that are open already."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
@@ -129,7 +129,7 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
     if tools is not None:
         generator.guide = tools.guide
     settled = config.model_copy(update={"engine": generator.settings})
-    return Bench(settled, loaded, renderer, generator, verifiers)
+    return Session(settled, loaded, renderer, generator, verifiers)
 
 
 def warn_of_slow_type(loaded: LoadedModel) -> None:
@@ -138,10 +138,10 @@ def warn_of_slow_type(loaded: LoadedModel) -> None:
         warn(line)
 
 
-def show_sampling(bench: Bench, stack: ExitStack, quiet: bool) -> SamplingWatch:
+def show_sampling(session: Session, stack: ExitStack, quiet: bool) -> SamplingWatch:
     """Show on standard error how far the generator is, until ``stack`` closes."""
     progress = stack.enter_context(closing(Progress("", quiet=quiet)))
-    bench.generator.watch = progress.sampling
+    session.generator.watch = progress.sampling
     return progress.sampling
 
 
@@ -155,18 +155,18 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
     return config.model_copy(update={"engine": engine})
 
 
-def fixed_words(bench: Bench) -> list[str]:
+def fixed_words(session: Session) -> list[str]:
     """Return what stays as it is so that a run can be repeated, and what idle slots cost it."""
-    config, slots = bench.config, bench.config.engine.slots
-    dtype = str(bench.loaded.dtype).removeprefix("torch.")
+    config, slots = session.config, session.config.engine.slots
+    dtype = str(session.loaded.dtype).removeprefix("torch.")
     told = [
         f"fixed, so that the run repeats to the bit on this machine: run.seed {config.run.seed},"
-        f" {torch.get_num_threads()} threads, {dtype} on {bench.loaded.device},"
+        f" {torch.get_num_threads()} threads, {dtype} on {session.loaded.device},"
         f" engine.num_slots {slots}, engine.threads {config.engine.threads}"
     ]
     completions = config.completions_a_step
-    on_cpu = bench.loaded.device.type == "cpu"
-    if completions and slots > completions and on_cpu and not bench.generator.skips_idle_rows:
+    on_cpu = session.loaded.device.type == "cpu"
+    if completions and slots > completions and on_cpu and not session.generator.skips_idle_rows:
         told.append(
             f"engine.num_slots is {slots} and a step samples {completions} completions: the other"
             f" {slots - completions} rows are computed for nothing, unless evaluations fill them;"
@@ -326,22 +326,22 @@ def _try_rewards(
     return [line for line in told if not line.startswith("warning: ")]
 
 
-def fit_problems(problems: Problems, bench: Bench) -> Problems:
+def fit_problems(problems: Problems, session: Session) -> Problems:
     """Return the problems whose prompts fit the model; raises DataError, or drops the others."""
-    heldout = fit_heldout(problems.heldout, bench)
-    train = keep_fitting(problems.train, bench.renderer, bench.config.data.on_bad_row)
-    check_thinking(bench.renderer, train, bench.config.sampling)
+    heldout = fit_heldout(problems.heldout, session)
+    train = keep_fitting(problems.train, session.renderer, session.config.data.on_bad_row)
+    check_thinking(session.renderer, train, session.config.sampling)
     notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
     if train.skipped:
         notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
     return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
 
 
-def fit_heldout(heldout: Sequence[Problem], bench: Bench) -> Sequence[Problem]:
+def fit_heldout(heldout: Sequence[Problem], session: Session) -> Sequence[Problem]:
     """Do as `fit_problems` with held-out problems."""
     if not isinstance(heldout, RowSet):
         return heldout
-    return keep_fitting(heldout, bench.renderer, bench.config.data.on_bad_row)
+    return keep_fitting(heldout, session.renderer, session.config.data.on_bad_row)
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:
@@ -411,7 +411,7 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
 
 
 def choose_layout(
-    bench: Bench, problems: Sequence[Problem], group_size: int, beside: Any = None
+    session: Session, problems: Sequence[Problem], group_size: int, beside: Any = None
 ) -> LayoutChoice:
     """Prove that shared prompts equal plain ones, and choose the layout for this run's shape.
 
@@ -419,12 +419,12 @@ def choose_layout(
     model that scores the same batches.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
-    prompts = [bench.renderer.render(problem).tokens for problem in first]
+    prompts = [session.renderer.render(problem).tokens for problem in first]
     lengths = sorted(map(len, prompts))
     return probe_layouts(
-        bench.loaded.model,
+        session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        completion_length=bench.config.sampling.max_tokens // 2,
+        completion_length=session.config.sampling.max_tokens // 2,
         group_size=group_size,
         beside=beside,
         prompts=prompts,
@@ -432,11 +432,11 @@ def choose_layout(
 
 
 def make_learner(
-    bench: Bench, row: Algorithm, layout: LayoutChoice, teacher: AnyTeacher | None = None
+    session: Session, row: Algorithm, layout: LayoutChoice, teacher: AnyTeacher | None = None
 ) -> PolicyLearner:
     """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
-    row = for_generator(row, bench.sampler.exact)
-    config, rl, loaded = bench.config, bench.config.rl, bench.loaded
+    row = for_generator(row, session.sampler.exact)
+    config, rl, loaded = session.config, session.config.rl, session.loaded
     assert rl is not None
     start = None
     if row.has_critic and config.critic.path is not None:

@@ -19,18 +19,18 @@ from assay.model.weights import Weights
 from assay.scale.ahead import Actors, AheadGenerator
 from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
-from assay.session.assemble import Bench
+from assay.session.assemble import Session
 
 
-def on_actors(bench: Bench, stack: ExitStack) -> Bench:
-    """Return the bench with actors, or vLLM, in place of its engine, where the configuration has
+def on_actors(session: Session, stack: ExitStack) -> Session:
+    """Return the session with actors, or vLLM, in place of its engine, where the configuration has
     them."""
-    config, loaded, engine = bench.config, bench.loaded, bench.generator
-    scale, facts = config.scale, _facts(bench)
+    config, loaded, engine = session.config, session.loaded, session.generator
+    scale, facts = config.scale, _facts(session)
     as_sent = partial(merged, model=loaded.model) if facts is not None else _as_it_is
     if scale.rollout_actors is None:
         if facts is None:
-            return bench
+            return session
         remains = Remains(new_family(), "vllm")
         stack.enter_context(watched(remains))
         vllm = VllmEngine(
@@ -44,20 +44,20 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
             marks=remains.environment,
         )
         stack.callback(vllm.close)
-        return replace(bench, actors=vllm)
+        return replace(session, actors=vllm)
     model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
     for key in ("path", "tokenizer", "adapter"):  # an actor works in another folder
         model[key] = model[key] and absolute(model[key])
     corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(
         model=ModelConfig.model_validate(model),
-        device=_device(bench),
+        device=_device(session),
         settings=engine.settings,
         seed=config.run.seed,
         threads=torch.get_num_threads(),
         context_length=loaded.context_length,
         tools=config.tools.model_copy(update={"corpus": corpus}),
-        in_chat=bench.renderer.template == "chat",
+        in_chat=session.renderer.template == "chat",
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,
     )
@@ -65,28 +65,28 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
     if scale.steps_ahead and config.rl is not None:
         actors = AheadGenerator(actors, config.rl.epochs * config.rl.num_minibatches)
     stack.callback(actors.close)
-    return replace(bench, actors=actors)
+    return replace(session, actors=actors)
 
 
-def _facts(bench: Bench) -> ModelFacts | None:
+def _facts(session: Session) -> ModelFacts | None:
     """Return what vLLM must know of the model, where it samples."""
-    if bench.config.scale.generator != "vllm":
+    if session.config.scale.generator != "vllm":
         return None
-    loaded = bench.loaded
+    loaded = session.loaded
     return ModelFacts.of(
         loaded.model,
         loaded.tokenizer,
-        device=_device(bench),
+        device=_device(session),
         context_length=loaded.context_length,
         eos_ids=loaded.eos_ids,
     )
 
 
-def _device(bench: Bench) -> str:
+def _device(session: Session) -> str:
     """Return the kind of device that completions are sampled on."""
-    scale = bench.config.scale
+    scale = session.config.scale
     if scale.rollout_actors is None:
-        return bench.loaded.device.type
+        return session.loaded.device.type
     return "cuda" if scale.gpus_per_actor else "cpu"
 
 

@@ -30,7 +30,7 @@ from assay.run.evaluation_log import record_answers
 from assay.run.evaluations import kind_of
 from assay.run.guard import Guard
 from assay.run.startup import end_startup
-from assay.session.assemble import Bench, Problems, open_curriculum, rate_words
+from assay.session.assemble import Problems, Session, open_curriculum, rate_words
 from assay.session.evaluate import evaluate
 from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.types import Group, Problem, Verdict
@@ -90,22 +90,22 @@ class Kind:
     """
 
     read: Callable[[TrainConfig, VerifierService], Any]
-    look: Callable[[TrainConfig, Bench, Any], FirstLook]
+    look: Callable[[TrainConfig, Session, Any], FirstLook]
     run: Callable[[Stage], Path]
 
 
 def open_run(
-    stage: Stage, num_steps: int, model: Any, stack: ExitStack, bench: Bench | None = None
+    stage: Stage, num_steps: int, model: Any, stack: ExitStack, session: Session | None = None
 ) -> Run:
     """Create the run's directory, or open one to go on with; the report is written as it closes.
 
-    bench: what samples and judges; None for a stage that does neither.
+    session: what samples and judges; None for a stage that does neither.
     """
     end_startup()
     verifiers = None
-    if bench is not None and not stage.replay:
+    if session is not None and not stage.replay:
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
-        verifiers = bench.verifiers.describe(filter(bench.verifiers.allows, used))
+        verifiers = session.verifiers.describe(filter(session.verifiers.allows, used))
     if stage.resume is not None:
         run = Run.resume(
             stage.resume,
@@ -118,18 +118,18 @@ def open_run(
     else:
         rate = rate_words(stage.config, model)
         run = Run.create(
-            bench.config if bench is not None else stage.config,
+            session.config if session is not None else stage.config,
             config_path=stage.config_path,
             verifiers=verifiers,
             num_steps=num_steps,
             decision=run_decision(stage.config, stage.config_path, rate),
             quiet=stage.quiet,
         )
-    if bench is not None:
-        bench.sampler.watch = partial(_watch_sampling, run)
-        bench.verifiers.listen(run.event)
-        if bench.actors is not None:
-            bench.actors.on_event = run.event
+    if session is not None:
+        session.sampler.watch = partial(_watch_sampling, run)
+        session.verifiers.listen(run.event)
+        if session.actors is not None:
+            session.actors.on_event = run.event
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
@@ -144,7 +144,7 @@ def _watch_sampling(run: Run, call: EngineStats) -> None:
 
 def attach_sampling(
     run: Run,
-    bench: Bench,
+    session: Session,
     problems: Problems,
     learner: Any,
     layout: LayoutChoice,
@@ -156,14 +156,14 @@ def attach_sampling(
 ) -> tuple[Curriculum, RunGenerator, RunVerifiers]:
     """Give a run that samples its parts, restore them on resume, and hand on the policy.
 
-    tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts:
+    tested: see `try_verifiers`. judge: what judges in place of the session's verifiers. parts:
     further ones, for checkpoints.
     """
     curriculum = open_curriculum(problems.train, run.config)
-    run.add_metrics(bench.verifiers.take_metrics)
+    run.add_metrics(session.verifiers.take_metrics)
     run.add_metrics(curriculum.metrics)
     run.attach(model=learner, curriculum=curriculum, **parts)
-    keep_judges(run, bench.verifiers, stack, always=judge is not None)
+    keep_judges(run, session.verifiers, stack, always=judge is not None)
     learner.clock = run.clock
     for note in (*problems.notes, layout.reason):
         run.note(note)
@@ -171,16 +171,16 @@ def attach_sampling(
         "assembled",
         layout=asdict(layout),
         slots=run.config.engine.slots,
-        threads=bench.config.engine.threads,
+        threads=session.config.engine.threads,
     )
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
-    for warning in bench.verifiers.warnings():
+    for warning in session.verifiers.warnings():
         run.note(f"warning: {warning}")
     with run.clock.working("load_policy"):
-        bench.sampler.load_policy(learner.weights())
-    judge = judge or bench.verifiers
+        session.sampler.load_policy(learner.weights())
+    judge = judge or session.verifiers
     verifiers = RunVerifiers(judge, run, judge.describe)
-    return curriculum, RunGenerator(bench.sampler, run), verifiers
+    return curriculum, RunGenerator(session.sampler, run), verifiers
 
 
 def report_if_possible(folder: Path) -> None:
@@ -239,15 +239,17 @@ def evaluation_due(run: Run, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
+def evaluate_heldout(run: Run, session: Session, heldout: Sequence[Problem]) -> None:
     """Evaluate at every configured temperature, unless this step's evaluation is there already."""
     done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
     for temperature in run.config.evaluation.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
-            _evaluate_at(run, bench, heldout, temperature)
+            _evaluate_at(run, session, heldout, temperature)
 
 
-def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature: float) -> None:
+def _evaluate_at(
+    run: Run, session: Session, heldout: Sequence[Problem], temperature: float
+) -> None:
     settings = run.config.evaluation
     sampling = run.config.sampling.model_copy(update={"temperature": temperature})
     kind, many = kind_of({"eval/temperature": temperature}), settings.num_samples
@@ -259,7 +261,7 @@ def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature
 
     shown = run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many)
     with run.clock.working("evaluate"), shown:
-        result = evaluate(bench.sampler, bench.verifiers, heldout, sampling, many, keep)
+        result = evaluate(session.sampler, session.verifiers, heldout, sampling, many, keep)
     if judged:
         record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
     run.record_evaluation(result.as_row())

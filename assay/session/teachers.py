@@ -18,7 +18,7 @@ from assay.model.divergence import Divergence
 from assay.model.head import Head
 from assay.model.load import LoadedModel, load_model, other_token
 from assay.scale.teacher import ActorTeacher
-from assay.session.assemble import Bench, max_prompt_tokens, warn_of_slow_type
+from assay.session.assemble import Session, max_prompt_tokens, warn_of_slow_type
 from assay.session.placement import absolute
 from assay.session.teacher_server import ServerTeacher
 
@@ -28,15 +28,15 @@ INSTEAD = (
 )
 
 
-def open_teacher(bench: Bench, loaded: LoadedModel | None = None) -> OpenTeacher:
+def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTeacher:
     """Open the configured teacher; raises ConfigError where it cannot teach this policy.
 
     loaded: its model, where it is loaded already.
     """
-    config = bench.config
+    config = session.config
     assert config.teacher is not None
     where, divergence = f"teacher.path {config.teacher.path}", divergence_of(config)
-    tokenizer, size = bench.loaded.tokenizer, head_size(bench.loaded)
+    tokenizer, size = session.loaded.tokenizer, head_size(session.loaded)
     count = 0 if config.distill is None else config.distill.keep_top
     if config.teacher.url is not None:
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
@@ -47,12 +47,12 @@ def open_teacher(bench: Bench, loaded: LoadedModel | None = None) -> OpenTeacher
         load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
         teacher = ActorTeacher(load, config.scale, count, size, divergence)
     else:
-        loaded = loaded or _load_beside(bench)
+        loaded = loaded or _load_beside(session)
         check_tokens(tokenizer, loaded, where)
-        teacher = _model_of(loaded, divergence, bench.loaded.device)
+        teacher = _model_of(loaded, divergence, session.loaded.device)
     longest = teacher.context_length
     if config.drawing is not None and longest is not None:
-        prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
+        prompt, completion = max_prompt_tokens(config, session.loaded), config.sampling.max_tokens
         if prompt is None or prompt + completion > longest:
             found = f"a context of {longest} tokens"
             accepted = f"room for a prompt ({prompt or 'of any length'}) and {completion} tokens"
@@ -80,9 +80,9 @@ def _model_of(loaded: LoadedModel, divergence: Divergence, head: torch.device) -
     return TeacherModel(loaded.model, divergence, head, loaded.context_length)
 
 
-def _load_beside(bench: Bench) -> LoadedModel:
+def _load_beside(session: Session) -> LoadedModel:
     """Load the configured teacher where it is to be, beside the policy if nothing is said."""
-    config = bench.config
+    config = session.config
     assert config.teacher is not None
     here = config.teacher.device or config.run.device
     return _load(config.teacher.model_copy(update={"device": here}), config.run.seed)
@@ -99,12 +99,12 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     return loaded
 
 
-def open_reference(bench: Bench, row: Algorithm) -> AnyTeacher | None:
+def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
     """Open the teacher that an algorithm asks in the reference's place; None: there is none.
 
     One that has another tokenizer scores spans of text.
     """
-    config = bench.config
+    config = session.config
     if config.teacher is None:
         return None
     if row.kl_weight == 0 and config.guard.max_kl is None:
@@ -113,23 +113,23 @@ def open_reference(bench: Bench, row: Algorithm) -> AnyTeacher | None:
         remedy = "set algorithm.kl_weight, or leave [teacher] out"
         raise ConfigError(message("teacher.path", found, accepted, remedy))
     if config.teacher.url is not None or config.scale.teacher_actors is not None:
-        return open_teacher(bench)
-    loaded = _load_beside(bench)
-    if other_token(bench.loaded.tokenizer, loaded.tokenizer) is None:
-        return open_teacher(bench, loaded)
-    return _on_spans(bench, loaded)
+        return open_teacher(session)
+    loaded = _load_beside(session)
+    if other_token(session.loaded.tokenizer, loaded.tokenizer) is None:
+        return open_teacher(session, loaded)
+    return _on_spans(session, loaded)
 
 
-def _on_spans(bench: Bench, loaded: LoadedModel) -> SpanTeacher:
+def _on_spans(session: Session, loaded: LoadedModel) -> SpanTeacher:
     """Return a teacher that scores spans; raises ConfigError where there are tools."""
-    config = bench.config
+    config = session.config
     if config.tools.names or config.tools.environment:
         found = "a teacher with another tokenizer, and tools"
         accepted = "one with the policy's tokenizer: it cannot read what the template says of tools"
         raise ConfigError(message("teacher.path", found, accepted, INSTEAD))
     asks = PromptRenderer(loaded.tokenizer, config.data, sampling=config.sampling)
-    teacher = _model_of(loaded, divergence_of(config), bench.loaded.device)
-    return SpanTeacher(teacher, asks, bench.loaded.tokenizer, bench.loaded.eos_ids)
+    teacher = _model_of(loaded, divergence_of(config), session.loaded.device)
+    return SpanTeacher(teacher, asks, session.loaded.tokenizer, session.loaded.eos_ids)
 
 
 def notes_on(teacher: AnyTeacher | None) -> list[str]:

@@ -30,11 +30,11 @@ from assay.run.names import check_place
 from assay.run.rollback import check_approved
 from assay.run.startup import show_startup
 from assay.session.assemble import (
-    Bench,
     Problems,
+    Session,
     fit_heldout,
     fixed_words,
-    open_bench,
+    open_session,
     open_verifiers,
     rate_words,
     show_sampling,
@@ -183,15 +183,15 @@ def evaluate(
     how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         with show_startup(quiet):
-            bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
-        sampling = configuration.at_temperature(bench.config.sampling, temperature)
+            session, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
+        sampling = configuration.at_temperature(session.config.sampling, temperature)
         sink = None
         if out is not None:
             file = stack.enter_context(open(out, "w", encoding="utf-8"))
             sink = lambda *judged: file.writelines(sample_lines(*judged))  # noqa: E731
-        watch = show_sampling(bench, stack, quiet)
+        watch = show_sampling(session, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
-            return measure(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
+            return measure(session.generator, session.verifiers, rows, sampling, num_samples, sink)
 
 
 def sample(
@@ -234,9 +234,9 @@ def sample(
         given = None if prompt is None else [_prompted(prompt, answer)]
         asked = (str(model), sources, max_problems, num_samples)
         with show_startup(quiet):
-            bench, rows = open_asked(*asked, how, stack, given)
-        show_sampling(bench, stack, quiet)
-        found = _sample(bench, rows, num_samples, temperature)
+            session, rows = open_asked(*asked, how, stack, given)
+        show_sampling(session, stack, quiet)
+        found = _sample(session, rows, num_samples, temperature)
     return found if prompt is None else replace(found, remedy="give one with --answer")
 
 
@@ -256,29 +256,29 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
             with doing("checking the rows"):
                 rows = kind.read(settings, verifiers)
-            bench = open_bench(settings, verifiers)
-            look = kind.look(settings, bench, rows)
-        show_sampling(bench, stack, quiet)
-        rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
-        length = len(bench.renderer.render(look.problem).tokens)
+            session = open_session(settings, verifiers)
+            look = kind.look(settings, session, rows)
+        show_sampling(session, stack, quiet)
+        rate = f"learning rate {rate_words(settings, session.loaded.model)}"
+        length = len(session.renderer.render(look.problem).tokens)
         needs = (look.has_reference, look.has_critic, model_of(look.teacher))
         memory = plan_memory(
-            settings, bench.loaded.model, length, *needs, asked=look.asked, lean=look.lean
+            settings, session.loaded.model, length, *needs, asked=look.asked, lean=look.lean
         )
-        first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
+        first = _sample(session, [look.problem], 1, settings.sampling.temperature)
         num_heldout = len(rows.heldout) if isinstance(rows, Problems) else 0
-        expected = _expected(bench, look, length, num_heldout)
-        return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory, expected)
+        expected = _expected(session, look, length, num_heldout)
+        return DryRun(first, [*look.notes, rate, *fixed_words(session)], memory, expected)
 
 
-def _expected(bench: Bench, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
+def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
     """Return the estimated hours of a run, by this machine's rates: nothing is timed.
 
     None where a teacher is asked, whose time the arithmetic leaves out.
     """
     if look.teacher is not None:
         return None
-    config, loaded = bench.config, bench.loaded
+    config, loaded = session.config, session.loaded
     rates = MachineRates.of(loaded.dtype, str(loaded.device))
     units = units_from_rates(config, loaded.model, rates, look.lean)
     return expect(config, units, length, num_heldout, look.work)
@@ -329,17 +329,17 @@ def open_asked(
     how: HowToSample,
     stack: ExitStack,
     given: Sequence[Problem] | None = None,
-) -> tuple[Bench, Sequence[Problem]]:
+) -> tuple[Session, Sequence[Problem]]:
     """Return a model that can be asked, and the problems that it is asked: those of the sources."""
     config = sampling_config(model, list(map(str, sources)), how)
     verifiers = open_verifiers(config, stack)
     if given is None:
         on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
         given = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
-    bench = open_bench(with_slots(config, len(given) * num_samples), verifiers)
-    fitting = fit_heldout(given, bench)
-    check_thinking(bench.renderer, fitting, bench.config.sampling, how.asks_thinking)
-    return bench, fitting
+    session = open_session(with_slots(config, len(given) * num_samples), verifiers)
+    fitting = fit_heldout(given, session)
+    check_thinking(session.renderer, fitting, session.config.sampling, how.asks_thinking)
+    return session, fitting
 
 
 def _prompted(prompt: str, answer: str | None) -> Problem:
@@ -349,16 +349,18 @@ def _prompted(prompt: str, answer: str | None) -> Problem:
 
 
 def _sample(
-    bench: Bench, problems: Sequence[Problem], num_samples: int, temperature: float
+    session: Session, problems: Sequence[Problem], num_samples: int, temperature: float
 ) -> SampleResult:
-    sampling = configuration.at_temperature(bench.config.sampling, temperature)
+    sampling = configuration.at_temperature(session.config.sampling, temperature)
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
-    groups, judged = sample_and_judge(bench.generator, bench.verifiers, rows, sampling, num_samples)
+    groups, judged = sample_and_judge(
+        session.generator, session.verifiers, rows, sampling, num_samples
+    )
     return SampleResult(
         [
             describe_sample(group, index, verdict if can_judge else None)
             for group, verdicts in zip(groups, judged, strict=True)
-            for can_judge in [_can_judge(bench.verifiers, group.problem)]
+            for can_judge in [_can_judge(session.verifiers, group.problem)]
             for index, verdict in enumerate(verdicts)
         ]
     )

@@ -14,12 +14,12 @@ from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
 from assay.session.assemble import (
-    Bench,
     Problems,
+    Session,
     choose_layout,
     fit_problems,
     make_passes,
-    open_bench,
+    open_session,
     open_verifiers,
     read_problems,
 )
@@ -62,21 +62,21 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
     return read(config, verifiers)
 
 
-def lay_out_taught(bench: Bench, traces: Sequence[Trace]) -> Lessons:
+def lay_out_taught(session: Session, traces: Sequence[Trace]) -> Lessons:
     """Return the traces as tokens, and what teaches them."""
-    settings = bench.config.distill
+    settings = session.config.distill
     assert settings is not None
     if settings.keep is not None:
-        lessons = lay_out_traces(bench, traces)
-        keeping = Keeping(bench, lessons.groups, traces)
+        lessons = lay_out_traces(session, traces)
+        keeping = Keeping(session, lessons.groups, traces)
         lessons = replace(lessons, teach=keeping.open)
     else:
-        teacher = open_teacher(bench)
-        lessons = lay_out_traces(bench, traces, teacher.context_length)
+        teacher = open_teacher(session)
+        lessons = lay_out_traces(session, traces, teacher.context_length)
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
         lessons = replace(lessons, beside=beside, teach=teach)
-    notes = [taught_words(bench.config)]
+    notes = [taught_words(session.config)]
     return replace(lessons, notes=notes, cross_entropy=settings.cross_entropy)
 
 
@@ -90,20 +90,20 @@ def run_on_policy(stage: Stage) -> Path:
         service = open_verifiers(config, stack, actors=True)
         with doing("checking the rows"):
             rows = read_problems(config, service)
-        bench = on_actors(open_bench(config, service), stack)
-        problems = fit_problems(rows, bench)
+        session = on_actors(open_session(config, service), stack)
+        problems = fit_problems(rows, session)
         tested = try_verifiers(config, service)
-        teacher = open_teacher(bench)
-        layout = choose_layout(bench, problems.train, settings.group_size, teacher.model)
+        teacher = open_teacher(session)
+        layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
         way = layout.layout, layout.lean
-        learner = SFTLearner(make_passes(config, bench.loaded, settings.steps, *way), 0.0)
-        run = open_run(stage, settings.steps, bench.loaded.model, stack, bench)
+        learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *way), 0.0)
+        run = open_run(stage, settings.steps, session.loaded.model, stack, session)
         run.note(taught_words(config))
-        parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+        parts = attach_sampling(run, session, problems, learner, layout, tested, stack)
         curriculum, generator, verifiers = parts
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
         heldout = problems.heldout
-        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, bench, heldout)):
+        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, heldout)):
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             update = learner.update(pack(groups, verdicts, learner.device), teacher)
             generator.load_policy(learner.weights())
@@ -126,22 +126,22 @@ def taught_words(config: TrainConfig) -> str:
     return f"{divergence_of(config)} from {teacher}{beside}"
 
 
-def first_look(config: TrainConfig, bench: Bench, rows: Rows) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
     """Say what the stage would do with these rows."""
     settings = config.distill
     assert settings is not None
     words = taught_words(config)
     if not isinstance(rows, Problems):
-        look = sft.first_look(config, bench, rows)
+        look = sft.first_look(config, session, rows)
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
-            teacher = open_teacher(bench)
-            lay_out_traces(bench, rows, teacher.context_length)  # all of them fit
+            teacher = open_teacher(session)
+            lay_out_traces(session, rows, teacher.context_length)  # all of them fit
             return replace(look, teacher=teacher)
-        keeping = Keeping(bench, lay_out_traces(bench, rows).groups, rows)
+        keeping = Keeping(session, lay_out_traces(session, rows).groups, rows)
         return replace(look, teacher=keeping.teacher, asked=keeping.asked)
-    problems, teacher = fit_problems(rows, bench), open_teacher(bench)
-    layout = choose_layout(bench, problems.train, settings.group_size, teacher.model)
+    problems, teacher = fit_problems(rows, session), open_teacher(session)
+    layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
     steps = f"{settings.steps} steps of {config.completions_a_step} completions"
     notes = [*problems.notes, words, layout.reason, steps]
     return FirstLook(problems.train[0], notes, teacher=teacher, lean=layout.lean)

@@ -28,13 +28,13 @@ from assay.plan.step_seconds import FORWARD_SHARE, GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.session.assemble import (
-    Bench,
     Problems,
+    Session,
     choose_layout,
     fit_heldout,
     fit_problems,
     make_passes,
-    open_bench,
+    open_session,
     open_verifiers,
     read_heldout,
     read_problems,
@@ -120,13 +120,13 @@ def run_preference(stage: Stage) -> Path:
         verifiers = open_verifiers(config, stack, actors=True)
         with doing("checking the rows"):
             rows = read_rows(config, verifiers)
-        bench = on_actors(open_bench(config, verifiers), stack)
-        opening = _Opening(stage, settings, row, bench, rows, guard, stack)
+        session = on_actors(open_session(config, verifiers), stack)
+        opening = _Opening(stage, settings, row, session, rows, guard, stack)
         loop = opening.given() if settings.pairs else opening.on_policy()
         run = loop.run
 
         def evaluate_now() -> None:
-            evaluate_heldout(run, bench, loop.heldout)
+            evaluate_heldout(run, session, loop.heldout)
             if loop.evaluate_pairs is not None and run.stop_reason != "interrupted":
                 loop.evaluate_pairs()
 
@@ -171,7 +171,7 @@ class _Opening:
     stage: Stage
     settings: PreferenceConfig
     row: Preference
-    bench: Bench
+    session: Session
     rows: Problems
     guard: Guard
     stack: ExitStack
@@ -183,12 +183,12 @@ class _Opening:
         On resume the policy is the one at the start until the run is attached. So what the
         reference table lacks is scored as it would have been then.
         """
-        settings, row, bench = self.settings, self.row, self.bench
-        examples, notes = open_examples(bench, settings.pairs, settings, row)
+        settings, row, session = self.settings, self.row, self.session
+        examples, notes = open_examples(session, settings.pairs, settings, row)
         heldout = self._heldout_pairs()
-        problems = fit_heldout(self.rows.heldout, bench)
+        problems = fit_heldout(self.rows.heldout, session)
         schedule = _schedule(len(examples), settings, self.stage.config.run.seed)
-        layout = pair_layout(bench, examples)
+        layout = pair_layout(session, examples)
         learner = self._learner(schedule.num_steps, layout)
         run = self._run(schedule.num_steps, [*notes, layout.reason])
         learner.clock = run.clock
@@ -218,12 +218,12 @@ class _Opening:
 
     def on_policy(self) -> PreferenceLoop:
         """Open the problems whose completions are sampled, judged and paired step by step."""
-        config, settings, bench = self.stage.config, self.settings, self.bench
+        config, settings, session = self.stage.config, self.settings, self.session
         judge = pairwise_judge(config)
-        problems = fit_problems(self.rows, bench)
-        tested = try_verifiers(config, bench.verifiers)
+        problems = fit_problems(self.rows, session)
+        tested = try_verifiers(config, session.verifiers)
         group_size = 2 if self.row.paired else settings.group_size
-        layout = choose_layout(bench, problems.train, group_size)
+        layout = choose_layout(session, problems.train, group_size)
         learner = self._learner(settings.steps, layout)
         heldout = self._heldout_pairs()
         run = self._run(settings.steps, ())
@@ -234,7 +234,7 @@ class _Opening:
         moving = reference if settings.reference_every is not None else None
         parts = {} if moving is None else {"reference": moving}
         curriculum, generator, verifiers = attach_sampling(
-            run, bench, problems, learner, layout, tested, self.stack, judge=judge, **parts
+            run, session, problems, learner, layout, tested, self.stack, judge=judge, **parts
         )
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
 
@@ -260,11 +260,11 @@ class _Opening:
 
     def _learner(self, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
         way = layout.layout, layout.lean
-        passes = make_passes(self.stage.config, self.bench.loaded, num_steps, *way)
+        passes = make_passes(self.stage.config, self.session.loaded, num_steps, *way)
         return PreferenceLearner(passes, self.row)
 
     def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
-        run = open_run(self.stage, num_steps, self.bench.loaded.model, self.stack, self.bench)
+        run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
         self.run = run
         for note in (*notes, f"{self.row.name}: {self.row.paper}, {self.row.equation}"):
             run.note(note)
@@ -275,7 +275,7 @@ class _Opening:
         if not settings.heldout:
             return []
         limit = self.stage.config.evaluation.max_problems
-        return open_examples(self.bench, settings.heldout, settings, self.row, limit)[0]
+        return open_examples(self.session, settings.heldout, settings, self.row, limit)[0]
 
     def _evaluate_pairs(
         self,
@@ -302,7 +302,7 @@ class _Opening:
         """Say how many held-out prompts are also learned from: these measure nothing new."""
         learned = {one.group.prompt.tokens.tobytes() for one in examples}
         pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
-        asked = [self.bench.renderer.render(one).tokens.tobytes() for one in problems]
+        asked = [self.session.renderer.render(one).tokens.tobytes() for one in problems]
         for noun, prompts in (("pairs", pairs), ("problems", asked)):
             repeated = sum(prompt in learned for prompt in prompts)
             if repeated:
@@ -345,23 +345,23 @@ def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
     return None
 
 
-def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:
     """Say what the stage would do with given pairs, or with problems to sample them of."""
     settings = config.preference
     assert settings is not None
     row = choose_preference(settings)
     told = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
-        problems = fit_problems(rows, bench)
+        problems = fit_problems(rows, session)
         steps = f"{settings.steps} steps of {config.completions_a_step} completions"
         group_size = 2 if row.paired else settings.group_size
-        way = choose_layout(bench, problems.train, group_size)
+        way = choose_layout(session, problems.train, group_size)
         notes = [*problems.notes, told, way.reason, steps]
         return FirstLook(problems.train[0], notes, row.needs_reference, lean=way.lean)
-    examples, notes = open_examples(bench, settings.pairs, settings, row)
+    examples, notes = open_examples(session, settings.pairs, settings, row)
     schedule = _schedule(len(examples), settings, config.run.seed)
     steps = f"{schedule.num_steps} steps of {settings.pairs_per_step}"
-    layout = pair_layout(bench, examples)
+    layout = pair_layout(session, examples)
     notes = [*notes, told, layout.reason, steps, *_first_words(examples[0])]
     work = _work_of(examples, schedule, row, layout.layout)
     if row.needs_reference or settings.watch_start:
@@ -408,17 +408,17 @@ KIND = Kind(read_rows, first_look, run_preference)
 
 
 def open_examples(
-    bench: Bench,
+    session: Session,
     sources: Sequence[str],
     settings: PreferenceConfig,
     row: Preference,
     limit: int | None = None,
 ) -> tuple[list[Example], list[str]]:
     """Open sources of preferences; returns them as tokens, and one line a finding."""
-    limits = [one for one in (settings.max_tokens, bench.loaded.context_length) if one]
-    seed, on_bad_row = bench.config.run.seed, bench.config.data.on_bad_row
+    limits = [one for one in (settings.max_tokens, session.loaded.context_length) if one]
+    seed, on_bad_row = session.config.run.seed, session.config.data.on_bad_row
     longest = min(limits, default=None)
-    reader = ExampleReader(row, settings, bench.renderer, seed, on_bad_row, longest)
+    reader = ExampleReader(row, settings, session.renderer, seed, on_bad_row, longest)
     return reader.read(sources, limit)
 
 
@@ -433,12 +433,12 @@ def groups_to_score(
             yield from mismatched(step)
 
 
-def pair_layout(bench: Bench, examples: Sequence[Example]) -> LayoutChoice:
+def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
     """Prove that shared prompts equal plain ones, and choose for pairs of this length."""
     completions = [len(each.tokens) for one in examples for each in one.group.completions]
     group_size = int(np.median([len(one.group.completions) for one in examples]))
     return probe_layouts(
-        bench.loaded.model,
+        session.loaded.model,
         prompt_length=int(np.median([len(one.group.prompt.tokens) for one in examples])),
         completion_length=int(np.median(completions)),
         group_size=group_size,

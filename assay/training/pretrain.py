@@ -23,7 +23,7 @@ from assay.model.packing import pack
 from assay.model.probe import prove_lean
 from assay.run.directory import Run
 from assay.run.evaluations import TEXTS, kind_of
-from assay.session.assemble import Bench
+from assay.session.assemble import Session
 from assay.session.stage import FirstLook, Kind, Stage
 from assay.training.row_schedule import GOOD
 from assay.training.sft import LOOKED_AT, Lessons, given_work, learn_given
@@ -59,14 +59,14 @@ def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) ->
     return Texts(load_documents(settings.texts, on_bad_row=on_bad_row), heldout)
 
 
-def lay_out_texts(bench: Bench, texts: Texts) -> Lessons:
+def lay_out_texts(session: Session, texts: Texts) -> Lessons:
     """Return the documents in pieces, and what measures the model on those held out."""
-    longest = longest_piece(bench)
-    learned = Pieces(texts.train, bench.renderer, longest)
+    longest = longest_piece(session)
+    learned = Pieces(texts.train, session.renderer, longest)
     what = f"{len(texts.train)} documents in {len(learned)} pieces, {learned.num_tokens} tokens"
     if not texts.heldout:
         return Lessons(learned, learned.lengths.tolist(), what)
-    heldout = Pieces(texts.heldout, bench.renderer, longest)
+    heldout = Pieces(texts.heldout, session.renderer, longest)
     notes = [f"{len(texts.heldout)} documents held out"]
     known = {document.text for document in texts.heldout}
     both = [one.source for one in texts.train if one.text in known]
@@ -82,10 +82,10 @@ def lay_out_texts(bench: Bench, texts: Texts) -> Lessons:
     return Lessons(learned, learned.lengths.tolist(), what, notes, evaluate_now)
 
 
-def first_look(config: TrainConfig, bench: Bench, texts: Texts) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, texts: Texts) -> FirstLook:
     """Say what the stage would do with these documents; the problem is how the first begins."""
-    lessons = lay_out_texts(bench, texts)
-    lean, note = prove_lean(bench.loaded.model)
+    lessons = lay_out_texts(session, texts)
+    lean, note = prove_lean(session.loaded.model)
     notes = [lessons.what, *lessons.notes, *filter(None, [note])]
     assert config.pretrain is not None
     groups = [lessons.groups[n] for n in range(min(LOOKED_AT, len(lessons.groups)))]
@@ -97,13 +97,13 @@ def first_look(config: TrainConfig, bench: Bench, texts: Texts) -> FirstLook:
 KIND = Kind(read_texts, first_look, run_pretrain)
 
 
-def longest_piece(bench: Bench) -> int:
+def longest_piece(session: Session) -> int:
     """Return the tokens that a piece may have; raises ConfigError for more than the model takes."""
-    settings, most = bench.config.pretrain, bench.loaded.context_length
+    settings, most = session.config.pretrain, session.loaded.context_length
     assert settings is not None
     wanted = settings.max_tokens
     if wanted is None:
-        kind = bench.loaded.device.type
+        kind = session.loaded.device.type
         wanted = micro_batch_tokens(settings.max_tokens_per_micro_batch, kind)
         return min(wanted, most or wanted)
     if most is not None and wanted > most:

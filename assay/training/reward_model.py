@@ -18,7 +18,7 @@ from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.plan.step_seconds import GivenWork
 from assay.run.guard import Guard
-from assay.session.assemble import Bench, make_passes, set_threads, warn_of_slow_type
+from assay.session.assemble import Session, make_passes, set_threads, warn_of_slow_type
 from assay.session.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
@@ -79,9 +79,9 @@ def open_model(config: TrainConfig) -> LoadedModel:
     return loaded
 
 
-def first_look(config: TrainConfig, bench: Bench, opened: OpenedRows) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, opened: OpenedRows) -> FirstLook:
     """Say what the stage would do with these rows; the problem is the first row's prompt."""
-    loaded, settings = bench.loaded, config.reward_model
+    loaded, settings = session.loaded, config.reward_model
     assert settings is not None
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
     rows, heldout, warnings = read_all(reader, opened)

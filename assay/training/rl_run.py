@@ -13,13 +13,13 @@ from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
 from assay.scale.rollouts import ActorGenerator
 from assay.session.assemble import (
-    Bench,
     Problems,
+    Session,
     choose_algorithm,
     choose_layout,
     fit_problems,
     make_learner,
-    open_bench,
+    open_session,
     open_verifiers,
     read_problems,
 )
@@ -58,21 +58,21 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     verifiers = open_verifiers(config, stack, actors=used)
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)
-    bench = open_bench(config, verifiers)
+    session = open_session(config, verifiers)
     if stage.replay:  # what vLLM sampled, or was sampled a step ahead, is weighed again
         by_engine = config.scale.generator == "engine"
-        bench.generator.exact = by_engine and not config.scale.steps_ahead
+        session.generator.exact = by_engine and not config.scale.steps_ahead
     else:
-        bench = on_actors(bench, stack)
-    problems = fit_problems(rows, bench)
-    tested = [] if stage.replay else try_verifiers(config, bench.verifiers)
-    teacher = open_reference(bench, algorithm)
-    layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
-    learner = make_learner(bench, algorithm, layout, teacher)
-    run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
+        session = on_actors(session, stack)
+    problems = fit_problems(rows, session)
+    tested = [] if stage.replay else try_verifiers(config, session.verifiers)
+    teacher = open_reference(session, algorithm)
+    layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
+    learner = make_learner(session, algorithm, layout, teacher)
+    run = open_run(stage, config.rl.steps, session.loaded.model, stack, session)
     for words in notes_on(teacher):
         run.note(words)
-    parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+    parts = attach_sampling(run, session, problems, learner, layout, tested, stack)
     curriculum, generator, judge = parts
     plan = BatchPlan(
         num_prompts=config.rl.num_prompts,
@@ -82,10 +82,10 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         max_group_size=config.rl.max_group_size,
         temperatures=config.rl.temperature_schedule,
     )
-    if isinstance(ahead := bench.actors, AheadGenerator):
+    if isinstance(ahead := session.actors, AheadGenerator):
         generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
-    if isinstance(bench.actors, AheadGenerator | ActorGenerator):
-        run.add_metrics(bench.actors.take_metrics)
+    if isinstance(session.actors, AheadGenerator | ActorGenerator):
+        run.add_metrics(session.actors.take_metrics)
     loop = Loop(
         curriculum=curriculum,
         generator=generator,
@@ -95,15 +95,15 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         guard=guard,
         plan=plan,
     )
-    return loop, lambda: evaluate_heldout(run, bench, problems.heldout)
+    return loop, lambda: evaluate_heldout(run, session, problems.heldout)
 
 
-def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:
     """Say what the RL stage would do with these problems."""
     assert config.rl is not None
-    row, problems = choose_algorithm(config), fit_problems(rows, bench)
-    teacher = open_reference(bench, row)
-    way = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
+    row, problems = choose_algorithm(config), fit_problems(rows, session)
+    teacher = open_reference(session, row)
+    way = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
     notes = [
         *problems.notes,
         *notes_on(teacher),
@@ -111,7 +111,7 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
         way.reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
-        *(f"warning: {text}" for text in bench.verifiers.warnings()),
+        *(f"warning: {text}" for text in session.verifiers.warnings()),
     ]
     return FirstLook(
         problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher, lean=way.lean

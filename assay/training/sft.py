@@ -20,10 +20,10 @@ from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.session.assemble import (
-    Bench,
+    Session,
     fit_heldout,
     make_passes,
-    open_bench,
+    open_session,
     open_verifiers,
     read_heldout,
 )
@@ -65,7 +65,7 @@ def learn_given(
     stage: Stage,
     settings: SFTConfig | PretrainConfig | DistillConfig,
     read: Callable[[TrainConfig, VerifierService], Any],
-    lay_out: Callable[[Bench, Any], Lessons],
+    lay_out: Callable[[Session, Any], Lessons],
 ) -> Path:
     """Run a stage that learns from what is given; returns the run's folder.
 
@@ -79,20 +79,20 @@ def learn_given(
         with doing("checking the rows"):
             given = read(config, verifiers)
             rows = read_heldout(config, verifiers)
-        bench = open_bench(config, verifiers)
-        heldout = fit_heldout(rows, bench)
+        session = open_session(config, verifiers)
+        heldout = fit_heldout(rows, session)
         with doing("rendering the rows"):
-            lessons = lay_out(bench, given)
+            lessons = lay_out(session, given)
         groups, per_step = lessons.groups, settings.tokens_per_step
         schedule = RowSchedule(
             len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        lean, note = prove_lean(bench.loaded.model, *lessons.beside, prompts=first)
+        lean, note = prove_lean(session.loaded.model, *lessons.beside, prompts=first)
         # A row shares its prompt with no other, so a tree would only add a mask.
-        passes = make_passes(config, bench.loaded, schedule.num_steps, "plain", lean)
+        passes = make_passes(config, session.loaded, schedule.num_steps, "plain", lean)
         learner = SFTLearner(passes, lessons.cross_entropy)
-        run = open_run(stage, schedule.num_steps, bench.loaded.model, stack, bench)
+        run = open_run(stage, schedule.num_steps, session.loaded.model, stack, session)
         run.attach(model=learner)
         learner.clock = run.clock
         told = [f"{lessons.what}, {schedule.num_steps} steps", *lessons.notes, note]
@@ -102,7 +102,7 @@ def learn_given(
         def evaluate_now() -> None:
             if lessons.evaluate is not None:
                 lessons.evaluate(run, learner)
-            evaluate_heldout(run, bench, heldout)
+            evaluate_heldout(run, session, heldout)
 
         for step in steps_of(run, guard, evaluate_now):
             rows = schedule.draw(step)
@@ -118,26 +118,26 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Tra
 
 
 def lay_out_traces(
-    bench: Bench, traces: Sequence[Trace], context_length: int | None = None
+    session: Session, traces: Sequence[Trace], context_length: int | None = None
 ) -> Lessons:
     """Return the traces as tokens, all in memory. context_length: of another model, too."""
-    longest = min(filter(None, (bench.loaded.context_length, context_length)), default=None)
-    groups = trace_groups(traces, bench.renderer, longest)
+    longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
+    groups = trace_groups(traces, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
     return Lessons(groups, lengths, f"{len(groups)} traces")
 
 
-def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -> FirstLook:
     """Say what the supervised stage would do with these traces."""
     first = f"the first completion is {traces[0].completion!r}"
     probed = [traces[n] for n in range(min(NUM_PROMPTS, len(traces)))]
-    prompts = [group.prompt.tokens for group in trace_groups(probed, bench.renderer)]
-    lean, note = prove_lean(bench.loaded.model, prompts=prompts)
+    prompts = [group.prompt.tokens for group in trace_groups(probed, session.renderer)]
+    lean, note = prove_lean(session.loaded.model, prompts=prompts)
     notes = [f"{len(traces)} traces", first, *filter(None, [note])]
     settings = config.sft or config.distill
     assert settings is not None
     looked_at = [traces[n] for n in range(min(LOOKED_AT, len(traces)))]
-    work = given_work(trace_groups(looked_at, bench.renderer), len(traces), settings)
+    work = given_work(trace_groups(looked_at, session.renderer), len(traces), settings)
     first_problem = Problem(
         "trace", traces[0].prompt, think=traces[0].think, effort=traces[0].effort
     )

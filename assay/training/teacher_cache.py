@@ -27,7 +27,7 @@ from assay.model.packing import MicroBatch, pack
 from assay.model.probe import prove_lean
 from assay.model.targets import KeptLogprobs
 from assay.run.directory import Run
-from assay.session.assemble import Bench
+from assay.session.assemble import Session
 from assay.session.teachers import divergence_of, head_size, open_teacher
 from assay.training.row_schedule import GOOD, check_length, keys_of, parts
 from assay.types import Group
@@ -174,14 +174,14 @@ class Keeping:
     Raises UserError where it cannot be used, or made.
     """
 
-    def __init__(self, bench: Bench, groups: Sequence[Group], traces: Sequence[Trace]) -> None:
-        config, settings = bench.config, bench.config.distill
+    def __init__(self, session: Session, groups: Sequence[Group], traces: Sequence[Trace]) -> None:
+        config, settings = session.config, session.config.distill
         assert settings is not None and settings.keep is not None
         self.settings, self.groups = settings, groups
-        self.divergence, self.device = divergence_of(config), bench.loaded.device
+        self.divergence, self.device = divergence_of(config), session.loaded.device
         about = {
             "teacher": config.teacher and _name_of(config.teacher),
-            "tokenizer": tokens_hash(bench.loaded.tokenizer),
+            "tokenizer": tokens_hash(session.loaded.tokenizer),
             "temperature": settings.temperature,
             "likeliest": settings.keep_top,
         }
@@ -198,8 +198,8 @@ class Keeping:
             found = f"nothing of {traces[lacking[0]].source}, as this template renders it"
             accepted = "a folder that holds every trace, or [teacher] beside it"
             raise ConfigError(message(where, found, accepted))
-        self.teacher = open_teacher(bench)
-        self.size = min(head_size(bench.loaded), self.teacher.size)
+        self.teacher = open_teacher(session)
+        self.size = min(head_size(session.loaded), self.teacher.size)
         if settings.keep_top > self.size:
             accepted = f"at most the {self.size} tokens of both models"
             raise ConfigError(message("distill.keep_top", settings.keep_top, accepted))

@@ -27,7 +27,7 @@ from assay.evaluation.gate_checks import CANARIES
 from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
 from assay.release.model_card import model_card
 from assay.report.loaded import load_run
-from assay.session.assemble import open_bench, open_verifiers
+from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import HowToSample, sampling_config
 from assay.testing import save_tiny_model
 from assay.training.api import train
@@ -146,8 +146,8 @@ def test_the_divergence_is_that_of_a_plain_loop(tmp_path: Path, one_thread: None
 
     config = sampling_config(paths[0], own, how)
     with ExitStack() as stack:
-        bench = open_bench(config, open_verifiers(config, stack))
-        groups = bench.generator.generate([*load_problems(own)], plain(config.sampling), 1)
+        session = open_session(config, open_verifiers(config, stack))
+        groups = session.generator.generate([*load_problems(own)], plain(config.sampling), 1)
     models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in paths]
     models = [model.requires_grad_(False) for model in models]
     total, count = 0.0, 0

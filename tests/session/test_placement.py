@@ -21,7 +21,7 @@ from assay.model.weights import Weights
 from assay.scale import cluster, rollouts, verifying
 from assay.scale.ahead import AheadCall, AheadGenerator
 from assay.session import placement
-from assay.session.assemble import Bench
+from assay.session.assemble import Session
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.serving.pool import Pool
 
@@ -44,7 +44,7 @@ def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPat
     renderer: Any = SimpleNamespace(template="base")
     verifiers: Any = None
     with ExitStack() as stack:
-        placement.on_actors(Bench(config, loaded, renderer, engine, verifiers), stack)
+        placement.on_actors(Session(config, loaded, renderer, engine, verifiers), stack)
     (opening,) = told
     assert opening.model.path == str(world.folder / "model")
     assert opening.tools.corpus == (str(world.folder / "texts.txt"), "mine:texts")

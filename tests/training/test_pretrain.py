@@ -24,7 +24,7 @@ from assay.errors import AssayError, ModelError
 from assay.plan.measured.seconds import mean_lengths, time_given
 from assay.run.evaluations import best_step, why_settled
 from assay.run.metrics import is_timing
-from assay.session.assemble import open_bench
+from assay.session.assemble import open_session
 from assay.session.consent import powers_of
 from assay.testing import byte_tokenizer
 from assay.training.api import dry_run, train
@@ -237,6 +237,6 @@ def test_a_step_is_timed(world: World) -> None:
     """`assay plan` times a step on made-up rows of the pieces' mean length."""
     config = parse(tree_of(world))
     with VerifierService("math", num_workers=1) as verifiers:
-        bench = open_bench(config, verifiers)
-        seconds = time_given(bench, *mean_lengths(bench))
+        session = open_session(config, verifiers)
+        seconds = time_given(session, *mean_lengths(session))
     assert seconds.update > 0 == seconds.generation

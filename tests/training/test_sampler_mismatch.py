@@ -14,7 +14,7 @@ from assay.errors import RunStopped
 from assay.generate.engine import Engine
 from assay.learn.algorithms import IMPORTANCE_CAP
 from assay.model.probe import probe_layouts
-from assay.session.assemble import choose_algorithm, make_learner, open_bench
+from assay.session.assemble import choose_algorithm, make_learner, open_session
 from assay.testing import ScriptedGenerator
 from assay.training.api import train
 
@@ -53,10 +53,10 @@ def test_what_another_generator_samples_is_weighed(
 ) -> None:
     config = parse(world.tree(algorithm={} if own is None else {"importance_cap": own}))
     with ExitStack() as stack:
-        bench = open_bench(config, stack)
-        layout = probe_layouts(bench.loaded.model, 4, 4, group_size=4)
+        session = open_session(config, stack)
+        layout = probe_layouts(session.loaded.model, 4, 4, group_size=4)
         if not exact:
             scripted: Any = ScriptedGenerator(lambda problem, sibling: "1")
-            bench = replace(bench, generator=scripted)
-        learner = make_learner(bench, choose_algorithm(config), layout)
+            session = replace(session, generator=scripted)
+        learner = make_learner(session, choose_algorithm(config), layout)
     assert learner.algorithm.importance_cap == want

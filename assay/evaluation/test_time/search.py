@@ -24,9 +24,9 @@ from assay.host.files import check_output
 from assay.host.startup import doing
 from assay.run.startup import show_startup
 from assay.session.assemble import (
-    Bench,
+    Session,
     fit_heldout,
-    open_bench,
+    open_session,
     open_verifiers,
     show_sampling,
     with_slots,
@@ -98,16 +98,16 @@ def search(
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):
-            bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
-        check_thinking(bench.renderer, rows, bench.config.sampling, how.asks_thinking)
-        show_sampling(bench, stack, quiet)
+            session, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
+        check_thinking(session.renderer, rows, session.config.sampling, how.asks_thinking)
+        show_sampling(session, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
-        drawer = _drawer(bench, sampling, step, asked.shape, guide)
+        drawer = _drawer(session, sampling, step, asked.shape, guide)
         started = time.perf_counter()
         searching = Searching(
-            drawer, bench.verifiers, asked.methods, asked.budgets, asked.shape, file
+            drawer, session.verifiers, asked.methods, asked.budgets, asked.shape, file
         )
-        searching.run(rows, bench.renderer.render)
+        searching.run(rows, session.renderer.render)
     return SearchResult(
         model=str(model),
         scorer=scorer,
@@ -139,7 +139,7 @@ def _open(
     problems: Rows,
     limit: int | None,
     stack: ExitStack,
-) -> tuple[Bench, Scorer | None, Sequence[Problem]]:
+) -> tuple[Session, Scorer | None, Sequence[Problem]]:
     """Open the verifier, the scorer and the problems, which must have what both read; the model
     last."""
     _check_budgets(asked.budgets, sampling.max_tokens)
@@ -155,10 +155,10 @@ def _open(
     on_bad_row = config.data.on_bad_row
     with doing("checking the rows"):
         rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
-    bench = open_bench(with_slots(config, None), verifiers)
-    fitting = fit_heldout(rows, bench)
+    session = open_session(with_slots(config, None), verifiers)
+    fitting = fit_heldout(rows, session)
     _check_unguided(asked.methods, sampling, {row.effort for row in fitting})
-    return bench, guide, fitting
+    return session, guide, fitting
 
 
 def _check_unguided(
@@ -223,11 +223,11 @@ def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | Non
 
 
 def _drawer(
-    bench: Bench, sampling: SamplingConfig, step: str | None, shape: Shape, guide: Scorer | None
+    session: Session, sampling: SamplingConfig, step: str | None, shape: Shape, guide: Scorer | None
 ) -> Drawer:
     """Return what draws from a model; its prompts may go on into a completion from now on."""
-    bench.generator.render = PrefixRenderer(bench.renderer)
-    tokenizer = bench.loaded.tokenizer
+    session.generator.render = PrefixRenderer(session.renderer)
+    tokenizer = session.loaded.tokenizer
 
     def decode(tokens: Tokens) -> str:
         return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
@@ -235,4 +235,4 @@ def _drawer(
     ends = SEPARATORS.get(step, step) if step else (guide and guide.split) or "\n"
     limits = StepLimits(sampling.max_tokens, sampling.stop, decode)
     service = None if guide is None else guide.service
-    return Drawer(bench.generator, sampling, limits, ends, shape.expand, service)
+    return Drawer(session.generator, sampling, limits, ends, shape.expand, service)

@@ -21,7 +21,7 @@ from assay.verify.expression import BUILT_IN, parse_expression
 if TYPE_CHECKING:
     from assay.plan.measured.seconds import StepSeconds
     from assay.plan.memory import MemoryPlan
-    from assay.session.assemble import Bench
+    from assay.session.assemble import Session
     from assay.session.stage import FirstLook
     from assay.types import Group, Problem, Verdict
 
@@ -79,7 +79,7 @@ def measure(
 
     Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
     """
-    from assay.session.assemble import Problems, fit_problems, open_bench, open_verifiers
+    from assay.session.assemble import Problems, fit_problems, open_session, open_verifiers
     from assay.training.api import kind_of, settled
 
     config = settled(config)
@@ -92,39 +92,39 @@ def measure(
             kind = kind_of(config)
             with doing("checking the rows"):
                 rows = kind.read(config, verifiers)
-            bench = open_bench(config, verifiers)
-            look = kind.look(config, bench, rows)
-        bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
+            session = open_session(config, verifiers)
+            look = kind.look(config, session, rows)
+        session.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         problems: Sequence[Problem] = ()
         num_heldout, lengths = 0, list[int]()
         if isinstance(rows, Problems) and config.preference is None:
-            opened = fit_problems(rows, bench)
+            opened = fit_problems(rows, session)
             problems, num_heldout = opened.train, len(opened.heldout)
             facts = replace(facts, num_problems=len(problems))
         count = min(num_problems, len(problems))
         if count:
             say(f"sampling {count} problems x {MEASURED_SAMPLES}")
-            groups = sample_problems(bench, problems, count)
+            groups = sample_problems(session, problems, count)
             lengths = [len(one.tokens) for group, _ in groups for one in group.completions]
             say("trying the verifier")
             tried = try_verifier(config.data.verifier, config.run.seed)
             facts = replace(facts, **facts_of_groups(groups), **tried)
-        found, measured = measure_machine(bench, look, problems, num_heldout, facts, lengths, say)
+        found, measured = measure_machine(session, look, problems, num_heldout, facts, lengths, say)
     say(f"measured in {time.perf_counter() - started:.0f} s")
     return replace(facts, **found), measured
 
 
-def sample_problems(bench: Bench, problems: Sequence[Problem], count: int) -> Judged:
+def sample_problems(session: Session, problems: Sequence[Problem], count: int) -> Judged:
     """Sample the first problems and judge what comes."""
     from assay.session.evaluate import evaluate
 
     groups: Judged = []
     drawn = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
     evaluate(
-        bench.generator,
-        bench.verifiers,
+        session.generator,
+        session.verifiers,
         drawn,
-        bench.config.sampling,
+        session.config.sampling,
         MEASURED_SAMPLES,
         lambda group, verdicts: groups.append((group, verdicts)),
     )
@@ -181,7 +181,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
 
 
 def measure_machine(
-    bench: Bench,
+    session: Session,
     look: FirstLook,
     problems: Sequence[Problem],
     num_heldout: int,
@@ -200,9 +200,9 @@ def measure_machine(
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
     from assay.session.teachers import model_of
 
-    config, model = bench.config, cast("Any", bench.loaded.model)
+    config, model = session.config, cast("Any", session.loaded.model)
     looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
-    prompts = sorted(len(bench.renderer.render(one).tokens) for one in looked_at) or [64]
+    prompts = sorted(len(session.renderer.render(one).tokens) for one in looked_at) or [64]
     memory = plan_memory(
         config,
         model,
@@ -220,15 +220,15 @@ def measure_machine(
     if problems and sampled is not None:
         num_steps = sampled.steps
         typical = prompts[len(prompts) // 2]
-        seconds = time_sampled(bench, problems, typical, facts, lengths, look.teacher)
+        seconds = time_sampled(session, problems, typical, facts, lengths, look.teacher)
     elif given is not None:
-        prompt, learned = mean_lengths(bench)
-        seconds = time_given(bench, prompt, learned, look.teacher, sum(look.asked))
+        prompt, learned = mean_lengths(session)
+        seconds = time_given(session, prompt, learned, look.teacher, sum(look.asked))
         if config.pretrain is None and facts.num_demonstrations:
             tokens = given.epochs * facts.num_demonstrations * learned
             num_steps = max(1, round(tokens / given.tokens_per_step))
     elif look.work is not None and config.preference is not None:
-        seconds, num_steps = time_pairs(bench, look.work, look.lean), look.work.num_steps
+        seconds, num_steps = time_pairs(session, look.work, look.lean), look.work.num_steps
     own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
     found: dict[str, Any] = {
         "num_weights": sum(one.numel() for one in model.parameters()),
@@ -238,7 +238,7 @@ def measure_machine(
         "critic_mib": critic_bytes(config, model) / MIB,
         "seconds_per_step": seconds.total if seconds is not None else None,
     }
-    if bench.loaded.device.type == "cuda":
-        total = torch.cuda.get_device_properties(bench.loaded.device).total_memory
+    if session.loaded.device.type == "cuda":
+        total = torch.cuda.get_device_properties(session.loaded.device).total_memory
         found["memory_mib"] = total / MIB
     return found, Measured(memory, seconds, num_steps)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from assay.learn.spans import AnyTeacher
     from assay.model.packing import Batch
     from assay.plan.facts import Facts
-    from assay.session.assemble import Bench
+    from assay.session.assemble import Session
     from assay.training.teacher_cache import KeptTeacher
 
 DECODED_STEPS = 8
@@ -45,7 +45,7 @@ Learn = Callable[[Sequence[Group]], Any]
 
 
 def time_sampled(
-    bench: Bench,
+    session: Session,
     problems: Sequence[Problem],
     prompt: int,
     facts: Facts,
@@ -58,12 +58,12 @@ def time_sampled(
     from assay.session.assemble import choose_algorithm, choose_layout, make_learner, make_passes
     from assay.session.teachers import model_of
 
-    config = bench.config
+    config = session.config
     assert config.drawing is not None
-    way = choose_layout(bench, problems, config.drawing.group_size, model_of(teacher))
+    way = choose_layout(session, problems, config.drawing.group_size, model_of(teacher))
     if config.rl is not None:
         row = choose_algorithm(config)
-        learner: Any = make_learner(bench, row, way, teacher)
+        learner: Any = make_learner(session, row, way, teacher)
         passes = learner.passes
 
         def learn(groups: Sequence[Group]) -> None:
@@ -71,29 +71,29 @@ def time_sampled(
             learner.update(batch, compute_advantages(batch, row))
 
     else:
-        passes = make_passes(config, bench.loaded, 1000, way.layout, way.lean)
+        passes = make_passes(config, session.loaded, 1000, way.layout, way.lean)
         learner = SFTLearner(passes, 0.0)
 
         def learn(groups: Sequence[Group]) -> None:
-            learner.update(_batch_of(bench, groups), teacher)
+            learner.update(_batch_of(session, groups), teacher)
 
     completion = round(facts.mean_tokens or config.sampling.max_tokens)
     sizes = (prompt, completion, learn, facts.group_size)
-    measured = measure_units(bench, problems, *sizes, _asks(bench, teacher, passes))
+    measured = measure_units(session, problems, *sizes, _asks(session, teacher, passes))
     slots, verdict = config.engine.slots, facts.verifier_seconds
     mixed = facts.mixed if config.rl is not None else None
     return estimate_sampled(config, measured, prompt, lengths, verdict, mixed, slots)
 
 
-def mean_lengths(bench: Bench) -> tuple[int, int]:
+def mean_lengths(session: Session) -> tuple[int, int]:
     """Return the mean tokens of the first rows' prompts, and of what is learned of them."""
-    columns = zip(*(_lengths(bench) or [TRACE_LENGTHS]), strict=True)
+    columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     return prompt, completion
 
 
 def time_given(
-    bench: Bench,
+    session: Session,
     prompt: int,
     completion: int,
     teacher: AnyTeacher | None = None,
@@ -111,19 +111,19 @@ def time_given(
     from assay.session.teachers import model_of
 
     assert not isinstance(teacher, SpanTeacher), "only [rl] takes a teacher with other tokens"
-    config, settings = bench.config, bench.config.distill
+    config, settings = session.config, session.config.distill
     once = settings is not None and settings.keep is not None
     model = model_of(teacher)
-    lean, _ = prove_lean(bench.loaded.model, *([] if once or model is None else [model]))
-    passes = make_passes(config, bench.loaded, 1000, "plain", lean)
+    lean, _ = prove_lean(session.loaded.model, *([] if once or model is None else [model]))
+    passes = make_passes(config, session.loaded, 1000, "plain", lean)
     learner = SFTLearner(passes, 1.0 if settings is None else settings.cross_entropy)
 
     def learn(groups: Sequence[Group]) -> None:
-        batch = _batch_of(bench, groups)
-        learner.update(batch, _kept(bench, batch) if once else teacher)
+        batch = _batch_of(session, groups)
+        learner.update(batch, _kept(session, batch) if once else teacher)
 
-    ask = _asks(bench, teacher, passes)
-    measured = measure_units(bench, (), prompt, completion, learn, 1, None if once else ask)
+    ask = _asks(session, teacher, passes)
+    measured = measure_units(session, (), prompt, completion, learn, 1, None if once else ask)
     if once and ask is not None:
         passes.lean = prove_lean(model)[0] if model is not None else lean
         _, token = _time_update(ask, prompt, completion, 1)
@@ -131,7 +131,7 @@ def time_given(
     return estimate_given(config, measured, prompt / completion, asked)
 
 
-def time_pairs(bench: Bench, work: GivenWork, lean: bool) -> StepSeconds:
+def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
     """Time a learner of given pairs on made-up ones of their median length, and their scoring by
     the policy at the start."""
     import torch
@@ -140,22 +140,22 @@ def time_pairs(bench: Bench, work: GivenWork, lean: bool) -> StepSeconds:
     from assay.session.assemble import make_passes
     from assay.training.preference import choose_preference
 
-    config = bench.config
+    config = session.config
     assert config.preference is not None
     layout = "tree" if work.shares else "plain"
-    passes = make_passes(config, bench.loaded, 1000, layout, lean)
+    passes = make_passes(config, session.loaded, 1000, layout, lean)
     learner = PreferenceLearner(passes, choose_preference(config.preference))
 
     def learn(groups: Sequence[Group]) -> None:
-        batch = _batch_of(bench, groups)
+        batch = _batch_of(session, groups)
         known_R = torch.zeros(batch.num_rows, dtype=torch.float64, device=batch.device)
         learner.update(PreferenceBatch(batch, known_R))
 
     def score(groups: Sequence[Group]) -> None:
-        learner.logprobs(_batch_of(bench, groups))
+        learner.logprobs(_batch_of(session, groups))
 
     sizes = (work.prompt, work.completion)
-    measured = measure_units(bench, (), *sizes, learn, work.siblings)
+    measured = measure_units(session, (), *sizes, learn, work.siblings)
     _, scoring = _time_update(score, *sizes, work.siblings)
     once, all_rows = work.prompt, work.siblings * (work.prompt + work.completion)
     # a calibration counts a prompt once, also where each completion has its own
@@ -164,23 +164,23 @@ def time_pairs(bench: Bench, work: GivenWork, lean: bool) -> StepSeconds:
     return estimate_work(work, replace(measured, update_token=token, teacher_token=share * scoring))
 
 
-def _batch_of(bench: Bench, groups: Sequence[Group]) -> Batch:
+def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
     """Return a batch of groups that are all learned from."""
     from assay.model.packing import pack
 
-    return pack(groups, spread_verdicts(groups), bench.loaded.device)
+    return pack(groups, spread_verdicts(groups), session.loaded.device)
 
 
-def _asks(bench: Bench, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
+def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
     """Return what asks a teacher about groups, as a run does; None where there is none."""
     from assay.learn.spans import SpanTeacher
 
     if teacher is None:
         return None
-    settings = bench.config.distill
+    settings = session.config.distill
 
     def ask(groups: Sequence[Group]) -> None:
-        batch = _batch_of(bench, groups)
+        batch = _batch_of(session, groups)
         if settings is None or isinstance(teacher, SpanTeacher):
             teacher.logprobs(batch, passes)
         elif settings.keep is not None:
@@ -193,14 +193,14 @@ def _asks(bench: Bench, teacher: AnyTeacher | None, passes: Passes) -> Learn | N
     return ask
 
 
-def _kept(bench: Bench, batch: Batch) -> KeptTeacher:
+def _kept(session: Session, batch: Batch) -> KeptTeacher:
     """Return what might have been kept of a batch."""
     import torch
 
     from assay.session.teachers import divergence_of
     from assay.training.teacher_cache import KeptTeacher
 
-    config, device = bench.config, bench.loaded.device
+    config, device = session.config, session.loaded.device
     assert config.distill is not None
     size, top = len(batch.sampled_T), config.distill.keep_top
     tokens_TK = torch.arange(top, device=device).expand(size, top)
@@ -209,25 +209,25 @@ def _kept(bench: Bench, batch: Batch) -> KeptTeacher:
     return KeptTeacher((tokens_TK, logprobs_TK, rest_T), divergence_of(config))
 
 
-def _lengths(bench: Bench) -> list[list[int]]:
+def _lengths(session: Session) -> list[list[int]]:
     """Return the tokens of the first rows' prompts, and of what is learned of them."""
     from assay.data.documents import load_documents
     from assay.data.traces import load_traces
     from assay.training.pretrain import Pieces, longest_piece
 
-    config = bench.config
+    config = session.config
     if config.pretrain is None:
         rows = load_traces(config.rows, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
-        return [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
+        return [[len(part) for part in session.renderer.render_trace(row)] for row in rows]
     texts = load_documents(
         config.pretrain.texts, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT
     )
-    pieces = Pieces(texts, bench.renderer, longest_piece(bench))
+    pieces = Pieces(texts, session.renderer, longest_piece(session))
     return [[1, length] for length in pieces.lengths.tolist()]
 
 
 def measure_units(
-    bench: Bench,
+    session: Session,
     problems: Sequence[Problem],
     prompt_tokens: int,
     completion_tokens: int,
@@ -239,16 +239,16 @@ def measure_units(
 
     ask: what asks the teacher alone, which ``learn`` does too.
     """
-    generation = _time_generation(bench, problems) if problems else (0.0, 0.0, 0.0)
+    generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
     asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
     return UnitSeconds(*generation, fixed, token - asking, asking)
 
 
-def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
+def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[float, float, float]:
     """Return seconds of a begin, of a prompt token and of a decoding step, all slots full."""
-    slots, sampling = bench.config.engine.slots, bench.config.sampling
+    slots, sampling = session.config.engine.slots, session.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
     count = min(len(problems), -(-slots // group_size))
     chosen = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
@@ -257,14 +257,14 @@ def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, 
     found = (0.0, 0.0, 0.0)
     for _ in range(2):  # the first meets shapes that no kernel has been made for
         started = time.perf_counter()
-        bench.generator.generate(chosen, sampling, group_size)
-        seconds, stats = time.perf_counter() - started, bench.generator.stats
+        session.generator.generate(chosen, sampling, group_size)
+        seconds, stats = time.perf_counter() - started, session.generator.stats
         found = (
             max(0.0, seconds - stats.seconds),
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    bench.generator.sleep()  # an update needs the memory, as in a run
+    session.generator.sleep()  # an update needs the memory, as in a run
     return found
 
 
