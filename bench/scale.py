@@ -92,10 +92,10 @@ def sampling(
     settings = SamplingConfig(max_tokens=tokens)
     with ExitStack() as stack, VerifierService("exact", num_workers=1) as service:
         open_cluster(config.scale, stack)
-        bench = on_actors(open_session(config, service), stack)
-        engine, actors = bench.generator, bench.actors
+        session = on_actors(open_session(config, service), stack)
+        engine, actors = session.generator, session.actors
         assert actors is not None
-        weights, learning = Weights.of(bench.loaded.model, 0), next(bench.loaded.model.parameters())
+        weights, learning = Weights.of(session.loaded.model, 0), next(session.loaded.model.parameters())
 
         def load() -> None:
             learning.data.add_(1e-4)  # as after an update: nothing that was packed is right

@@ -141,7 +141,9 @@ def merged(weights: Weights, model: Any) -> Weights:
     for name, layer in model.get_base_model().named_modules():
         if hasattr(layer, "lora_A"):
             whole = plain[f"{name}.weight"]
-            added = sum(layer.get_delta_weight(one).float() for one in layer.active_adapters)
+            added = torch.zeros_like(whole)
+        for one in layer.active_adapters:
+            added += layer.get_delta_weight(one).float()
             plain[f"{name}.weight"] = (whole.float() + added).to(whole.dtype)
     return Weights(weights.version, plain)
 
@@ -159,7 +161,9 @@ def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
         if not hasattr(layer, "lora_A"):
             continue
         whole = layer.get_base_layer().weight
-        added = sum(layer.get_delta_weight(one).float() for one in layer.active_adapters)
+        added = torch.zeros_like(whole)
+        for one in layer.active_adapters:
+            added += layer.get_delta_weight(one).float()
         rounded = (whole + added).to(dtype).float() - whole
         lost += (rounded - added).double().square().sum().item()
         size += added.double().square().sum().item()
