@@ -61,7 +61,7 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@$(BIN)/python -m ruff format --check .
 	@echo "lint: pyright"
 	@$(BIN)/python -m pyright
-	@echo "lint: pyright, strict on types, errors, config, learn, verify and reward_models"
+	@echo "lint: pyright, strict on types, errors, host, endpoint, config, learn, verify and reward_models"
 	@$(BIN)/python -m pyright -p pyright-strict.json
 
 docs: setup  ## build the pages as a site, in build/docs/site

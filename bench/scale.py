@@ -95,7 +95,10 @@ def sampling(
         session = on_actors(open_session(config, service), stack)
         engine, actors = session.generator, session.actors
         assert actors is not None
-        weights, learning = Weights.of(session.loaded.model, 0), next(session.loaded.model.parameters())
+        weights, learning = (
+            Weights.of(session.loaded.model, 0),
+            next(session.loaded.model.parameters()),
+        )
 
         def load() -> None:
             learning.data.add_(1e-4)  # as after an update: nothing that was packed is right

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -59,7 +59,7 @@ class PhaseClock:
         return (known[0] if known else at_hand[-1]).as_row() if at_hand else None
 
     @contextmanager
-    def working(self, what: str, total: int = 0, unit: str = "") -> Iterator[Work]:
+    def working(self, what: str, total: int = 0, unit: str = "") -> Generator[Work]:
         """Say what is done inside; who does it counts ``done`` up."""
         work = Work(what, total, unit)
         self._at_hand.append(work)
@@ -70,7 +70,7 @@ class PhaseClock:
 
     def each(
         self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Item]:
+    ) -> Generator[Item]:
         """Yield micro-batches, and count them. part: which of how many such pieces of work it is;
         all are taken to be of one size."""
         number, parts = part
@@ -81,7 +81,7 @@ class PhaseClock:
                 yield item
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         """Count the time inside; a nested phase's time is taken from the one around it."""
         stack: list[float] = self._local.__dict__.setdefault("nested_seconds", [])
         stack.append(0.0)
@@ -127,7 +127,7 @@ class RunClock(PhaseClock):
         self._step_started = time.perf_counter()
 
     @contextmanager
-    def after_row(self, name: str) -> Iterator[None]:
+    def after_row(self, name: str) -> Generator[None]:
         """Count the time inside, in its phase, to the next step."""
         started = time.perf_counter()
         with self.phase(name):

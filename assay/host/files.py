@@ -9,9 +9,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,7 +50,7 @@ def has_room(folder: Path) -> bool:
 
 
 @contextmanager
-def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
+def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
     """Turn whatever a full disk raises into DiskFull with ``complaint()`` as its message."""
     try:
         yield
@@ -66,11 +65,14 @@ def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
 def make_folder(parent: Path, name: str) -> Path:
     """Make a new folder; a name that is taken gets a number."""
     parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        with suppress(FileExistsError):
+    folder, number = parent / name, 1
+    while True:
+        try:
             folder.mkdir()
             break
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}-{number}"
     if not os.access(folder, os.W_OK):
         raise PermissionError(13, "Permission denied")
     return folder

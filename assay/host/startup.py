@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -13,7 +13,7 @@ shown_on: ContextVar[PhaseClock | None] = ContextVar("startup", default=None)
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(what: str) -> Generator[None]:
     """Name the work inside, for the display of the start-up. Without one, do nothing."""
     clock = shown_on.get()
     if clock is None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -70,7 +70,7 @@ def warn(line: str) -> None:
 
 
 @contextmanager
-def guarded_python() -> Iterator[None]:
+def guarded_python() -> Generator[None]:
     """Escape what Python prints by itself: tracebacks, those of threads, warnings of libraries."""
     sys.excepthook = _show_exception  # it stays: the interpreter prints after everything has ended
     of_threads = threading.excepthook

@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -36,7 +36,7 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 
 
 @contextmanager
-def _kept_alive() -> Iterator[None]:
+def _kept_alive() -> Generator[None]:
     """Make ``os._exit`` of this thread a SystemExit.
 
     A module that calls it as it is imported would end the command without a word, with a code of
@@ -59,7 +59,7 @@ def _kept_alive() -> Iterator[None]:
 
 
 @contextmanager
-def deadline(seconds: float, what: str) -> Iterator[None]:
+def deadline(seconds: float, what: str) -> Generator[None]:
     """Raise TimeoutError inside once ``seconds`` are over, and say before that what is waited for.
 
     In the main thread, where Python delivers signals; in another one it changes nothing.
