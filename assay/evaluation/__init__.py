@@ -1,1 +1,10 @@
-"""What stands between a checkpoint and its users: gates, and the canaries that they ask."""
+"""Comparisons and audits of models, verifiers and recorded runs.
+
+compare.py, compare_result.py, preference_judge.py   two models on the same problems
+gate.py, gate_checks.py, gate_thresholds.py          release checks of a checkpoint, with canaries
+divergence.py, frontier.py                           KL between models; accuracy against tokens
+rejudge.py, drift.py, replay.py, replay_result.py    judge again, compare verdicts, replay a step
+audit.py, step_audit.py                              verifier disagreements for people to label
+step_labels.py, reward_terms.py                      step labels from rollouts; effect of each term
+test_time/                                           search at inference time
+"""

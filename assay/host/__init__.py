@@ -1,0 +1,7 @@
+"""The machine that Assay runs on. No module here imports other packages of Assay but its base.
+
+clock.py, heartbeat.py, startup.py    progress and the current phase
+files.py, records.py, removal.py      atomic writes, JSON records, deletion
+fields.py, user_code.py, imports.py   tables and Python code of users; imports outside deadlines
+machine.py, orphans.py, terminal.py   hardware facts, leftover processes, safe terminal output
+"""

@@ -1,8 +1,11 @@
-"""Before a run: `assay init` writes what a first one needs; `assay plan` measures, and advises.
+"""`assay init`: write a configuration for the rows and the model at hand.
 
-init.py       a configuration, and what is missing      look.py      what rows and a model tell
-starter.py    the tiny model
-plan.py       what `assay plan` calls: from facts to a recommendation (`assay.plan`)
-measure.py    facts that a configuration's model, problems and verifier tell, when they are opened
-seconds.py    how long a step takes, on the loaded model
+configuration.py   the command: choose a stage and its settings, write the files
+detection.py       recognize the format of rows and the properties of a model
+lengths.py         token lengths of prompts and completions
+sizes.py           batch, group and memory sizes
+holdout.py         the held-out split
+draft.py           the configuration text
+starter.py         an example project; tiny_model.py: its model
+templates/         configuration templates and example rows
 """

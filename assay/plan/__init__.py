@@ -1,13 +1,15 @@
-"""Before a run: which method fits what is known, a narrow pilot, and what it takes.
+"""Choose a training method and estimate its cost before a run, without opening a model.
 
-methods.toml   the table: methods, what speaks for and against each, questions, pilots
-table.py       how it is read: conditions, and texts with their figures
-facts.py       what is known of reward, problems, policy, verifier and machine
-decision.py    the table applied to facts, and the keys to set along with a method
-pilot.py       a narrow first run             record.py    decision.md, of a plan and of a run
-questions.py   facts that are told or asked for
-configured.py  facts that a configuration tells by itself
-memory.py      what a run takes, on the loaded model
+methods.toml     table of methods: rules for and against each, settings, questions, pilots
+table.py         reads the table: conditions, and texts with figures filled in
+facts.py         facts about the reward, problems, policy, verifier and machine
+configured.py    facts read from a configuration and its row files
+questions.py     facts from ``--fact`` options or from questions at a terminal
+decision.py      applies the table to facts: a recommendation and its settings
+pilot.py         a small first run, with stop and promotion criteria
+record.py        ``decision.md``: the decision of a plan or of a run, written and read
+memory.py        memory of a run, part by part
+arithmetic.py    seconds of a run from the machine's measured rates
+step_seconds.py  seconds of one training step from unit times
 
-`assay.init` has the rest: what opens a model to measure it, and what the command calls.
-"""
+`assay.plan.measured` opens a session, measures it, and implements ``assay plan``."""

@@ -1,9 +1,9 @@
-"""Seconds before anything is timed: a model's arithmetic over this machine's measured rates.
+"""Estimate seconds from a model's operation count and this machine's measured rates.
 
-A prompt token takes one pass, a learned token a pass forward and back, a decoding step a read of
-all weights and one pass for each slot. How much of the rate of a large product each of them
-reaches is a constant here. `assay plan` times the loaded model instead.
-"""
+A prompt token costs one forward pass. A learned token costs a forward and a backward pass. A
+decoding step reads all weights once and runs one forward pass for each slot. The constants below
+say which share of the rate of a large matrix product each phase reaches. ``assay plan`` times the
+loaded model instead."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from assay.plan.step_seconds import (
 )
 
 LONG_HOURS = 4.0
-"""A run that takes longer is reported, with what makes it shorter."""
+"""Runs estimated to take longer than this get a warning that names the keys to lower."""
 RATES_ALONE = "this machine's rate of matrix products alone; `assay plan` times the model"
 SHARE_LEAN, SHARE_MODULES, SHARE_DECODING = 0.5, 0.35, 0.6
-"""Of the rate of a large product, what an update reaches by the lean way and through modules, and
-what a decoding step does."""
-OPTIMIZER_BYTES = 48  # read and written by a step for each trained weight
-DECODED_LAYER_SECONDS = 5e-5  # of a decoding step, in calls alone, on either kind of device
+"""Shares of the rate of a large matrix product: an update on the lean path, an update through
+Hugging Face modules, and a decoding step."""
+# Bytes that an optimizer step reads and writes for each trained weight.
+OPTIMIZER_BYTES = 48
+# Launch overhead of one layer in one decoding step, in seconds, on CPU and on GPU.
+DECODED_LAYER_SECONDS = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What a device does in a second: operations of products in one type, bytes read or written.
+    """Rates of a device: matrix-product operations per second in one dtype, and bytes read or
+    written per second.
 
-    sure: no other process had the processor while it was measured.
-    """
+    sure: no other process used the processor during the measurement."""
 
     operations: float
     bytes: float
@@ -45,7 +47,7 @@ class MachineRates:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: str) -> MachineRates:
-        """Measure a device; the products' rates of a CPU are kept (`assay.model.rates`)."""
+        """Measure a device. The product rates of a CPU are cached (`assay.model.rates`)."""
         rates, sure = rates_here(device)
         return cls(rates[name_of(dtype)], memory_rate(device), sure)
 
@@ -53,15 +55,15 @@ class MachineRates:
 def units_from_rates(
     config: TrainConfig, model: Any, rates: MachineRates, lean: bool = True
 ) -> UnitSeconds:
-    """Return estimated unit seconds of a model, which may be a skeleton.
+    """Estimate the unit seconds of a model, which may be a skeleton without weights.
 
-    A forward pass of a token takes 2 operations a weight of its products; the backward pass takes
-    4, and 2 where a weight is frozen. Attention is left out: with contexts of thousands of tokens
-    estimates are too low. lean: which way an update goes.
-    """
+    A forward pass takes 2 operations per token and weight of a matrix product. The backward pass
+    takes 4, or 2 where the weight is frozen. Attention is left out, so estimates for contexts of
+    thousands of tokens are too low. lean: whether an update takes the lean path."""
     maps, trained, size = 0, 0, 0
     embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
-    head = None if outputs is None else outputs.weight  # a reward model has none
+    # A reward model has no output embedding.
+    head = None if outputs is None else outputs.weight
     num_layers = model.config.get_text_config().num_hidden_layers
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
@@ -86,11 +88,11 @@ def units_from_rates(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a run takes at most: every completion is as long as it may be, every group learned from.
+    """Upper bound on the duration of a run: every completion has the maximum length, and every
+    group is learned from.
 
-    evaluations: seconds of all of them. minutes: after which the run is ended, by its
-    configuration. keys: of the configuration, that make it shorter.
-    """
+    evaluations: seconds of all evaluations together. minutes: the configured limit of the run's
+    wall time. keys: configuration keys that shorten the run."""
 
     step: StepSeconds
     num_steps: int
@@ -100,13 +102,13 @@ class Expected:
 
     @property
     def hours(self) -> float:
-        """From the first step to the last evaluation."""
+        """Hours from the first step to the end of the last evaluation."""
         seconds = self.num_steps * self.step.total + self.step.once + self.evaluations
         return min(seconds / 3600, (self.minutes or float("inf")) / 60)
 
     @property
     def shown(self) -> str:
-        """The time as words."""
+        """The duration in words."""
         if self.hours < 0.1:
             return "a few minutes"
         minutes = 60 * self.hours
@@ -120,7 +122,7 @@ class Expected:
 
     @property
     def warning(self) -> str | None:
-        """One line where that is long."""
+        """One line if the run takes longer than `LONG_HOURS`, else None."""
         if self.hours <= LONG_HOURS:
             return None
         return (
@@ -136,10 +138,9 @@ def expect(
     num_heldout: int = 0,
     work: GivenWork | None = None,
 ) -> Expected | None:
-    """Return what a configured run takes; None for a stage whose rows nobody has counted.
+    """Estimate the duration of a configured run; None for a stage whose rows were not counted.
 
-    work: of a stage that learns from given rows. num_heldout: problems of an evaluation.
-    """
+    work: of a stage that trains on rows of a data set. num_heldout: problems in one evaluation."""
     if config.drawing is not None:
         slots, stage = config.engine.slots, config.drawing
         step = estimate_sampled(config, measured, prompt_tokens, (), None, None, slots)
@@ -161,7 +162,7 @@ def expect(
 def _evaluation_seconds(
     config: TrainConfig, measured: UnitSeconds, prompt_tokens: float, num_heldout: int
 ) -> float:
-    """Return the seconds of one evaluation at all temperatures."""
+    """Estimate the seconds of one evaluation at all temperatures."""
     settings = config.evaluation
     count = min(num_heldout, settings.max_problems or num_heldout)
     waves = -(-count * settings.num_samples // config.engine.slots)

@@ -1,4 +1,4 @@
-"""Facts that a configuration and its files tell by themselves: no model is opened."""
+"""Facts read from a configuration and its row files, without opening a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_VERIFIER: dict[str, Reward] = {
 
 
 def facts_of_config(config: TrainConfig) -> Facts:
-    """Return what a configuration says itself: where the reward comes from, how it is sampled."""
+    """Read the facts that a configuration states, such as the reward source and sampling limits."""
     found: dict[str, Any] = {
         "max_tokens": config.sampling.max_tokens,
         "memory_mib": memory_mib(),
@@ -36,7 +36,8 @@ def facts_of_config(config: TrainConfig) -> Facts:
         found["reward"] = "pairs"
     elif config.preference is not None and config.preference.given:
         found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
-    else:  # completions are judged, perhaps to make pairs of them
+    # The stage samples completions and judges them, possibly to build preference pairs.
+    else:
         found["reward"], found["step_labels"], found["shaped"] = reward_of(config.data.verifier)
         found["group_size"] = stage.group_size
     if config.rl is not None:
@@ -46,7 +47,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Return an expression's source of reward, whether steps are judged and it is shaped."""
+    """Classify a verifier expression: (reward source, judges steps, has shaping terms)."""
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
@@ -56,7 +57,7 @@ def reward_of(expression: str) -> tuple[Reward, bool, bool]:
 
 
 def count_rows(config: TrainConfig) -> dict[str, Any]:
-    """Return how many demonstrations or preferences the configured stage has."""
+    """Count the demonstrations or preferences of the configured stage."""
     on_bad_row = config.data.on_bad_row
     if config.traces:
         from assay.data.traces import load_traces
@@ -74,14 +75,15 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        return {"num_pairs": count, "reward": "unpaired"}  # each is marked by itself
+        # Each row carries its own label, so the rows are not pairs.
+        return {"num_pairs": count, "reward": "unpaired"}
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
     return {"num_pairs": len(rows), "reward": "unpaired" if unpaired else "pairs"}
 
 
 def known_rows(config: TrainConfig) -> dict[str, Any]:
-    """Do as `count_rows`; nothing where the rows are not here."""
+    """Like `count_rows`, but return an empty dict if the rows cannot be read."""
     try:
         return count_rows(config)
     except UserError:
@@ -89,6 +91,6 @@ def known_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def exists(config: TrainConfig) -> bool:
-    """Whether the configured model is a folder that is there (a hub name is not asked for)."""
+    """Whether the configured model is an existing local folder. The hub is not queried."""
     path = config.model.path
     return any(Path(one).expanduser().exists() for one in (path, path.rpartition("@")[0] or path))

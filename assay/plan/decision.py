@@ -1,4 +1,4 @@
-"""One recommendation, why not the others, and what to set along: the table applied to facts."""
+"""Apply the method table to facts: one recommendation, reasons against the others, and settings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from assay.plan.table import (
 )
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
-GROWTH = 4  # of a group in which nothing passes
+# Largest group size as a multiple of the group size, for prompts whose completions all fail.
+GROWTH = 4
 KL_OF_A_COMPLETION = 10.0
-"""Nats. Where a learned reward was optimized further, people liked what it liked less and less
-(Stiennon et al. 2020, arXiv 2009.01325, figure 5). At a weight of 0.05, theirs, it costs half of a
+"""In nats. Beyond it, optimizing a learned reward lowers human preference (Stiennon et al. 2020,
+arXiv 2009.01325, figure 5). At the paper's KL weight of 0.05, 10 nats cost half the reward of one
 right answer."""
 KL_OF_A_TOKEN = 0.1
-"""Nats, and the most where completions are short."""
+"""In nats. Upper bound on the KL limit of one token, for short completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A method, and what decided for or against it. rule: of the recommended one, its name."""
+    """A method and the reason for or against it. rule: name of the rule that recommended it."""
 
     name: str
     because: str
@@ -59,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, what to set along with it, and why nothing else; decided by ``facts``."""
+    """A recommended method, its settings, and the reasons against all other methods."""
 
     facts: Facts
     recommended: Finding

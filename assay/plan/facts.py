@@ -1,4 +1,4 @@
-"""What is known before a run: the facts that a method is chosen by."""
+"""Facts that determine the choice of a method before a run."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ CHECKED = ("answer", "tests")
 LEARNED = ("judge", "reward_model")
 """Rewards that a model estimates."""
 ONLINE = (*CHECKED, *LEARNED)
-"""Rewards that a fresh completion can be given."""
+"""Rewards that can be computed for a new completion."""
 SHARES = {"pass_at_1", "pass_at_k", "false_accepts", "false_rejects", "not_judged"}
 SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a method is chosen by; None: not known. Shares and rates are in 0..1.
+    """Facts that determine the choice of a method; None means unknown. Shares and rates are in
+    0..1.
 
-    reward: where it comes from. pass_at_k: of ``num_samples`` completions a problem. passes: of
-    each measured problem, how many completions were judged and how many passed. attacks,
-    attacks_accepted: of the red team. false_accepts, false_rejects: shares of labelled wrong and
-    right answers. reward_accuracy: how often a judge or a reward model agrees with people.
-    label_noise: share of preferences that are the wrong way round. step_labels: steps can be
-    judged. shaped: the reward has parts beside correctness. length_spread: standard deviation of
+    reward: source of the reward. pass_at_k: with ``num_samples`` completions per problem. passes:
+    for each measured problem, (judged completions, passed completions). attacks, attacks_accepted:
+    counts of the red team. false_accepts, false_rejects: verifier errors as shares of labelled
+    wrong and right answers. reward_accuracy: agreement of a judge or a reward model with people.
+    label_noise: share of preferences with swapped labels. step_labels: a verifier can judge single
+    steps. shaped: the reward has terms other than correctness. length_spread: standard deviation of
     completion lengths over their mean. updates_per_batch: optimizer steps on one batch. policy_age:
-    policy versions that a completion may be old. generator_differs: another program samples (vLLM).
-    keep_close: abilities of the start must be kept. base_mib: estimated peak without reference or
-    critic; reference_mib and critic_mib: what each adds.
+    largest age of a completion, in policy versions. generator_differs: another program samples
+    (vLLM). keep_close: abilities of the initial model must be preserved. base_mib: estimated peak
+    memory without reference or critic. reference_mib, critic_mib: additional memory of each.
 
-    Raises ConfigError for a value out of its range.
-    """
+    Raises ConfigError for a value out of its range."""
 
     reward: Reward = "nothing"
     can_sample: bool = True
@@ -100,7 +100,7 @@ class Facts:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Facts:
-        """Return the facts of plain values; raises ConfigError for a name that is no fact's."""
+        """Build facts from plain values. Raises ConfigError for an unknown name."""
         known = [field.name for field in fields(cls)]
         for name in tree:
             if name not in known:
@@ -109,21 +109,22 @@ class Facts:
         return cls(**{**tree, "passes": passes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is not as by default, as plain values."""
+        """Return the values that differ from their defaults, as plain values."""
         found = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         if self.passes:
             found["passes"] = [list(one) for one in self.passes]
         return found
 
     def mixed_share(self, size: int) -> float | None:
-        """Return the expected share of groups in which some siblings pass and some fail.
+        """Return the expected share of groups with both passing and failing completions; None:
+        unknown.
 
-        None: not known. Of problem i with pass rate p_i it is 1 - p_i^G - (1 - p_i)^G, averaged
-        over problems. With c of n judged completions passed and G <= n the unbiased estimate is 1 -
-        (C(c, G) + C(n-c, G)) / C(n, G), as of pass@k (Chen et al. 2021, eq. 1); beyond n, p_i is (c
-        + 1/2) / (n + 1). Where only the mean pass rate is known it stands for all p_i, which bounds
-        the share from above (the function is concave).
-        """
+        With pass rate p_i, a group of G completions of problem i is mixed with probability 1 -
+        p_i^G - (1 - p_i)^G; the share is the mean over problems. If c of n judged completions
+        passed and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for
+        pass@k (Chen et al. 2021, eq. 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1). If
+        only the mean pass rate is known, it replaces every p_i. The result is then an upper bound,
+        because the function is concave."""
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
@@ -132,7 +133,7 @@ class Facts:
 
     @property
     def mixed(self) -> float | None:
-        """`mixed_share` of groups as they are."""
+        """`mixed_share` at the current group size."""
         return self.mixed_share(self.group_size)
 
 

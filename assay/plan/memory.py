@@ -1,9 +1,8 @@
 """Estimate the memory of a run before it starts, part by part.
 
-Four moments of a run may be its largest: its start, where the engine proves its way through the
-model; a generation; a teacher's pass; and an update. What one of them takes is given back before
-the next begins.
-"""
+The peak may occur in four phases: at the start, when the engine checks its forward pass on the
+model; in generation; in a teacher's forward pass; and in an update. Each phase frees its memory
+before the next begins."""
 
 from __future__ import annotations
 
@@ -33,11 +32,16 @@ from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
-ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
-MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
-PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
-KEPT = 20  # bytes of a token that a teacher finds likely: in memory, and as it is written
-SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
+# The engine pads slots to a multiple of at least this number.
+ROW_MULTIPLE = 8
+# Largest number of problems that an evaluation samples at once.
+MAX_PROBLEMS_AT_ONCE = 512
+# Expected padding as a share of a rectangular batch whose row lengths are spread widely.
+PADDING = (1 - MUCH_SHORTER) / 2
+# Bytes per token of a cached teacher's top-k entry, in memory and on disk.
+KEPT = 20
+# Memory that the allocator holds between blocks, and that libraries use for their kernels.
+SLACK_MIB = 48.0
 
 ALWAYS = ("libraries", "weights", "teacher", "reference", "critic", "master", "optimizer", "slack")
 START = ("libraries", "weights", "teacher", "packed", "proof")
@@ -49,12 +53,12 @@ UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Estimated memory by part, in MiB, and the setting that each part answers to.
+    """Estimated memory by part, in MiB, with the setting that controls each part.
 
-    Parts of `START`, `GENERATION`, `ASKING` and `UPDATE` are held in that moment of a run only; a
-    teacher that is ``asked`` once, before the first step, in `ASKING_ONCE`. workers_mib: of
-    verifiers' processes, elsewhere_mib: of a teacher on another device; both are counted apart.
-    """
+    Parts in `START`, `GENERATION`, `ASKING` and `UPDATE` exist only during that phase. A teacher
+    that is queried once, before the first step, counts in `ASKING_ONCE` (key ``asked``).
+    workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
+    device. Neither is part of the total."""
 
     parts: Mapping[str, float]
     settings: Mapping[str, str]
@@ -63,7 +67,7 @@ class MemoryPlan:
 
     @property
     def moments(self) -> dict[str, float]:
-        """What is held at the start, in a generation, while a teacher is asked, in an update."""
+        """Peak memory of each phase, in MiB."""
         always = self._sum(ALWAYS)
         found = {"start": self._sum(START), "generation": always + self._sum(GENERATION)}
         if "asking" in self.parts:
@@ -73,7 +77,7 @@ class MemoryPlan:
 
     @property
     def total_mib(self) -> float:
-        """The largest of the moments."""
+        """The largest phase, in MiB."""
         return max(self.moments.values())
 
     def _sum(self, names: Sequence[str]) -> float:
@@ -107,14 +111,13 @@ def plan_memory(
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
-    prompt_tokens: of a long prompt. has_reference: the method needs one, if ``guard.max_kl`` does
-    not. has_critic: it has one, which is taken to be of the policy's size. teacher: the model
-    beside the policy, which is then the reference. libraries_mib: the interpreter with its
-    libraries; None: what this process holds beside the models. num_heldout: problems of an
-    evaluation. asked: how many tokens the teacher is asked about before the first step, and
-    never again, part by part; empty: it stays. lean: what the probe found of the lean way through
-    the layers (`assay.model.probe`).
-    """
+    prompt_tokens: length of a long prompt. has_reference: the method needs a reference model, apart
+    from ``guard.max_kl``. has_critic: the method has a critic, assumed to have the policy's size.
+    teacher: a separate model, which then is also the reference. libraries_mib: memory of the
+    interpreter and its libraries; None: this process's memory without the models. num_heldout:
+    problems of an evaluation. asked: tokens of each file that the teacher scores once, before the
+    first step; empty: the teacher stays loaded. lean: whether the probe accepted the lean path
+    (`assay.model.probe`)."""
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
     trained = _trained(model)
@@ -122,7 +125,8 @@ def plan_memory(
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    if teacher is not None:  # it is the reference
+    # The teacher also serves as the reference.
+    if teacher is not None:
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
     tokens = _tokens_at_once(config, model, prompt_tokens)
@@ -148,17 +152,18 @@ def plan_memory(
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of a model's parameters, shared ones once."""
+    """Return the bytes of a model's parameters. Shared parameters count once."""
     return _bytes(list(model.parameters()))
 
 
 def reference_bytes(model: Any) -> int:
-    """Return what a reference takes: a copy of what is trained."""
+    """Return the bytes of a reference: a copy of the trained parameters."""
     return _bytes(_trained(model))
 
 
 def teacher_bytes(teacher: Any, model: Any) -> int:
-    """Return what a teacher takes on the model's device: its weights, or its head alone."""
+    """Return a teacher's bytes on the model's device: all weights, or the head if it runs
+    elsewhere."""
     if teacher is None:
         return 0
     here = next(model.parameters()).device
@@ -168,7 +173,7 @@ def teacher_bytes(teacher: Any, model: Any) -> int:
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
-    """Return what a critic with layers of its own takes: they are all trained, and have state."""
+    """Return the bytes of a critic with its own layers: all trained, with optimizer state."""
     layers = _critic_layers(model)
     return _bytes(layers) + sum(_state_bytes(config, layers))
 
@@ -182,18 +187,18 @@ def _trained(model: Any) -> list[Any]:
 
 
 def _critic_layers(model: Any) -> list[Any]:
-    """Return the parameters that a critic has a copy of: those below the head, without adapters."""
+    """Return the decoder parameters that a critic copies, without adapters."""
     decoder = decoder_of(model)
     if not hasattr(model, "disable_adapter"):
         return list(decoder.parameters())
-    return [p for p in decoder.parameters() if not p.requires_grad]  # adapters are merged
+    # The critic's copy merges adapters into the base weights.
+    return [p for p in decoder.parameters() if not p.requires_grad]
 
 
 def measure_libraries(model: Any, teacher: Any = None) -> float:
-    """Return what this process holds beside the models' weights, in MiB; 0 where nobody tells.
+    """Return this process's memory without the models' weights, in MiB; 0 if it cannot be measured.
 
-    Once the engine has proved its way through the model all that a run imports is loaded.
-    """
+    The engine's check of its forward pass has then loaded every library that a run imports."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
@@ -201,7 +206,7 @@ def measure_libraries(model: Any, teacher: Any = None) -> float:
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
-    """Return what each part answers to."""
+    """Return the setting that controls each part."""
     micro_batch = f"{config.stage}.max_tokens_per_micro_batch"
     slots = "engine.max_kv_mib, engine.num_slots"
     needs_none = "simpo and orpo need none"
@@ -226,7 +231,7 @@ def _settings(config: TrainConfig) -> dict[str, str]:
 
 
 def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
-    """Return the tokens of a pass: a micro-batch, or a whole step where that has fewer."""
+    """Return the tokens of one forward pass: a micro-batch, or a whole step if that is smaller."""
     stage: Any = getattr(config, config.stage)
     device = next(model.parameters()).device.type
     tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
@@ -240,11 +245,10 @@ def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
 def _asking_bytes(
     config: TrainConfig, model: Any, teacher: Any, tokens: int, asked: Sequence[int]
 ) -> tuple[float, float]:
-    """Return what a teacher's pass takes beside its weights here, and what it takes elsewhere.
+    """Return the bytes of a teacher's forward pass on the model's device, and on the teacher's own.
 
-    The pass keeps nothing of a layer but its result. What is kept of an answer stays until all
-    traces of a file have theirs.
-    """
+    Only the output of each layer is held. Cached results stay in memory until every trace of a file
+    has been scored."""
     if teacher is None:
         return 0.0, 0.0
     shape, one = teacher.config.get_text_config(), next(teacher.parameters())
@@ -265,7 +269,7 @@ def _asking_bytes(
 def _update_parts(
     config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool
 ) -> dict[str, float]:
-    """Return what an update takes beside the gradients."""
+    """Return the bytes of an update by part, without the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
@@ -277,12 +281,14 @@ def _update_parts(
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     heads = getattr(shape, "num_attention_heads", 1)
     scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
-    # of a layer on its way back: four of the MLP's width, three in float32 of the model's
+    # Backward pass of one layer: four tensors of the MLP's width in the weights' dtype, and of the
+    # model's width three in float32 and three in that dtype.
     scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
     scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
     scratch += tokens * layer_bytes if checkpointed else 0
     taught = 0
-    if teacher is not None:  # its logits beside the policy's, and the states that they come from
+    # The teacher's logits and the hidden states they are computed from, next to the policy's.
+    if teacher is not None:
         other = teacher.config.get_text_config()
         taught = at_once * other.vocab_size * size + tokens * other.hidden_size * size
         scratch += 4 * LOGITS_IN_CACHE * FLOAT32
@@ -297,7 +303,7 @@ def _update_parts(
 def _generation_parts(
     config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int
 ) -> dict[str, float]:
-    """Return what a generation takes, and the engine's proof before the first."""
+    """Return the bytes of a generation by part, and of the engine's check before the first one."""
     parameter = next(model.parameters())
     slots = -(-config.engine.slots // ROW_MULTIPLE) * ROW_MULTIPLE
     cache = _empty_cache(model, slots)
@@ -323,7 +329,7 @@ def _generation_parts(
 
 
 def _empty_cache(model: Any, slots: int) -> KeyValues:
-    """Return the cache that the engine will choose, with the shapes of a prompt and no memory."""
+    """Return the cache that the engine will choose, with a prompt's shapes but no memory."""
     try:
         return CompiledForward(model).cache
     except NotLean:
@@ -340,17 +346,18 @@ def _empty_cache(model: Any, slots: int) -> KeyValues:
 
 
 def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
-    """Return what the keys and values of as many slots as fit take, with one prompt on its way."""
+    """Return the key-value bytes of the slots that fit, and of one prompt being prefilled."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)
-    if isinstance(cache, SharedPromptCache):  # copies of prompts are added some at a time
+    # Copies of prompts are allocated in batches of `ROWS_AT_ONCE`.
+    if isinstance(cache, SharedPromptCache):
         copies = max(min(rows, room.num_groups * -(-room.group_size // ROWS_AT_ONCE)), 1)
         tokens += (-copies % min(ROWS_AT_ONCE, copies)) * cache.prompt_tokens(room)
     return (tokens + room.extent.prompt) * cache.bytes_per_token
 
 
 def _packed_bytes(model: Any) -> float:
-    """Return what copies of the linear maps take, where the engine makes them."""
+    """Return the bytes of packed linear weights, if the engine packs them."""
     try:
         return packed_mib(Decoder.of(model)) * MIB
     except NotLean:
@@ -358,7 +365,7 @@ def _packed_bytes(model: Any) -> float:
 
 
 def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]:
-    """Return what is kept beside weights that are not float32, and what the two moments take."""
+    """Return the bytes of the master weights and of the optimizer's two moments."""
     name, halves = config.optimizer.name, config.optimizer.state_dtype == "bfloat16"
     moment = 1 if name == "adamw_8bit" else HALF if halves else FLOAT32
     master = sum(
@@ -370,21 +377,24 @@ def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]
 
 
 def resident_mib() -> float | None:
-    """Return this process's resident memory, what it freed given back first; None if not told."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library
+    """Return this process's resident memory after returning freed memory; None if unknown."""
+    # Only glibc has malloc_trim.
+    with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return _line_mib(Path("/proc/self/status"), "VmRSS:")
 
 
 def children_mib() -> float:
-    """Return what all processes that this one started hold, pages that they share shared out."""
+    """Return the proportional memory of all descendants; a shared page is divided among
+    its users."""
     return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
 def _below(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
+        # The thread has ended.
+        with suppress(OSError):
             found += [int(text) for text in path.read_text(encoding="utf-8").split()]
     return [*found, *(one for child in found for one in _below(child))]
 
@@ -392,6 +402,7 @@ def _below(pid: int) -> list[int]:
 def _line_mib(path: Path, key: str) -> float | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:  # another system, or the process has ended
+    # Not Linux, or the process has ended.
+    except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

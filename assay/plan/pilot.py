@@ -1,4 +1,4 @@
-"""A narrow first run: small enough to be cheap, large enough that its result decides something."""
+"""Propose a pilot: a first run small enough to be cheap, yet large enough to decide something."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SLACK = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """What to do first. config: of a run, as plain values; None: no run comes first.
+    """The proposed first action. config: configuration of a run, as plain values; None: no run
+    first.
 
-    completions, tokens, verifier_seconds: its budgets at the most. minutes: its estimated wall
-    time; None: not known. stop: what ends it. promote: what its result must be to go on at full
-    size.
-    """
+    completions, tokens, verifier_seconds: upper bounds of the budget. minutes: estimated wall time;
+    None: unknown. stop: conditions that end the pilot. promote: results required to continue at
+    full size."""
 
     config: Mapping[str, Any] | None
     do: tuple[str, ...]
@@ -41,7 +41,7 @@ class Pilot:
     promote: tuple[str, ...]
 
     def toml(self) -> str:
-        """Return the run's configuration file; empty where there is none."""
+        """Return the configuration file's text; empty without a run."""
         return tomli_w.dumps(dict(self.config)) if self.config else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Return the pilot of a decision. config: whose model, data and settings are kept."""
+    """Propose the pilot of a decision. config: its model, data and settings are kept."""
     facts, kind = decision.facts, KINDS[decision.name]
     if kind == "first" and decision.name != "train_reward_model":
         return _pilot(decision, None)
@@ -88,10 +88,11 @@ def _pilot(
     minutes: float | None = None,
     **shown: str | None,
 ) -> Pilot:
-    """Return the pilot of a checked configuration, with what the table says of it."""
+    """Validate the configuration and build its pilot from the table's texts."""
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:
-        configuration.build(tree)  # the configuration's own rules accept it
+        # Apply the validation rules of the configuration.
+        configuration.build(tree)
     row = first_row(PILOTS, known, decision.name)
     figures = figures_of(known) | {"four_times": str(4 * facts.max_tokens)} | shown
     do, stop, promote = (
@@ -104,7 +105,7 @@ def _pilot(
 
 
 def detectable(facts: Facts) -> float:
-    """Return the gain on `HELD_OUT` problems that is two standard errors of a difference."""
+    """Return the gain on `HELD_OUT` problems that equals two standard errors of a difference."""
     rate = 0.5 if facts.pass_at_1 is None else min(max(facts.pass_at_1, 0.05), 0.95)
     return 2 * (2 * rate * (1 - rate) / HELD_OUT) ** 0.5
 
@@ -121,7 +122,8 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
     if rl.get("max_group_size") is not None:
         rl["max_group_size"] = max(rl["max_group_size"], siblings)
     seconds = None
-    if facts.seconds_per_step is not None and given is not None:  # by its share of completions
+    # Scale by the share of completions per step.
+    if facts.seconds_per_step is not None and given is not None:
         share = prompts * siblings / (given.num_prompts * given.group_size)
         seconds = facts.seconds_per_step * share
     steps = STEPS
@@ -149,20 +151,22 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
 
 
 def _base(config: TrainConfig | None) -> dict[str, Any]:
-    """Return the user's configuration under another name, without its stage, as plain values."""
+    """Return the user's configuration as plain values, with a new run name and without its
+    stage."""
     if config is None:
         return {
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    others = {*STAGES, "teacher"}  # no recommended stage asks one
+    # No recommended stage uses a teacher.
+    others = {*STAGES, "teacher"}
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})
     return {**tree, "run": {**run, "name": f"{run.get('name', 'run')}-pilot"}}
 
 
 def _sources(config: TrainConfig | None, stage: str) -> list[str]:
-    """Return the rows of the stage, or of the other one that learns from preferences."""
+    """Return the row sources of the stage, or of the other stage that trains on preferences."""
     for name in (stage, *(("preference", "reward_model") if stage != "sft" else ())):
         section = getattr(config, name, None)
         if section is not None:
@@ -171,7 +175,7 @@ def _sources(config: TrainConfig | None, stage: str) -> list[str]:
 
 
 def _bound(tree: dict[str, Any], facts: Facts, minutes: float | None) -> None:
-    """Set a limit in minutes, and a stricter guard."""
+    """Set a limit in minutes, and stricter guard thresholds."""
     most = MINUTES if minutes is None else max(MIN_MINUTES, SLACK * minutes)
     if facts.hours is not None:
         most = min(most, max(MIN_MINUTES, 60 * facts.hours / 2))

@@ -1,4 +1,4 @@
-"""Facts that a person gives: as ``--fact name=value``, or asked for at a terminal."""
+"""Facts from a person: ``--fact name=value`` options, or answers at a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = {field.name: str(field.type) for field in fields(Facts) if field.name !=
 
 
 def read_facts(given: Sequence[str]) -> dict[str, Any]:
-    """Return ``name=value`` pairs as facts; raises UserError for a name or a value that is none."""
+    """Parse ``name=value`` pairs. Raises UserError for an unknown name or an invalid value."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -45,15 +45,15 @@ def _value(name: str, text: str) -> Any:
 
 
 def can_ask() -> bool:
-    """Whether somebody is there to answer."""
+    """Whether standard input and standard error are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
-    """Ask for what decides; a question that may stay open proposes "?", which is "not known".
+    """Ask for the facts that decide. Optional questions propose "?", which means unknown.
 
-    ask: as `typer.prompt`. Only what matters after the answers so far is asked.
-    """
+    ask: a function with the signature of `typer.prompt`. Questions that the earlier answers make
+    irrelevant are skipped."""
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():
         say(f"  {name:<15} {words}")

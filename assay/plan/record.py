@@ -1,8 +1,7 @@
-"""``decision.md``: why this optimizer and reward, what was rejected and why, and how it ended.
+"""``decision.md``: the chosen optimizer and reward, rejected methods with reasons, and the outcome.
 
-The facts stand in it too, as a comment that only this module reads, so that a run started from a
-planned configuration repeats the decision with what was measured.
-"""
+The page also holds the facts, in a comment that only this module reads. A run started from a
+planned configuration therefore decides from the measured facts again."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ PILOT_OF = "# The pilot, by assay plan, of "
 
 
 def chosen_by(config: TrainConfig) -> str:
-    """Return the method's name that a configuration amounts to."""
+    """Return the name of the method that a configuration selects."""
     if config.rl is not None:
         return config.algorithm.name
     if config.preference is not None:
@@ -45,7 +44,7 @@ def decision_text(
     learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page. chosen: what a run does; sections: (heading, text) to add."""
+    """Render the page. chosen: method that the run uses; sections: (heading, text) to append."""
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
     if chosen is not None:
@@ -61,7 +60,8 @@ def decision_text(
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
-    same: dict[tuple[str, str], list[str]] = {}  # a reason is told once, of all it speaks against
+    # Methods that share a reason share one row of the table.
+    same: dict[tuple[str, str], list[str]] = {}
     for one in decision.rejected:
         same.setdefault((one.because, one.source), []).append(f"{one.title} (`{one.name}`)")
     for (because, source), names in same.items():
@@ -79,7 +79,7 @@ def decision_text(
 
 
 def read_facts(path: Path) -> Facts | None:
-    """Return the facts of a page that `decision_text` made; None for anything else."""
+    """Read the facts of a page written by `decision_text`; None for any other file."""
     for line in text_of(path).splitlines():
         if line.startswith(MARK):
             try:
@@ -90,10 +90,9 @@ def read_facts(path: Path) -> Facts | None:
 
 
 def reward_terms(config: TrainConfig) -> dict[str, str]:
-    """Return why each term of the reward is there, and how it could be gamed, as the user says.
+    """Return the user's reason for each term of the reward, and how the term could be gamed.
 
-    Raises ConfigError for a reason of what is no term.
-    """
+    Raises ConfigError for a reason that names no term."""
     expressions = [config.data.verifier, *config.data.verifier_by_tag.values()]
     terms = (term for one in expressions for term in parse_expression(one))
     names = dict.fromkeys(name.partition("@")[0] for term in terms for name in term.names)
@@ -123,12 +122,11 @@ def _key(name: str) -> str:
 def run_decision(
     config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
 ) -> str:
-    """Return the page of a run that begins: by the facts of its plan, or by its own.
+    """Render the page of a starting run, from the facts of its plan or else from its configuration.
 
-    Its plan is the page beside its file that was made of this file, or of the one whose pilot it
-    is, and that is of the same reward, or recommended the stage that is run. The configuration's
-    own values stand over what was planned.
-    """
+    The plan is the page next to the configuration file. It must belong to this file, or to the file
+    whose pilot this is. It must also have the same reward, or recommend the run's stage. Values of
+    the configuration replace planned values."""
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
@@ -151,17 +149,16 @@ def run_decision(
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Return the facts of a configuration file's plan, or of the file's whose pilot it is."""
+    """Read the planned facts of a configuration file, or of the file whose pilot it is."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
     return read_facts(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a page; one that is not ours, or that is another configuration's, is left alone.
+    """Write a page, unless the file belongs to someone else or to another configuration.
 
-    Raises UserError.
-    """
+    Raises UserError."""
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):
         whose = "a file that assay plan did not write" if found is None else f"that of {found}"
@@ -175,7 +172,7 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
 
 
 def owner(text: str) -> str | None:
-    """Return what a page or a pilot that was written here is of; None for any other text."""
+    """Return the configuration name in a page or a pilot; None for a text not written here."""
     first = text.partition("\n")[0]
     if first.startswith(PILOT_OF):
         return first.removeprefix(PILOT_OF)
@@ -183,7 +180,7 @@ def owner(text: str) -> str | None:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text; nothing where it has none that can be read."""
+    """Return a file's text; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Seconds of a step, from what a prompt token, a decoding step and a learned token take."""
+"""Estimate the seconds of a step from the seconds of its units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from assay.config import TrainConfig
 
 FORWARD_SHARE = 1 / 3
-"""What the forward pass takes of both; groups without gradient get no other."""
+"""The forward pass as a share of forward and backward. A group without gradient needs no more."""
 DRAWS = 20
 
 
@@ -20,9 +20,8 @@ DRAWS = 20
 class StepSeconds:
     """Estimated seconds of one step, part by part.
 
-    teacher: its pass in each step. once: all passes before the first step, a teacher's or the
-    reference's, which are no part of one.
-    """
+    teacher: the teacher's forward pass in each step. once: all forward passes of a teacher or a
+    reference before the first step; not part of the total."""
 
     generation: float
     verification: float
@@ -32,7 +31,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """Seconds of one step."""
         return self.generation + self.verification + self.update + self.teacher
 
     def as_dict(self) -> dict[str, float]:
@@ -50,11 +49,11 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True)
 class UnitSeconds:
-    """What was measured, in seconds.
+    """Measured unit times, in seconds.
 
-    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
-    and a token in it. Of a pass of a teacher or the reference: a token.
-    """
+    begin, prompt_token, decode: start of a generation, one prompt token, one decoding step of all
+    slots. update_fixed, update_token: the fixed part of an update, and one token in it.
+    teacher_token: one token in the forward pass of a teacher or a reference."""
 
     begin: float
     prompt_token: float
@@ -66,13 +65,12 @@ class UnitSeconds:
 
 @dataclass(frozen=True, slots=True)
 class GivenWork:
-    """What a stage does that learns from given rows.
+    """Work of a stage that trains on rows of a data set.
 
-    num_steps: of the run. step_tokens: of a mean step, through the model and back, a prompt as
-    often as the layout repeats it. scored: that the reference goes through before the first step.
-    prompt, completion, siblings: of a typical row, which a calibration is made of. shares: prompts
-    go through once a row, however many completions it has.
-    """
+    num_steps: steps of the run. step_tokens: tokens of a mean step in the forward and backward
+    pass; a prompt counts as often as the layout repeats it. scored: tokens that the reference
+    scores before the first step. prompt, completion, siblings: sizes of a typical row, used for
+    calibration. shares: a prompt is computed once for all completions of its row."""
 
     num_steps: int
     step_tokens: float
@@ -84,7 +82,7 @@ class GivenWork:
 
 
 def estimate_work(work: GivenWork, measured: UnitSeconds) -> StepSeconds:
-    """Return the seconds of a mean step of given rows."""
+    """Estimate the seconds of a mean step on rows of a data set."""
     update = measured.update_fixed + work.step_tokens * measured.update_token
     return StepSeconds(0.0, 0.0, update, once=work.scored * measured.teacher_token)
 
@@ -98,11 +96,11 @@ def estimate_sampled(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Return the seconds of a step that samples what it learns from (`decoding_steps` of it).
+    """Estimate the seconds of a step that samples its completions (see `decoding_steps`).
 
-    lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
-    gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
-    """
+    lengths: of sampled completions; empty: all have the maximum length. mixed_share: share of
+    groups that carry gradient; None: all. Scoring by the reference, the old policy or a critic is
+    part of the update."""
     assert config.drawing is not None
     prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
@@ -126,9 +124,9 @@ def estimate_sampled(
 
 
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
-    """Return the expected steps until so many completions end, of lengths like these.
+    """Estimate the decoding steps until all completions end, with lengths drawn from ``lengths``.
 
-    Each slot takes up the next completion as one ends; the mean of `DRAWS` such generations.
+    A free slot takes the next completion. The result is the mean of `DRAWS` simulated generations.
     """
     rng = np.random.default_rng(0)
     ends: list[int] = []
@@ -143,11 +141,10 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
 def estimate_given(
     config: TrainConfig, measured: UnitSeconds, row_tokens: float, asked: int = 0
 ) -> StepSeconds:
-    """Return the seconds of a step that learns from given tokens.
+    """Estimate the seconds of a step that trains on tokens of a data set.
 
-    row_tokens: a learned token's prompt tokens. asked: learned tokens that the teacher is asked
-    about before the first step, and never again; 0: it is asked in each step.
-    """
+    row_tokens: prompt tokens per learned token. asked: learned tokens that the teacher scores once,
+    before the first step; 0: it scores every step."""
     settings = config.sft or config.distill or config.pretrain
     assert settings is not None
     tokens = settings.tokens_per_step * (1 + row_tokens)

@@ -1,4 +1,4 @@
-"""How `methods.toml` is read: its rows, its conditions, and its texts with their figures."""
+"""Read `methods.toml`: its rows, its conditions, and its texts with figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS: Mapping[str, float] = _TABLE["limits"]
 REWARDS: Mapping[str, Sequence[str]] = _TABLE["rewards"]
 QUESTIONS: Sequence[Mapping[str, str]] = _TABLE["question"]
 KINDS: Mapping[str, str] = {m: kind for kind, of_it in _TABLE["methods"].items() for m in of_it}
-"""Of each method its kind: first, supervised, preference or online."""
+"""Kind of each method: first, supervised, preference or online."""
 TITLES: Mapping[str, str] = {m: of_it[m] for of_it in _TABLE["methods"].values() for m in of_it}
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -29,7 +29,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """A row of the table, of one method. key, value: of a setting."""
+    """A row of the table for one method. key, value: of a setting."""
 
     method: str
     when: str = ""
@@ -44,7 +44,7 @@ class MethodRow:
 
 
 def _rows(name: str) -> tuple[MethodRow, ...]:
-    """Return a table's rows, one for each method that a row is of."""
+    """Expand a table into one row for each method that it names."""
     found: list[MethodRow] = []
     for row in _TABLE[name]:
         for method in row.pop("methods"):
@@ -57,7 +57,7 @@ RULES, OBJECTIONS, SETTINGS, PILOTS = map(_rows, ("for", "against", "set", "pilo
 
 
 def known_of(facts: Facts) -> dict[str, Any]:
-    """Return the facts and what follows from them, by the names that conditions and texts use."""
+    """Return the facts and values derived from them, under the names of the table's conditions."""
     attempts, success = 1, facts.pass_at_1
     if facts.pass_at_k is not None and facts.num_samples > 1:
         attempts, success = facts.num_samples, facts.pass_at_k
@@ -95,7 +95,7 @@ def known_of(facts: Facts) -> dict[str, Any]:
 
 
 def reason_of(rule: str, facts: Facts) -> str | None:
-    """Return in words why a rule by this name applies to the facts; None where it does not."""
+    """Return the reason of the named rule if its condition holds, else None."""
     known = known_of(facts)
     row = next(row for row in RULES if row.rule == rule)
     return told(row.because, figures_of(known)) if holds(row.when, known) else None
@@ -104,12 +104,12 @@ def reason_of(rule: str, facts: Facts) -> str | None:
 def first_row(
     rows: Sequence[MethodRow], known: Mapping[str, Any], method: str | None = None
 ) -> MethodRow:
-    """Return the first row whose condition holds, of a method or of any."""
+    """Return the first row whose condition holds, for one method or for any."""
     return next(row for row in rows if method in (None, row.method) and holds(row.when, known))
 
 
 def holds(when: str, known: Mapping[str, Any]) -> bool:
-    """Whether all comparisons of a condition hold; one with a fact that is not known does not."""
+    """Whether all comparisons of a condition hold. A comparison with an unknown fact does not."""
     return not when or all(_compare(one.split(), known) for one in when.split(" and "))
 
 
@@ -132,7 +132,7 @@ def _compare(words: Sequence[str], known: Mapping[str, Any]) -> bool:
 
 
 def told(text: str, figures: Mapping[str, str | None]) -> str:
-    """Return a text with its figures filled in. [a|b]: the first part of which all are known."""
+    """Fill the figures into a text. [a|b]: the first alternative whose figures are all known."""
 
     def choose(option: re.Match[str]) -> str:
         for part in option[1].split("|"):
@@ -144,14 +144,15 @@ def told(text: str, figures: Mapping[str, str | None]) -> str:
 
 
 def figures_of(known: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what is known, and the limits, as text; None: not known."""
+    """Format the facts and the limits as text; None for an unknown value."""
     found = {name: _shown(name, value) for name, value in known.items()}
     shares = {name: percent(limit) for name, limit in LIMITS.items() if limit < 1}
     return {**{name: number(limit) for name, limit in LIMITS.items()}, **shares, **found}
 
 
 def _shown(name: str, value: Any) -> str | None:
-    if value is None or (name in ("reference_mib", "critic_mib") and not value):  # not measured
+    # A size of 0 means that it was not measured.
+    if value is None or (name in ("reference_mib", "critic_mib") and not value):
         return None
     if name == "reward":
         return REWARDS[value][0]
@@ -163,12 +164,12 @@ def _shown(name: str, value: Any) -> str | None:
 
 
 def percent(share: float) -> str:
-    """Return a share, with a decimal near either end."""
+    """Format a share as a percentage, with one decimal near 0 and near 1."""
     return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
 
 
 def number(value: Any) -> str:
-    """Return a number with four digits, of a large one all before the point."""
+    """Format a number with four significant digits, and a large one as an integer."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Facts that a configuration's model, problems and verifier tell, once they are opened."""
+"""Measure the facts of a configuration's model, problems and verifier, with a session open."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     Judged = list[tuple[Group, Sequence[Verdict]]]
 
 MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
-MEASURED_DRAW = -2  # the number of the draw: no curriculum's
+# No curriculum uses a negative draw number, so the random numbers differ from every training draw.
+MEASURED_DRAW = -2
 SELF_TEST_ROWS = 40
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-LOOKED_AT = 64  # prompts, for their lengths
+# Number of prompts whose lengths are read.
+LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A configuration's estimated memory, and seconds of a step; None: of a stage not timed.
+    """Estimated memory and step seconds of a configuration. seconds: None for a stage not timed.
 
-    num_steps: of the whole run, where the stage is timed.
-    """
+    num_steps: steps of the whole run, if the stage is timed."""
 
     memory: MemoryPlan
     seconds: StepSeconds | None
@@ -47,7 +48,7 @@ class Measured:
 
     @property
     def minutes(self) -> float | None:
-        """The steps of the whole run, without evaluations."""
+        """Minutes of all steps of the run, without evaluations."""
         if self.seconds is None or self.num_steps is None:
             return None
         return (self.num_steps * self.seconds.total + self.seconds.once) / 60
@@ -75,9 +76,9 @@ class Measured:
 def measure(
     config: TrainConfig, num_problems: int, say: Callable[[str], None]
 ) -> tuple[Facts, Measured]:
-    """Open what a configuration names and measure it.
+    """Open the parts of a configuration and measure them.
 
-    Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
+    Problems are sampled at the training temperature. Raises UserError if a part cannot be opened.
     """
     from assay.session.assemble import Problems, fit_problems, open_session, open_verifiers
     from assay.training.api import kind_of, settled
@@ -115,7 +116,7 @@ def measure(
 
 
 def sample_problems(session: Session, problems: Sequence[Problem], count: int) -> Judged:
-    """Sample the first problems and judge what comes."""
+    """Sample the first problems and judge the completions."""
     from assay.session.evaluate import evaluate
 
     groups: Judged = []
@@ -132,7 +133,7 @@ def sample_problems(session: Session, problems: Sequence[Problem], count: int) -
 
 
 def facts_of_groups(groups: Judged) -> dict[str, Any]:
-    """Return what judged completions of the base model tell."""
+    """Compute facts from judged completions of the base model."""
     completions = [one for group, _ in groups for one in group.completions]
     verdicts = [one for _, of_it in groups for one in of_it]
     lengths = [len(one.tokens) for one in completions]
@@ -155,7 +156,7 @@ def facts_of_groups(groups: Judged) -> dict[str, Any]:
 
 
 def try_verifier(expression: str, seed: int) -> dict[str, Any]:
-    """Return what self-test and red team say of a built-in verifier; nothing of a user's own."""
+    """Run the self-test and the red team on a built-in verifier; empty for a user's verifier."""
     name = parse_expression(expression)[0].names[0].partition("@")[0]
     if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:
         return {}
@@ -175,7 +176,8 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
                 found["false_rejects"] = min(1.0, len(test.false_rejects) / num_right)
         try:
             team = red_team(name, service=service)
-        except VerifierError:  # it has no suite
+        # The verifier has no attack suite.
+        except VerifierError:
             return found
     return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
 
@@ -189,11 +191,10 @@ def measure_machine(
     lengths: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Measured]:
-    """Return the facts of the loaded model, and what a configuration takes with it.
+    """Measure the loaded model; return its facts, and the memory and seconds of the configuration.
 
-    lengths: of sampled completions. The model learns from a few made-up completions, and is of no
-    use afterwards.
-    """
+    lengths: of sampled completions. The measurement trains the model on a few synthetic
+    completions, so the model must not be used afterwards."""
     import torch
 
     from assay.plan.measured.seconds import mean_lengths, time_given, time_pairs, time_sampled

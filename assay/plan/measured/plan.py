@@ -1,4 +1,4 @@
-"""`assay plan`: from facts to a recommendation, a pilot, memory and time."""
+"""``assay plan``: facts, a recommendation, a pilot, and estimates of memory and time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ PILOT_FILE = "pilot.toml"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A recommendation, the pilot that tries it, and what the configured run takes.
+    """A recommendation, its pilot, and the estimates of the configured run.
 
-    measured: a `Measured`, or None. files: what was written. chosen: what the configuration says
-    now. terms: what it says of each term of the reward.
-    """
+    measured: a `Measured`, or None. files: files written. chosen: method of the configuration.
+    terms: the configuration's reason for each term of the reward."""
 
     decision: Decision
     pilot: Pilot
@@ -95,11 +94,10 @@ def plan(
     ask: Callable[..., Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Recommend a method for a configuration, or for given or asked facts; write ``decision.md``.
+    """Recommend a method for a configuration or for stated facts, and write ``decision.md``.
 
-    num_problems: how many to measure with; 0: none; None: a few where the model is a folder that is
-    there. given: facts as ``name=value``, which stand over what is measured. Raises UserError.
-    """
+    num_problems: how many to sample; 0: none; None: a default number if the model is a local
+    folder. given: facts as ``name=value``, which replace measured facts. Raises UserError."""
     told = read_facts(given)
     settings, measured = None, None
     if config is not None:
@@ -139,9 +137,9 @@ def _write(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, ...]:
-    """Write the page, and the pilot's configuration beside it; return their paths."""
+    """Write the page and the pilot's configuration; return their paths."""
     page = out or (config.parent if config is not None else Path()) / FILE
-    # a file's name may hold a line break, which would end the comment and go on as TOML
+    # A file name may contain a line break, which would end the comment and continue as TOML.
     title = one_line(config.name) if config is not None else "a plan"
     sections = [("Pilot", str(found.pilot))]
     toml = found.pilot.toml()
@@ -161,5 +159,6 @@ def _write(
         write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
         return page, pilot
     if owner(text_of(pilot)) == title:
-        remove_file(pilot)  # an earlier plan's, of the same name: this one has none
+        # Left by an earlier plan of the same configuration; the new plan has no pilot.
+        remove_file(pilot)
     return (page,)

@@ -1,9 +1,8 @@
-"""Seconds of a step, from a small calibration on this machine with this model.
+"""Seconds of a step, from a short calibration of this model on this machine.
 
-A generation is one prompt at a time and then steps of all slots together, each of one cost. An
-update is linear in its tokens, with a part (the optimizer's) that does not grow. Two short
-generations and two small updates say both.
-"""
+A generation prefills one prompt at a time, then takes decoding steps of all slots at equal cost. An
+update is linear in its tokens, plus a constant part (the optimizer). Two short generations and two
+small updates determine these costs."""
 
 from __future__ import annotations
 
@@ -35,13 +34,17 @@ if TYPE_CHECKING:
 
 DECODED_STEPS = 8
 MEASURED_DRAW = -3
-SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
-ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
-LOOKED_AT = 64  # traces, for their lengths
-TRACE_LENGTHS = (64, 64)  # of a prompt and a completion, where no row says
+# Tokens of a prompt and of a completion in the smaller update.
+SHORT = 32
+# Minimum tokens of the larger update, and maximum tokens of one group's completions.
+ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048
+# Number of traces whose lengths are read.
+LOOKED_AT = 64
+# Default tokens of a prompt and a completion, if no row has a length.
+TRACE_LENGTHS = (64, 64)
 
 Learn = Callable[[Sequence[Group]], Any]
-"""What makes one update from groups."""
+"""A function that makes one update from groups."""
 
 
 def time_sampled(
@@ -52,7 +55,7 @@ def time_sampled(
     lengths: Sequence[int],
     teacher: AnyTeacher | None = None,
 ) -> StepSeconds:
-    """Time a learner that makes one update from made-up groups. teacher: who is asked, too."""
+    """Time a learner on one update from synthetic groups. teacher: queried too, if there is one."""
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
     from assay.session.assemble import choose_algorithm, choose_layout, make_learner, make_passes
@@ -86,7 +89,7 @@ def time_sampled(
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
-    """Return the mean tokens of the first rows' prompts, and of what is learned of them."""
+    """Return the mean tokens of the first rows' prompts and of their learned parts."""
     columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     return prompt, completion
@@ -99,11 +102,10 @@ def time_given(
     teacher: AnyTeacher | None = None,
     asked: int = 0,
 ) -> StepSeconds:
-    """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on made-up rows of its rows'
+    """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows of the data's
     mean length.
 
-    teacher, asked: as of `estimate_given`.
-    """
+    teacher, asked: see `estimate_given`."""
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
     from assay.model.probe import prove_lean
@@ -132,8 +134,8 @@ def time_given(
 
 
 def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
-    """Time a learner of given pairs on made-up ones of their median length, and their scoring by
-    the policy at the start."""
+    """Time a learner of preference pairs on synthetic pairs of the median length, and the policy's
+    scoring of the pairs before the first step."""
     import torch
 
     from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
@@ -158,21 +160,22 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
     measured = measure_units(session, (), *sizes, learn, work.siblings)
     _, scoring = _time_update(score, *sizes, work.siblings)
     once, all_rows = work.prompt, work.siblings * (work.prompt + work.completion)
-    # a calibration counts a prompt once, also where each completion has its own
+    # The calibration counts a prompt once, even if each completion has its own copy.
     share = 1.0 if work.shares else (once + work.siblings * work.completion) / all_rows
     token = share * measured.update_token
     return estimate_work(work, replace(measured, update_token=token, teacher_token=share * scoring))
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Return a batch of groups that are all learned from."""
+    """Pack groups into one batch, all of it learned from."""
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
 
 
 def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
-    """Return what asks a teacher about groups, as a run does; None where there is none."""
+    """Return a function that queries the teacher about groups as a run does; None without a
+    teacher."""
     from assay.learn.spans import SpanTeacher
 
     if teacher is None:
@@ -194,7 +197,7 @@ def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn
 
 
 def _kept(session: Session, batch: Batch) -> KeptTeacher:
-    """Return what might have been kept of a batch."""
+    """Return synthetic cached teacher logits for a batch."""
     import torch
 
     from assay.session.teachers import divergence_of
@@ -210,7 +213,7 @@ def _kept(session: Session, batch: Batch) -> KeptTeacher:
 
 
 def _lengths(session: Session) -> list[list[int]]:
-    """Return the tokens of the first rows' prompts, and of what is learned of them."""
+    """Return the tokens of the first rows' prompts and of their learned parts."""
     from assay.data.documents import load_documents
     from assay.data.traces import load_traces
     from assay.training.pretrain import Pieces, longest_piece
@@ -235,10 +238,9 @@ def measure_units(
     group_size: int,
     ask: Learn | None = None,
 ) -> UnitSeconds:
-    """Measure on the loaded model; without problems nothing is generated.
+    """Measure unit times on the loaded model; without problems, generation is not measured.
 
-    ask: what asks the teacher alone, which ``learn`` does too.
-    """
+    ask: a function that only queries the teacher, which ``learn`` does too."""
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
@@ -247,7 +249,8 @@ def measure_units(
 
 
 def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[float, float, float]:
-    """Return seconds of a begin, of a prompt token and of a decoding step, all slots full."""
+    """Return the seconds of a start, of a prompt token and of a decoding step with all
+    slots full."""
     slots, sampling = session.config.engine.slots, session.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
     count = min(len(problems), -(-slots // group_size))
@@ -255,7 +258,8 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
     most = min(DECODED_STEPS, sampling.max_tokens)
     sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
     found = (0.0, 0.0, 0.0)
-    for _ in range(2):  # the first meets shapes that no kernel has been made for
+    # The first generation compiles kernels for new shapes, so only the second one counts.
+    for _ in range(2):
         started = time.perf_counter()
         session.generator.generate(chosen, sampling, group_size)
         seconds, stats = time.perf_counter() - started, session.generator.stats
@@ -264,19 +268,18 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    session.generator.sleep()  # an update needs the memory, as in a run
+    # The update needs the generator's memory, as in a run.
+    session.generator.sleep()
     return found
 
 
 def _time_update(
     learn: Learn, prompt_tokens: int, completion_tokens: int, group_size: int
 ) -> tuple[float, float]:
-    """Return an update's fixed seconds, and those of a token, from two small ones.
+    """Return an update's constant seconds and its seconds per token, from two small updates.
 
-    A prompt counts once a group, so that groups are of the size that will be learned from, or,
-    where that is much, of as many siblings as give `MOST_TOKENS`. The smaller update has shorter
-    rows.
-    """
+    A prompt counts once per group, so the groups have the size of the training groups, reduced to
+    about `MOST_TOKENS` tokens if that is larger. The smaller update has shorter rows."""
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
     count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
@@ -289,7 +292,8 @@ def _time_update(
         seconds.append(time.perf_counter() - started)
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
-    if not 0 < slope < seconds[1] / many:  # a clock that was disturbed
+    # The slope is implausible: other load disturbed the clock.
+    if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope
 
@@ -300,13 +304,14 @@ def _num_tokens(groups: Sequence[Group]) -> int:
 
 
 def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
-    """Return made-up groups, of a token that any model has."""
+    """Return synthetic groups whose text, spaces, exists in any vocabulary."""
     problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
     made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
     return made_up.generate(problems, SamplingConfig(), siblings)
 
 
 def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
-    """Return verdicts of which every other is right, so that each group carries gradient."""
+    """Return verdicts that alternate between wrong and right, so that each group carries
+    gradient."""
     one = [Verdict.of_score(score, "calibration@1") for score in (0.0, 1.0)]
     return [[one[n % 2] for n in range(len(group.completions))] for group in groups]
