@@ -96,10 +96,10 @@ def readme_row() -> str:
     total: Counter[str] = sum((counts(*one) for one in every.values()), Counter())
     seeds = sum("seeds" in {run.kind for run in runs} for _, runs in every.values())
     return (
-        f"{len(every)} studies tested {total.total()} claims with a small model, each with eight"
-        f" seeds, twice: {total['reproduced']} were reproduced, {total['not reproduced']} were not,"
-        f" {total['undecided']} are undecided. In {seeds} of them the second run has other seeds,"
-        f" in {len(every) - seeds} the same seeds with other rounding"
+        f"With a small model and eight seeds, {len(every)} studies tested {total.total()} claims"
+        f" twice: {total['reproduced']} were reproduced, {total['not reproduced']} were not, and"
+        f" {total['undecided']} are inconclusive (second run: other seeds in {seeds} of the"
+        f" studies, the same seeds with other rounding in {len(every) - seeds})."
     )
 
 
