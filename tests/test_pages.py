@@ -16,6 +16,7 @@ import typer.main
 
 from assay import config
 from assay.cli.command import app
+from assay.cli.console import MOVED
 from assay.recipes.file import read_recipe
 from assay.scale.route_config import RouteConfig
 
@@ -29,6 +30,16 @@ FENCE = re.compile(r"^(`{3,}|~{3,})(\w*)[^\n]*\n(.*?)^\1[ ]*$", re.MULTILINE | r
 CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 PLACEHOLDERS = {"COMMAND"}
+SOURCES = [
+    *(path for path in PAGES if path.name != "CHANGELOG.md"),
+    *(path for folder in ("assay", "bench", "tools") for path in (ROOT / folder).rglob("*.py")),
+    *(ROOT / "changes").glob("+*.md"),
+]
+OWN_FILE = re.compile(r"`((?:assay|tests|bench|studies|tools|docs|examples)/[\w/.*-]+)`")
+# Names of one word as `drift` are words of a text too: there only after `assay`.
+OLD_COMMAND = re.compile(
+    rf"\bassay (?:{'|'.join(MOVED)})\b(?!-)|(?<!\w)(?:{'|'.join(n for n in MOVED if '-' in n)})\b"
+)
 
 
 def names(pages: list[Path]) -> list[str]:
@@ -37,6 +48,31 @@ def names(pages: list[Path]) -> list[str]:
 
 def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
+
+
+def test_every_file_that_a_text_names_is_there() -> None:
+    missing = [
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in SOURCES
+        for name in OWN_FILE.findall(read(source))
+        if not any(ROOT.glob(name.rstrip("/"))) and "NAME" not in name
+    ]
+    assert not missing
+
+
+def test_no_text_names_a_command_by_its_earlier_name() -> None:
+    table = ROOT / "assay" / "cli" / "console.py"
+    stale = [
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in SOURCES
+        if source != table
+        for name in OLD_COMMAND.findall(read(source))
+    ]
+    assert not stale
+    assert OLD_COMMAND.findall("`assay report RUN`, `compare-runs`, `assay run drift`") == [
+        "assay report",
+        "compare-runs",
+    ]
 
 
 @cache

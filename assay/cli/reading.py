@@ -75,7 +75,7 @@ def runs(
     ] = None,
     directory: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     side_by_side: Annotated[
-        bool, typer.Option("--compare", help="Compare what was found: as compare-runs.")
+        bool, typer.Option("--compare", help="Compare what was found: as assay run compare.")
     ] = False,
     as_json: Json = False,
 ) -> None:

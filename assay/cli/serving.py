@@ -61,7 +61,7 @@ def serve_verifiers(
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
-            run_server(VerifierServer(service, token, max_waiting), listening, "serve-verifiers")
+            run_server(VerifierServer(service, token, max_waiting), listening, "verifier serve")
 
 
 @model_commands.command()
@@ -86,4 +86,4 @@ def route(
         listening = stack.enter_context(bind(host, port, token))
         say(f"by {settings.route.by}: {address_of(listening)}/v1")
         with suppress(KeyboardInterrupt):
-            run_server(RouteServer(settings, judge, token), listening, "route")
+            run_server(RouteServer(settings, judge, token), listening, "model route")

@@ -109,7 +109,7 @@ def self_test(
     for name in names or ():
         if name not in labelled_names():
             raise VerifierError(
-                f"--self-test: found {name!r}; accepted: {', '.join(labelled_names())}"
+                f"assay verifier self-test: found {name!r}; accepted: {', '.join(labelled_names())}"
             )
     with ExitStack() as stack:
         if service is None:
