@@ -3,7 +3,8 @@
 Each function proves first that it may: a removed folder has a name that only temporary folders of
 Assay have, or a list of its content that Assay wrote; what is moved never lands on another file; a
 name that was read from a file names one entry of one folder. `tests/host/test_removal.py` finds
-every other call. (`assay/verify/sandbox/isolation.py` runs without the package, and removes its own.)
+every other call. (`assay/verify/sandbox/isolation.py` runs without the package, and removes its
+own.)
 """
 
 from __future__ import annotations

@@ -409,7 +409,9 @@ def test_a_verifier_that_misjudges_its_own_labels_is_not_trained_with(
     rows = [{"id": "planted", "answer": "1", "completion": "1", "expected": "failed"}]
     monkeypatch.setattr("assay.verify.selftest.labelled_rows", lambda name: iter(rows))
     monkeypatch.setattr("assay.session.stage._TESTED", {})
-    with pytest.raises(VerifierError, match=r"1 false accepts \(planted\).*assay verifier self-test --verifier"):
+    with pytest.raises(
+        VerifierError, match=r"1 false accepts \(planted\).*assay verifier self-test --verifier"
+    ):
         train(world.tree(data={"verifier": "math"}), quiet=True)
 
 
