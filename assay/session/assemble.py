@@ -1,4 +1,4 @@
-"""From a configuration to its parts: model, renderer, generator, verifiers, problems, learner."""
+"""Build the parts of a run from its configuration: model, renderer, generator, verifiers, data."""
 
 from __future__ import annotations
 
@@ -43,34 +43,35 @@ from assay.verify.service import VerifierService
 
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
-GIVE_UP_AFTER = 16  # completions that a reward may fail on, where only evaluations sample
+# Failed completions before a reward is given up, in commands where only evaluations sample.
+GIVE_UP_AFTER = 16
 
 
 @dataclass(frozen=True)
 class Session:
-    """What every command that samples and judges needs."""
+    """The open parts that sampling and judging need. actors: remote samplers, if configured."""
 
     config: TrainConfig
     loaded: LoadedModel
     renderer: PromptRenderer
     generator: Engine
     verifiers: VerifierService
-    actors: Actors | None = None  # what samples in the generator's place
+    actors: Actors | None = None
 
     @property
     def sampler(self) -> Engine | Actors:
-        """What a run samples by."""
+        """The generator of this run: the actors if there are any, else the local engine."""
         return self.actors or self.generator
 
 
 def open_verifiers(
     config: TrainConfig, stack: ExitStack, *, actors: bool = False
 ) -> VerifierService:
-    """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
+    """Start the verifiers, which check every row before a model is loaded; ``stack`` closes them.
 
-    Workers, and the cluster of actors, start first of all: they load while the model does. actors:
-    use those that the configuration has; a command that only samples has no use for them, and one
-    that opens the teacher has (`ScaleConfig.teacher_actors`).
+    Workers and the actor cluster start first, so that they load while the model loads. actors: use
+    the configured actors. Commands that only sample leave them out; commands that open the teacher
+    need them (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
@@ -101,7 +102,7 @@ def set_threads(config: TrainConfig) -> None:
 
 
 def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
-    """Load the model and start the engine beside verifiers that are open already."""
+    """Load the model and create the engine, with verifiers that are already open."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
@@ -133,20 +134,20 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
 
 
 def warn_of_slow_type(loaded: LoadedModel) -> None:
-    """Warn where the model's type is slower here than float32; the choice is the user's."""
+    """Warn if the model's dtype is slower than float32 on this device; the dtype is kept."""
     if line := slow_type(loaded.dtype, loaded.device):
         warn(line)
 
 
 def show_sampling(session: Session, stack: ExitStack, quiet: bool) -> SamplingWatch:
-    """Show on standard error how far the generator is, until ``stack`` closes."""
+    """Show the generator's progress on standard error until ``stack`` closes."""
     progress = stack.enter_context(closing(Progress("", quiet=quiet)))
     session.generator.watch = progress.sampling
     return progress.sampling
 
 
 def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
-    """Return the configuration with engine slots; by default one for each of ``completions``."""
+    """Return the configuration with engine slots; default: one slot per completion."""
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type == "cuda"
@@ -156,7 +157,7 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
 
 
 def fixed_words(session: Session) -> list[str]:
-    """Return what stays as it is so that a run can be repeated, and what idle slots cost it."""
+    """Describe the settings that reproducibility fixes, and the cost of idle slots."""
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     told = [
@@ -176,10 +177,7 @@ def fixed_words(session: Session) -> list[str]:
 
 
 def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the verifiers' options; learned ones use the run's device and know its tokenizer.
-
-    What the options say themselves stands.
-    """
+    """Return the options; learned verifiers default to the run's device and tokenizer."""
     found = {name: dict(options) for name, options in config.verification.options.items()}
     for name in {"reward_model", "process_reward_model"} & found.keys():
         if config.run.device is not None:
@@ -191,12 +189,12 @@ def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def samples(config: TrainConfig) -> bool:
-    """Return whether a run samples from its model at all."""
+    """Whether a run samples from its model."""
     return config.rl is not None or bool(config.data.train or config.data.heldout)
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
-    """Return the longest prompt: as configured, or what the context leaves beside a completion."""
+    """Return the longest allowed prompt: the configured limit or the context less a completion."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.sampling.max_tokens
@@ -213,7 +211,7 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
 
 @dataclass(frozen=True)
 class Problems:
-    """Both sets, checked against each other. notes: one line a finding."""
+    """Training and held-out problems, checked for overlap. notes: one line per finding."""
 
     train: ProblemSet
     heldout: Sequence[Problem]
@@ -225,9 +223,9 @@ def read_problems(
     verifiers: VerifierService,
     check: Callable[[Problem], None] | None = None,
 ) -> Problems:
-    """Open the training and held-out problems; raises DataError for rows and sets that are wrong.
+    """Open the training and held-out problems; raises DataError for invalid rows or overlap.
 
-    No model is needed for that. check: of training problems, where it is not the verifiers' own.
+    Needs no model. check: validates training problems; default: the verifiers' own check.
     """
     data = config.data
     judged = check or _training_check(config, verifiers)
@@ -250,7 +248,7 @@ def read_problems(
 
 
 def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curriculum:
-    """Return what draws a run's problems, at its first draw."""
+    """Return the curriculum of a run, before its first draw."""
     stage, settings = config.drawing, config.curriculum
     assert stage is not None
     facts = FactReader(settings).read(problems)
@@ -259,7 +257,7 @@ def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curricu
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return what a training problem must pass: it is judged, and no part of that is dropped."""
+    """Return the check of training problems: the verifiers' own, plus one for step credit."""
     if config.rl is None or choose_algorithm(config).credit != "steps":
         return verifiers.check_problem
 
@@ -272,10 +270,10 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 
 
 def dropped_parts(expression: str) -> tuple[str, str] | None:
-    """Return what is accepted, and a remedy, where credit by steps drops a part; None: it does not.
+    """Return (accepted, remedy) if credit by steps would ignore a part of a reward sum, else None.
 
-    Steps are compared with the steps of the group and completions with completions, so that a
-    score of one and a part of the other have no sum that a baseline fits.
+    Step credit compares steps with the group's steps; completion rewards compare completions. No
+    single baseline fits the sum of a step score and a completion score.
     """
     if all(term.weight == 0 for term in parse_expression(expression)[1:]):
         return None
@@ -288,10 +286,10 @@ def dropped_parts(expression: str) -> tuple[str, str] | None:
 def read_heldout(
     config: TrainConfig, verifiers: VerifierService, tags: TagWatch | None = None
 ) -> Sequence[Problem]:
-    """Open the held-out problems that evaluations use; an empty list where there are none.
+    """Open the held-out problems for evaluations; returns an empty list if none are configured.
 
-    tags: those that training rows have; a tag of ``verifier_by_tag`` that is not among them all is
-    warned of.
+    tags: tags of the training rows. Warns of each tag of ``verifier_by_tag`` that neither the
+    training nor the held-out rows have.
     """
     data, tags = config.data, tags or TagWatch(config)
     if not data.heldout:
@@ -317,7 +315,7 @@ def read_heldout(
 def _try_rewards(
     config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
 ) -> list[str]:
-    """Try the users' rewards; print warnings now, while nothing is loaded, and return the rest."""
+    """Try the user's rewards on the rows; print warnings at once and return the other lines."""
     seconds = config.verification.trial_seconds
     told = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
     for line in told:
@@ -327,7 +325,7 @@ def _try_rewards(
 
 
 def fit_problems(problems: Problems, session: Session) -> Problems:
-    """Return the problems whose prompts fit the model; raises DataError, or drops the others."""
+    """Return the problems whose prompts fit the context; others raise DataError or are skipped."""
     heldout = fit_heldout(problems.heldout, session)
     train = keep_fitting(problems.train, session.renderer, session.config.data.on_bad_row)
     check_thinking(session.renderer, train, session.config.sampling)
@@ -338,14 +336,14 @@ def fit_problems(problems: Problems, session: Session) -> Problems:
 
 
 def fit_heldout(heldout: Sequence[Problem], session: Session) -> Sequence[Problem]:
-    """Do as `fit_problems` with held-out problems."""
+    """Apply the length check of `fit_problems` to held-out problems."""
     if not isinstance(heldout, RowSet):
         return heldout
     return keep_fitting(heldout, session.renderer, session.config.data.on_bad_row)
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:
-    """Return the configured row of the table; raises ConfigError where it cannot work."""
+    """Return the configured algorithm preset; raises ConfigError for conflicting settings."""
     settings = config.algorithm.model_dump(exclude={"name"})
     row = algorithm(config.algorithm.name, **settings, max_tokens=config.sampling.max_tokens)
     if config.rl is not None:
@@ -356,7 +354,8 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
             if row.credit == "steps" and (complaint := dropped_parts(expression)):
                 raise ConfigError(message("data.verifier", expression, *complaint))
         _check_critic(config, config.rl, row)
-        if not config.rl.max_refills:  # what is not replaced is learned from
+        if not config.rl.max_refills:
+            # Without refills, uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
@@ -368,7 +367,7 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
 
 
 def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
-    """Refuse groups of several sizes where a smaller one does not serve, or counts for less."""
+    """Reject mixed group sizes that are too small for the baseline or that bias the weights."""
     sizes = config.curriculum.group_sizes
     if sizes is None:
         return
@@ -382,10 +381,10 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:
-    """Complain of sampling that cuts tokens off: the learner's distribution is over all of them.
+    """Reject truncated sampling (top-k, top-p, min-p): the learner uses the full distribution.
 
-    Ratio, KL and importance weight would compare two distributions; what is cut off would never be
-    pushed down, only what is left of it up.
+    Ratios, KL and importance weights would compare two different distributions. Truncated tokens
+    could never lose probability; the remaining tokens could only gain it.
     """
     for key in ("top_k", "top_p", "min_p"):
         found, default = getattr(sampling, key), SamplingConfig.model_fields[key].default
@@ -396,7 +395,7 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
 
 def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
-    """Refuse settings of a critic that is not used, and a warm-up that takes the whole run."""
+    """Reject critic settings without a critic, and a warm-up as long as the run."""
     if not row.has_critic:
         for key in sorted(config.critic.model_fields_set):
             value = getattr(config.critic, key)
@@ -413,10 +412,10 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
 def choose_layout(
     session: Session, problems: Sequence[Problem], group_size: int, beside: Any = None
 ) -> LayoutChoice:
-    """Prove that shared prompts equal plain ones, and choose the layout for this run's shape.
+    """Check that packed shared prompts match plain ones, and choose the layout for this run.
 
-    Prompts count as those of the first problems, completions as half of the longest. beside: a
-    model that scores the same batches.
+    The probe uses the lengths of the first prompts, and half of the longest completion. beside: a
+    second model that scores the same batches.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     prompts = [session.renderer.render(problem).tokens for problem in first]
@@ -434,7 +433,7 @@ def choose_layout(
 def make_learner(
     session: Session, row: Algorithm, layout: LayoutChoice, teacher: AnyTeacher | None = None
 ) -> PolicyLearner:
-    """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
+    """Return the RL learner; it importance-weights samples from an inexact generator."""
     row = for_generator(row, session.sampler.exact)
     config, rl, loaded = session.config, session.config.rl, session.loaded
     assert rl is not None
@@ -466,10 +465,10 @@ def make_passes(
     lean: bool,
     temperature: float = 1.0,
 ) -> Passes:
-    """Return the way of batches through a model that learns.
+    """Return the forward/backward runner of a model that is trained.
 
-    layout, lean: as proved on this very model (`assay.model.probe`). temperature: 1 in stages
-    without sampling.
+    layout, lean: as verified on this model by `assay.model.probe`. temperature: 1 in stages that
+    do not sample.
     """
     section: Any = getattr(config, config.stage)
     return Passes(
@@ -486,7 +485,7 @@ def make_passes(
 
 
 def rate_words(config: TrainConfig, model: Any) -> str:
-    """Return the peak learning rate of a run and where it comes from."""
+    """Describe the peak learning rate and its origin."""
     rate = peak_learning_rate(config.optimizer, config.stage, model)
     if config.optimizer.learning_rate is not None:
         return f"{rate:g}, as configured"
@@ -495,5 +494,5 @@ def rate_words(config: TrainConfig, model: Any) -> str:
 
 
 def num_updates(rl: RLConfig) -> int:
-    """Return the optimizer steps of a whole run, which its learning rate schedule spans."""
+    """Return the number of optimizer steps of a run, which the learning-rate schedule spans."""
     return rl.steps * rl.epochs * rl.num_minibatches

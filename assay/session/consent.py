@@ -1,7 +1,7 @@
-"""What a run from elsewhere may not do by being opened (docs/security.md).
+"""Consent to the powers of a foreign run's configuration (docs/security.md).
 
-A run's configuration names Python code, and can give other powers away. A command that reads them
-asks for consent, unless the run is the user's own.
+A run's configuration can name Python code to import, servers to contact and folders to write.
+Commands that read such keys require consent, unless the run is the user's own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from assay.run.signature import why_not_own
 from assay.verify.expression import is_allowed, parse_expression
 
 TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code", "tools")
-"""What a command that samples from a run's model takes from its configuration and could do harm."""
+"""Sensitive keys that commands read when they sample from a run's model."""
 TO_JUDGE = ("data.train", "data.verifier", "verification")
-"""The same of a command that judges a run's completions again."""
+"""Sensitive keys that commands read when they judge a run's completions again."""
 RULES_UNSET = ("data.verifier=", "data.verifier_by_tag=")
-"""Overrides of a run's configuration where a verifier is given in place of its own."""
+"""Overrides that remove a run's own verifiers in favor of a verifier from the command line."""
 
 _POWERS = {
     "judge": ("url", "judges", "api_key_env", "replies"),
     "remote": ("url", "token_env"),
     "code": ("unsafe_no_sandbox",),
 }
-"""Options that send text and a key somewhere, write a file, or take the sandbox away."""
+"""Options that send text or keys to a server, write a file, or disable the sandbox."""
 
 
 def open_config(
@@ -41,10 +41,10 @@ def open_config(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> TrainConfig:
-    """Return a run's configuration; raises RunError where it needs consent that it lacks.
+    """Load a run's configuration; raises RunError if it needs consent and has none.
 
-    used: the keys and sections that the command reads; None: all. overrides: the user's own values,
-    which the command reads in their place. allow: Python code that may be imported.
+    used: keys and sections that the command reads; None: all. overrides: the user's values, which
+    replace the configured ones and need no consent. allow: Python names that may be imported.
     """
     path = config_of(run)
     config = configuration.load(path)
@@ -72,10 +72,10 @@ def open_config(
 
 
 def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield each key by which a configuration can do harm, with its Python name or ""."""
+    """Yield (key, Python name or "") for each setting that could do harm."""
     for key, source in _sources(config):
         name = python_name(source)
-        # What ships with Assay and is not declared as a source is refused when it is opened.
+        # Names in `assay.` need no consent: only declared sources of Assay can be opened.
         if name and not name.startswith("assay."):
             yield key, name
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
@@ -92,13 +92,17 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.tools.unsafe_no_sandbox:
         yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)
-    if config.scale.num_actors and config.scale.address is not None:  # machines that get our code
+    # Remote machines receive the user's code.
+    if config.scale.num_actors and config.scale.address is not None:
         yield "scale.address", ""
-    if config.teacher is not None and config.teacher.url is not None:  # text goes out, with a key
+    # The server receives text and an API key.
+    if config.teacher is not None and config.teacher.url is not None:
         yield "teacher.url", ""
-    if config.distill is not None and config.distill.keep is not None:  # a folder to write to
+    # The run writes to this folder.
+    if config.distill is not None and config.distill.keep is not None:
         yield "distill.keep", ""
-    if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key
+    # Trackers receive text and an API key; TensorBoard writes local files only.
+    if {*config.log.to} - {"tensorboard"} and not config.log.offline:
         yield "log.to", ""
     for verifier, powers in _POWERS.items():
         options = config.verification.options.get(verifier, {})
@@ -108,7 +112,7 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield the key and the name of every source that a configuration opens."""
+    """Yield (key, source name) for every source that a configuration opens."""
     own, rows = STAGES[config.stage]
     keys = [("data", "train"), ("data", "heldout"), (own, rows), (own, "heldout")]
     keys += [("tools", "corpus")]

@@ -1,4 +1,4 @@
-"""How good a policy is on problems: pass@1 with its standard error, pass@k and majority@k."""
+"""Evaluate a policy on problems: pass@1 with its standard error, pass@k and majority@k."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ MAX_PROBLEMS_AT_ONCE = 512
 
 
 class Judging(Protocol):
-    """Groups that are judged from the moment they are handed over."""
+    """An open judging session: groups are judged from the moment they are added."""
 
     def add(self, group: Group) -> None:
-        """Begin to judge a group; do not wait for its verdicts."""
+        """Start judging a group without waiting for its verdicts."""
         ...
 
     def verdicts(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Return the verdicts of groups that were handed over, once all are there."""
+        """Wait for the verdicts of added groups and return them."""
         ...
 
 
 class Judge(Protocol):
-    """What judges groups."""
+    """A source of verdicts: the verifier service or a pairwise judge."""
 
     def judging(self) -> AbstractContextManager[Judging]:
-        """Judge groups as they come; what is under way at the context's end is given up."""
+        """Open a judging session; pending work is canceled when the context ends."""
         ...
 
 
 def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-    """Return the verdicts of groups that are all there, in their order."""
+    """Judge complete groups; returns their verdicts in the order of the groups."""
     with verifiers.judging() as judging:
         for group in groups:
             judging.add(group)
@@ -61,9 +61,9 @@ def sample_and_judge(
     first_sibling: int = 0,
     race: Race | None = None,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
-    """Return a group of each problem with verdicts; judges some while others are sampled.
+    """Sample one group per problem and judge it; early groups are judged while others are sampled.
 
-    race: return the groups that it wants.
+    race: oversampling cutoff that selects the groups to return.
     """
     rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as judging:
@@ -75,7 +75,7 @@ def sample_and_judge(
 
 
 def compares_siblings(verifiers: Judge, problem: Problem) -> bool:
-    """Whether what verifiers say of a completion may depend on the others of its group."""
+    """Whether a completion's verdict may depend on its siblings."""
     ask = getattr(verifiers, "compares_siblings", None)
     return bool(ask is not None and ask(problem))
 
@@ -86,8 +86,7 @@ def same_answers(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> Sequence[Mapping[str, str]]:
-    """Return the `candidates` of each group; all mappings are empty where a judge does not compare
-    answers."""
+    """Return the `candidates` of each group; empty mappings if the judge compares no answers."""
     compares = getattr(verifiers, "compares", None)
     if compares is None:
         return [{}] * len(groups)
@@ -96,20 +95,21 @@ def same_answers(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Rates in 0..1 over problems; completions that were not judged are left out and counted.
+    """Metrics of an evaluation: rates in 0..1 over problems.
 
-    A rate is not a number (None in a row) where nothing was judged: that is not a 0.
+    Completions that were not judged are excluded from the rates and counted. If nothing was judged,
+    a rate is NaN (None in a row), not 0.
 
-    pass_at_1: for each problem the share of its completions that passed; the mean over problems.
-    stderr: its standard error over problems; None of a single problem. ``interval`` says more of
-    few problems, and where all are right or all wrong. pass_at: for each k an estimate without
-    bias, over the same ``pass_at_problems`` problems: those with enough judged completions for the
-    largest k, which half of all problems have. majority: share of problems whose most frequent
-    answer is right (a tie counts in part). Answers that the verifier takes for equal are one, as
-    1/2 and 0.5. If it compares no answers, extracted texts vote. None with a single sample, and
-    where no answer was extracted. by_problem: the share of each problem, by its id.
-    by_think: pass_at_1, stderr, num_problems and mean_tokens of each think mode, where the prompts
-    have several. by_source: the same of each source, and in it of each mode, with its by_problem.
+    pass_at_1: mean over problems of the share of completions that passed. stderr: its standard
+    error over problems; None for a single problem. Prefer ``interval`` for few problems, or if all
+    are right or all wrong. pass_at: unbiased estimate for each k. Every k uses the same
+    ``pass_at_problems`` problems: those with enough judged completions for the largest k, which at
+    least half of all problems have. majority: share of problems whose most frequent answer is right
+    (ties count in part). Answers that the verifier holds equal, such as 1/2 and 0.5, share their
+    votes. If the verifier compares no answers, votes are counted by extracted text. None for single
+    samples, or if no answer was extracted. by_problem: share of correct completions by problem id.
+    by_think: pass_at_1, stderr, num_problems and mean_tokens of each think mode, if the prompts
+    have several. by_source: the same for each source and think mode, with its by_problem.
     """
 
     num_problems: int
@@ -130,20 +130,20 @@ class Evaluation:
     by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
 
     def as_row(self) -> dict[str, Any]:
-        """Return plain values under the names of metrics."""
+        """Return plain values under metric names."""
         row = {f"eval/{key}": value for key, value in asdict(self).items() if key != "pass_at"}
         row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
         return {key: None if value != value else value for key, value in row.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON: those of `as_row` without prefix and single problems."""
+        """Return JSON values: the keys of `as_row` without the prefix and without by_problem."""
         row = without_problems(self.as_row())
         row = {key.removeprefix("eval/"): value for key, value in row.items()}
         return {**row, "interval": self.interval}
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of pass_at_1 (Wilson's); None where nothing was judged."""
+        """Wilson's 95 % interval of pass_at_1; None if nothing was judged."""
         known = self.num_problems > 0
         return share_interval(self.pass_at_1, self.num_problems, self.stderr) if known else None
 
@@ -169,7 +169,8 @@ class Evaluation:
             parts.append(f"{self.num_not_judged} not judged")
         return ", ".join(parts)
 
-    __repr__ = __str__  # what a notebook shows
+    # Notebooks display an object by its repr.
+    __repr__ = __str__
 
 
 def evaluate(
@@ -182,8 +183,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample ``num_samples`` completions of every problem and judge them.
 
-    sink: is given each group with its verdicts. Problems go through in parts, so that any number
-    of them fits in memory.
+    sink: called with each group and its verdicts. Problems are processed in parts, so that memory
+    stays bounded for any number of problems.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
@@ -203,7 +204,7 @@ def evaluate(
 def summarize(
     groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
 ) -> Evaluation:
-    """Return the rates of judged groups; the majority is that of the extracted texts."""
+    """Return the metrics of judged groups; majority votes are counted by extracted text."""
     groups = list(groups)
     tally = _Tally(max((len(group.completions) for group in groups), default=1))
     tally.add(groups, verdicts)
@@ -211,17 +212,17 @@ def summarize(
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    """Unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
     if k > num_samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
 def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None = None) -> float:
-    """Return the chance that the most frequent extracted answer is right, ties broken at random.
+    """Probability that the most frequent extracted answer is right, with ties broken at random.
 
-    same: to each answer the one that it is equal to (`candidates`); others are compared as text.
-    Completions from which no answer was extracted have no vote.
+    same: maps each answer to its candidate (`candidates`); other answers are compared as text.
+    Completions without an extracted answer have no vote.
     """
     names = same or {}
     said = [(names.get(v.extracted, v.extracted), v) for v in verdicts if v.extracted is not None]
@@ -239,11 +240,13 @@ class _Tally:
         self.ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < num_samples] + [num_samples]
         self.num_samples = num_samples
         self.by_problem: dict[str, float] = {}
-        self.counts: list[tuple[int, int]] = []  # judged and right, of each problem
+        # (judged, correct) completions of each problem.
+        self.counts: list[tuple[int, int]] = []
         self.majorities: list[float] = []
         self.has_votes = False
         self.by_tag: dict[str, list[float]] = defaultdict(list)
-        self.parts: dict[tuple[str, str], _Part] = defaultdict(_Part)  # by source and think mode
+        # Keyed by (source, think mode).
+        self.parts: dict[tuple[str, str], _Part] = defaultdict(_Part)
         self.lengths: list[int] = []
         self.num_truncated = 0
         self.num_not_judged = 0
@@ -284,7 +287,7 @@ class _Tally:
         return self.parts[source, group.prompt.think.mode]
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
-        """Return each pass@k, and the number of problems with enough judged for the largest k."""
+        """Return pass@k by k, and the number of problems that the estimates use."""
         judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
         ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
         whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]
@@ -328,7 +331,7 @@ class _Tally:
 
 @dataclass
 class _Part:
-    """The problems of one source in one think mode: the share of each, and all lengths."""
+    """Results of one source in one think mode: shares by problem, and completion lengths."""
 
     shares: dict[str, float] = field(default_factory=dict[str, float])
     lengths: list[int] = field(default_factory=list[int])

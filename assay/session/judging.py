@@ -1,4 +1,4 @@
-"""What is asked of verifiers alone, without a model: judge completions, attack a verifier."""
+"""Judge completions and red-team verifiers, without a model."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def judge(
     options: Options | None = None,
     allow: Sequence[str] = (),
 ) -> Table:
-    """Judge completions from anywhere; return one verdict a row, in order.
+    """Judge completions; return a table with one verdict per row, in order.
 
         verdicts = assay.judge([{"completion": "3+5 is \\\\boxed{8}", "answer": "8"}], "math")
         verdicts["reward"], verdicts["status"]
         assay.judge("completions.jsonl", "math + think_format*0.1").to_pandas()
 
-    completions: rows, or a file of them; each has a ``completion`` and what its verifier reads, as
-    ``answer``. verifier: of rows that name none: a name, a sum, ``package.module:function`` or the
-    function. num_workers: worker processes. deadline: seconds a completion. options: of verifiers,
-    as ``{"math": {"tolerance": 0.01}}``. allow: Python code that rows may name as their verifier.
+    completions: rows, or a file of rows. Each row has a ``completion`` and the keys that its
+    verifier reads, such as ``answer``. verifier: default for rows that name no verifier; a name, a
+    sum, ``package.module:function`` or a function. num_workers: worker processes. deadline: seconds
+    per completion. options: verifier options, such as ``{"math": {"tolerance": 0.01}}``. allow:
+    Python code that rows may name as their verifier.
 
     Columns: id, score, reward, components, status, reason, extracted, detail, verifier, seconds. A
-    verdict that is ``not_judged`` has no score and no reward. Raises DataError for a row that
-    cannot be read, VerifierError for a verifier that cannot be used. (`assay.verify` is the package
-    of verifiers; `assay.verify.checker` gives one verifier as a plain function.)
+    verdict that is ``not_judged`` has no score and no reward. Raises DataError for an unreadable
+    row, VerifierError for an invalid verifier. (`assay.verify` is the package of verifiers;
+    `assay.verify.checker` returns one verifier as a plain function.)
     """
     name = expression_of(verifier)
     settings: dict[str, Any] = {"num_workers": num_workers, "deadline": deadline}
@@ -60,16 +61,17 @@ def judged_rows(
     service: VerifierService | None = None,
     **settings: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `judge` one by one: a file may have any number of them.
+    """Yield the rows of `judge` one by one, so that a file can have any number of rows.
 
-    settings: of the service, where none is given. Raises DataError (``file.jsonl:12 key: ...``) at
-    the first malformed row, after the verdicts of the rows before it.
+    settings: arguments of the `VerifierService` that is created if ``service`` is None. Raises
+    DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of all
+    earlier rows.
     """
     ids: dict[int, str] = {}
     failure: list[DataError] = []
 
     def pairs(service: VerifierService) -> Iterator[tuple[Problem, Completion]]:
-        """Read ahead of the verdicts; the first malformed row ends it and is kept."""
+        """Read rows ahead of the verdicts; stop at a malformed row and record its error."""
         try:
             for number, (problem, completion) in enumerate(_read(completions)):
                 check_spec(problem, service.check_problem)
@@ -91,7 +93,7 @@ def judged_rows(
 
 
 def refuse_siblings(service: VerifierService, problem: Problem) -> None:
-    """Raise VerifierError where the verifiers of a row cannot judge it without its siblings."""
+    """Raise VerifierError if a row's verifier compares siblings: rows are judged one by one."""
     if names := service.compares_siblings(problem):
         found = "a verifier that compares the completions of one problem"
         accepted = "one that judges each completion by itself: rows are judged one by one"
@@ -118,18 +120,17 @@ def redteam(
     deadline: float = 10.0,
     options: Options | None = None,
 ) -> RedTeamResult:
-    """Try known reward hacks on a verifier, a built-in one or your own; return what it accepted.
+    """Test a verifier, built in or your own, against known reward hacks; return the findings.
 
         result = assay.redteam("my_rewards:concise", "problems.jsonl")
-        print(result)  # a line for each kind of attack, and what got through
-        result.held  # True where nothing did, and the verifier passed an honest control
-        result.findings  # each case that went wrong
+        print(result)  # one line per kind of attack, with the accepted hacks
+        result.held  # True if no hack was accepted and the honest control passed
+        result.findings  # each failed case
 
-    problems: sources or rows of yours to attack; None: the suite's own. suite: the attacks to use;
-    None: those that fit the verifier. key: of the expected answer in your rows.
+    problems: sources or rows to attack; None: the suite's own. suite: attacks to use; None: all
+    that fit the verifier. key: key of the expected answer in your rows.
 
-    The other parameters are those of `judge`. Raises VerifierError or DataError for what cannot be
-    used.
+    The other parameters are those of `judge`. Raises VerifierError or DataError for invalid input.
     """
     return red_team(
         expression_of(verifier),
@@ -144,9 +145,10 @@ def redteam(
 
 @doing("starting the verifiers")
 def open_service(settings: VerificationConfig, expression: str, **more: Any) -> VerifierService:
-    """Start verifiers as a configuration has them.
+    """Start the verifiers of a configuration.
 
-    expression: of rows that name none. more: as `VerifierService` has it; what it allows is added.
+    expression: default verifier for rows that name none. more: further arguments of
+    `VerifierService`; its ``allow`` extends the configured one.
     """
     how = {
         "num_workers": settings.num_workers,
@@ -160,7 +162,7 @@ def open_service(settings: VerificationConfig, expression: str, **more: Any) -> 
 
 
 def expression_of(verifier: Named) -> str:
-    """Return the expression that names a verifier; a worker imports a function by its name."""
+    """Return the expression of a verifier; functions are named so that workers can import them."""
     if isinstance(verifier, str):
         return verifier
     module, name = getattr(verifier, "__module__", ""), getattr(verifier, "__qualname__", "")

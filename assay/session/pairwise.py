@@ -1,4 +1,4 @@
-"""A judge that compares siblings: verdicts of completions that nothing can check alone."""
+"""Pairwise judge: verdicts from comparisons between siblings, for problems without a checker."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from assay.verify.learned.rubrics import PAIRWISE
 
 NAME = "pairwise@1"
 AT_ONCE = 8
-"""Comparisons that are under way at one time; the judge's own settings bound its requests."""
+"""Concurrent comparisons; the judge's own settings bound its requests."""
 
 
 class PairwiseVerifiers:
-    """Judges groups by comparing every two siblings, in both orders.
+    """Judges groups by comparing every pair of siblings in both orders.
 
-    A completion's score is the share of its siblings that it beats, a tie counted half, over the
-    comparisons that were judged; without any it is not judged. options: as in
-    ``[verification.options.judge]``. Takes group_size (group_size - 1) questions a group.
+    A completion's score is its win rate over the judged comparisons; a tie counts half. A
+    completion without any judged comparison is not judged. options: those of
+    ``[verification.options.judge]``. Cost: group_size (group_size - 1) requests per group.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -31,15 +31,15 @@ class PairwiseVerifiers:
 
     @contextmanager
     def judging(self) -> Generator[PairwiseJudging]:
-        """Compare the members of groups as these come."""
+        """Open a session that compares the members of each added group."""
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pairwise") as pool:
             yield PairwiseJudging(pool, self._compare)
 
     def check_problem(self, problem: Problem) -> None:
-        """Take any problem: siblings are compared with each other, and not with an answer."""
+        """Accept any problem: siblings are compared with each other, not with an answer."""
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Return the name, version and hash of what judges."""
+        """Return the name, version and hash of the pairwise judge."""
         digest = hashlib.sha256(repr((PAIRWISE, sorted(self.options.items()))).encode()).hexdigest()
         return {"pairwise": {"version": 1, "hash": digest}}
 
@@ -48,21 +48,21 @@ class PairwiseVerifiers:
 
 
 class PairwiseJudging:
-    """Groups whose members are compared from the moment they are handed over."""
+    """Open pairwise judging session; comparisons start when a group is added."""
 
     def __init__(self, pool: Executor, compare: Callable[..., Comparison]) -> None:
         self._pool, self._compare = pool, compare
         self._asked: dict[Group, dict[tuple[int, int], Future[Comparison]]] = {}
 
     def add(self, group: Group) -> None:
-        """Ask which of every two siblings is better."""
+        """Start comparing every pair of siblings."""
         self._asked[group] = {
             pair: self._pool.submit(self._compare, group.problem, *_both(group, pair))
             for pair in combinations(range(len(group.completions)), 2)
         }
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of groups that were handed over."""
+        """Wait for all comparisons of added groups and return the verdicts."""
         return [
             verdicts_of(
                 len(group.completions),
@@ -79,7 +79,7 @@ def _both(group: Group, pair: tuple[int, int]) -> tuple[Completion, Completion]:
 def verdicts_of(
     num_completions: int, comparisons: Mapping[tuple[int, int], Comparison]
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for each completion of a group from the comparisons of its members."""
+    """Return one verdict per completion from the pairwise comparisons of a group."""
     points: list[list[float]] = [[] for _ in range(num_completions)]
     failures: list[list[Comparison]] = [[] for _ in range(num_completions)]
     for (first, second), comparison in comparisons.items():

@@ -1,4 +1,4 @@
-"""A run whose completions are sampled by actors, or by vLLM."""
+"""Move sampling from the local engine to rollout actors or vLLM."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from assay.session.assemble import Session
 
 
 def on_actors(session: Session, stack: ExitStack) -> Session:
-    """Return the session with actors, or vLLM, in place of its engine, where the configuration has
-    them."""
+    """Replace the session's engine by actors or vLLM, if the configuration asks for either."""
     config, loaded, engine = session.config, session.loaded, session.generator
     scale, facts = config.scale, _facts(session)
     as_sent = partial(merged, model=loaded.model) if facts is not None else _as_it_is
@@ -46,7 +45,8 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         stack.callback(vllm.close)
         return replace(session, actors=vllm)
     model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
-    for key in ("path", "tokenizer", "adapter"):  # an actor works in another folder
+    # Actors run in another working directory, so relative paths would not resolve there.
+    for key in ("path", "tokenizer", "adapter"):
         model[key] = model[key] and absolute(model[key])
     corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(
@@ -69,7 +69,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
 
 
 def _facts(session: Session) -> ModelFacts | None:
-    """Return what vLLM must know of the model, where it samples."""
+    """Return the model facts that vLLM needs; None for other generators."""
     if session.config.scale.generator != "vllm":
         return None
     loaded = session.loaded
@@ -83,7 +83,7 @@ def _facts(session: Session) -> ModelFacts | None:
 
 
 def _device(session: Session) -> str:
-    """Return the kind of device that completions are sampled on."""
+    """Return the device type that completions are sampled on."""
     scale = session.config.scale
     if scale.rollout_actors is None:
         return session.loaded.device.type
@@ -95,6 +95,6 @@ def _as_it_is(weights: Weights) -> Weights:
 
 
 def absolute(place: str) -> str:
-    """Return the whole path of what is there; what is not is a name of the hub, or a source."""
+    """Return the absolute path of an existing file; hub names and sources stay unchanged."""
     path = Path(place).expanduser()
     return str(path.resolve()) if path.exists() else place

@@ -1,4 +1,4 @@
-"""What commands and notebooks get back: plain values, text for people, rows for machines."""
+"""Results of commands and notebook calls: plain values, text and JSON rows."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run ended.
+    """Outcome of a run.
 
-    before, after: the first and the last held-out evaluation, one row a temperature. gains: what
-    was gained between them, problem by problem, in the same order; None where that is not known.
+    before, after: first and last held-out evaluation, one row per temperature. gains: paired change
+    per problem between the two, in the same order; None if it cannot be computed.
     """
 
     run: str
@@ -45,7 +45,7 @@ class TrainResult:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, and was not interrupted or out of time."""
+        """Whether the run completed, without an interrupt or a time limit."""
         return self.ended.startswith("finished")
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,14 +53,14 @@ class TrainResult:
         return asdict(self)
 
     def accuracy(self, when: str, temperature: float) -> float:
-        """Return accuracy ``before`` or ``after`` at a temperature; KeyError if not measured."""
+        """Accuracy ``before`` or ``after`` at a temperature; raises KeyError if not measured."""
         for row in getattr(self, when):
             if row.get("eval/temperature") == temperature:
                 return row["eval/pass_at_1"]
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
     def gain(self, temperature: float) -> Gain | None:
-        """Return what held-out accuracy gained at a temperature; None where that is not known."""
+        """Gain in held-out accuracy at a temperature; None if it cannot be computed."""
         found = zip(self.before, self.gains, strict=False)
         return next((one for row, one in found if row.get("eval/temperature") == temperature), None)
 
@@ -88,7 +88,8 @@ class TrainResult:
             lines.append(f"go on with: assay train --resume {self.run}{more}")
         return lined(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # Notebooks display an object by its repr.
+    __repr__ = __str__
 
 
 def _rate(row: Mapping[str, Any]) -> str:
@@ -98,7 +99,7 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 
 def read_result(folder: Path) -> TrainResult:
-    """Read how a run stands from its directory."""
+    """Read the outcome of a run from its directory."""
     run = load_run(folder)
     moments = [row["step"] for row in run.evaluations] or [0]
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
@@ -126,7 +127,7 @@ UNJUDGED = "no answer to judge by"
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """Completions with their verdicts, to be read. remedy: what helps where nothing was judged."""
+    """Completions with their verdicts. remedy: hint that is shown if nothing was judged."""
 
     samples: Sequence[Mapping[str, Any]]
     remedy: str = ""
@@ -154,11 +155,12 @@ class SampleResult:
             lines += [one_line(f"--- {', '.join(facts)} ---"), sample["completion"]]
         return escaped("\n".join(lines))
 
-    __repr__ = __str__  # what a notebook shows
+    # Notebooks display an object by its repr.
+    __repr__ = __str__
 
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
-    """Return one completion of a group as plain values; without a verdict it is unjudged."""
+    """Return one completion as plain values; ``verdict=None`` marks it as unjudged."""
     completion = group.completions[index]
     return {
         "id": completion.id,
@@ -177,7 +179,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
 
 
 def sample_lines(group: Group, verdicts: Sequence[Verdict], **told: Any) -> Iterator[str]:
-    """Yield rows as JSON that ``assay verify`` can judge again: they hold the spec."""
+    """Yield JSON lines that ``assay verify`` can judge again, as they include the spec."""
     for index, verdict in enumerate(verdicts):
         row = {**group.problem.spec, **describe_sample(group, index, verdict), **told}
         yield json.dumps(row, default=str) + "\n"
@@ -185,9 +187,9 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **told: Any) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a run would do: one sample, the plan, the memory it will need, and the time.
+    """Preview of a run: one sample, the plan, estimated memory and time.
 
-    expected: by this machine's rates, nothing is timed; None: of a stage without an estimate.
+    expected: estimate from this machine's rates, without timing; None if the stage has no estimate.
     """
 
     sample: SampleResult
@@ -197,7 +199,7 @@ class DryRun:
 
     @property
     def complaint(self) -> str | None:
-        """What is wrong with the verifier, if it failed on the one completion."""
+        """Error of the verifier, if it failed on the sampled completion."""
         (one,) = self.sample.samples
         if one["reason"] not in ("error", "timeout"):
             return None
@@ -218,4 +220,5 @@ class DryRun:
             lines += [f"warning: {self.expected.warning}"] if self.expected.warning else []
         return "\n".join(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # Notebooks display an object by its repr.
+    __repr__ = __str__

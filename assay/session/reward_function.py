@@ -1,4 +1,4 @@
-"""Assay's verifiers as the reward function of another trainer: TRL, verl, or anything callable."""
+"""Reward functions for other trainers, such as TRL and verl, from Assay's verifiers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from assay.verify.expression import parse_expression
 from assay.verify.service import Options, VerifierService
 
 GIVE_UP_AFTER = 64
-"""Completions, each of which failed, after which a verifier is taken for broken."""
+"""Failed completions, before any is judged, after which a verifier is considered broken."""
 OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL gives beside the columns of the data set."""
+"""Keyword arguments that TRL passes in addition to the columns of the data set."""
 SHOWN_COLUMNS = 12
-_PLAIN = (str, int, float, list, tuple, Mapping)  # what a row holds; an image is of no use here
+# Value types that rows can hold; columns of other types, such as images, are ignored.
+_PLAIN = (str, int, float, list, tuple, Mapping)
 
 
 class RewardFunction:
-    """A reward function for other trainers; `reward` makes one.
+    """A reward function for other trainers, created by `reward`.
 
-    Call it as TRL does, with prompts, completions and columns; `verl` is the function for verl, and
-    `judge` gives the verdicts themselves. It may be called from any thread, and pickled. Verifiers
-    run in worker processes, which end when it is no longer used.
+    Calling it follows TRL's signature: prompts, completions and columns. `verl` follows verl's
+    signature. `judge` returns full verdicts. Instances are thread-safe and can be pickled.
+    Verifiers run in worker processes, which end when the instance is garbage-collected.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class RewardFunction:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """Return the reward of each completion, as TRL's trainers ask; None: not judged.
+        """Return the reward of each completion for TRL; None: not judged.
 
-        prompts, completions: texts, or chat messages. columns: of the data set, one value a
-        completion; they are the row's keys.
+        prompts, completions: texts, or chat messages. columns: columns of the data set, one value
+        per completion; they become the row's keys.
         """
         size = len(completions)
         told = {key: columns.pop(key, None) for key in OF_TRL}
@@ -84,11 +85,11 @@ class RewardFunction:
         extra_info: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> dict[str, float]:
-        """Return ``score``, ``acc`` and ``judged`` of one completion, as verl's managers ask.
+        """Return ``score``, ``acc`` and ``judged`` of one completion, for verl's reward managers.
 
-        ground_truth: the answer, or a mapping of keys. extra_info: more of the row's keys.
+        ground_truth: the answer, or a mapping of keys. extra_info: further keys of the row.
 
-        verl has no reward that is absent: where ``judged`` is 0.0, ``score`` is ``not_judged``.
+        verl requires a number: if ``judged`` is 0.0, ``score`` is the configured ``not_judged``.
         """
         gold = ground_truth if isinstance(ground_truth, Mapping) else {"ground_truth": ground_truth}
         columns = {"ground_truth": self._gold, **self._columns}
@@ -105,9 +106,9 @@ class RewardFunction:
     ) -> list[Verdict]:
         """Return the verdicts of completions, each with its prompt and its row's keys.
 
-        Neighbors with the same prompt and the same row are siblings, for verifiers that compare.
-        With a row that lacks what the verifier reads, a completion is not judged. If all rows lack
-        it, the DataError or VerifierError of the first is raised.
+        Adjacent completions with the same prompt and row form a group, for verifiers that compare
+        siblings. A completion whose row lacks a required key is not judged. If all rows lack it,
+        the first DataError or VerifierError is raised.
         """
         problems = [self._problem(*each) for each in zip(prompts, rows, strict=True)]
         good = [one for one in problems if isinstance(one, Problem)]
@@ -136,7 +137,7 @@ class RewardFunction:
         return verdicts
 
     def _problem(self, prompt: Any, row: Mapping[str, Any]) -> Problem | DataError | VerifierError:
-        """Return the problem of a row, or what is wrong with it."""
+        """Return the problem of a row, or the error that it has."""
         plain = {key: value for key, value in row.items() if isinstance(value, _PLAIN)}
         keys = {self._columns.get(key, key): value for key, value in plain.items()}
         if isinstance(answer := keys.get("answer"), str):
@@ -170,7 +171,7 @@ def reward(
     options: Options | None = None,
     allow: Sequence[str] = (),
 ) -> RewardFunction:
-    """Return verifiers as a reward function of TRL's trainers, of verl's, or of your own.
+    """Return a reward function for TRL's trainers, verl's or your own.
 
         from trl import GRPOTrainer
         GRPOTrainer(model, reward_funcs=assay.reward("math*1.0 + think_format*0.1"), ...)
@@ -180,13 +181,13 @@ def reward(
         is_right = assay.reward("math")
         is_right(["3+5="], ["\\\\boxed{8}"], answer=["8"])        # [1.0]
 
-    verifier: a name, a sum, ``package.module:function`` or the function. columns: where the data
-    set calls a key otherwise, as ``{"solution": "answer"}``. think: ``opened`` where the prompt
-    already ends inside a think block. not_judged: what verl gets for a completion that was not
-    judged; TRL gets None, and leaves it out.
+    verifier: a name, a sum, ``package.module:function`` or a function. columns: renames columns of
+    the data set, as in ``{"solution": "answer"}``. think: ``opened`` if the prompt already ends
+    inside a think block. not_judged: score for verl if a completion is not judged; TRL gets None
+    and ignores the completion.
 
-    The other parameters are those of `judge`. docs/use_in_your_trainer.md tells
-    more. Raises VerifierError for what cannot be used.
+    The other parameters are those of `judge`. See docs/use_in_your_trainer.md. Raises
+    VerifierError for an invalid verifier.
     """
     settings = {"num_workers": num_workers, "deadline": deadline}
     settings |= {"options": options, "allow": tuple(allow)}
@@ -194,9 +195,9 @@ def reward(
 
 
 def text_of(completion: Any) -> str:
-    """Return the text of a completion: itself, or what the assistant says in its messages.
+    """Return the text of a completion: the string itself, or the assistant's messages joined.
 
-    Reasoning that a chat parser has set apart is put back into its block. Raises DataError.
+    Reasoning that a chat parser has split off is put back into a think block. Raises DataError.
     """
     if isinstance(completion, str):
         return completion
@@ -223,17 +224,18 @@ def _content_text(content: Any) -> str:
 
 
 def _plain_prompt(prompt: Any) -> Any:
-    """Return a prompt as rows have it: text, or messages of text that the user ends."""
+    """Return a prompt in the row format: text, or text messages that end with the user's turn."""
     if isinstance(prompt, str):
         return prompt or "(not given)"
     turns = [{"role": one["role"], "content": _content_text(one.get("content"))} for one in prompt]
     while len(turns) > 1 and turns[-1]["role"] == "assistant":
-        turns.pop()  # words that are put into the model's mouth
+        # A trailing assistant turn is a prefill, which no prompt of a row has.
+        turns.pop()
     return turns
 
 
 def _final_answer(answer: str) -> str:
-    """Return what follows ``####`` in the last line, as GSM8K's rows have it, or the answer."""
+    """Return the text after ``####`` in the last line (GSM8K format), else the whole answer."""
     last = answer.rstrip().rpartition("\n")[2]
     return last.removeprefix("####").replace(",", "").strip() if last[:4] == "####" else answer
 
@@ -243,7 +245,7 @@ def _is_column(values: Any, size: int) -> bool:
 
 
 def _metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the share that was not judged, and the mean of each part."""
+    """Return the share of unjudged completions, and the mean of each reward component."""
     found = {"not_judged": sum(not one.judged for one in verdicts) / max(1, len(verdicts))}
     for name in {name for one in verdicts for name in one.components}:
         values = [one.components[name] for one in verdicts if name in one.components]

@@ -1,8 +1,8 @@
-"""Try rewards of users on the rows of a run, before a model is loaded.
+"""Try the user's reward functions on rows before a model is loaded.
 
-What a built-in verifier reads is declared, and checked as rows are loaded. What a function reads is
-not, so it is called: on each row, with the row's own answer as the completion. Built-in verifiers
-are not called here: a judge costs money, and a program time.
+Built-in verifiers declare the keys that they read, which are checked while rows are loaded. A
+function declares nothing, so it is called on each row, with the row's own answer as the completion.
+Built-in verifiers are not called here: a judge costs money, and a program takes time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Job
 
 MOST_ROWS = 10_000
-SPREAD = 64  # rows from all over a set that go first, where time may not be enough for all
-WINDOW = 256  # calls that are under way
+# Rows spread over the whole set go first, because the time limit may end the trial early.
+SPREAD = 64
+# Concurrent calls.
+WINDOW = 256
 MOST_SUSPECTS = 16
-PROOFS = 4  # answers that were judged on other rows: a row that fails with each is at fault
+# Answers that the reward judged on other rows; a row that fails with all of them is at fault.
+PROOFS = 4
 PLAIN = "42"
-"""The completion of a row that has no answer."""
+"""Completion for rows without an answer."""
 
 
 class Asked(NamedTuple):
-    """A reward, and the row and the answer that it is asked about. first: as the correctness."""
+    """One call: a reward, a row and an answer. first: the reward defines the correctness."""
 
     row: int
     reward: Configured
@@ -43,10 +46,10 @@ class Asked(NamedTuple):
 
 @dataclass
 class Found:
-    """What is known of one reward.
+    """Results of one reward.
 
-    worked: answers of rows on which it worked. failed: calls, and why. certain: why, by row, of
-    rows on which it fails whatever the completion.
+    worked: answers that it judged. failed: failed calls with the error. certain: error by row, for
+    rows on which the reward fails with every completion.
     """
 
     scores: list[float] = field(default_factory=list[float])
@@ -55,7 +58,7 @@ class Found:
     certain: dict[int, str] = field(default_factory=dict[int, str])
 
     def take(self, call: Asked, part: Part) -> None:
-        """Note one result."""
+        """Record the result of one call."""
         if part.value is not None:
             self.scores.append(part.correctness or 0.0)
             if len(self.worked) < PROOFS and call.text not in self.worked:
@@ -66,7 +69,7 @@ class Found:
                 self.certain[call.row] = part.detail
 
     def line(self, name: str, rows: Sequence[Problem], what: str, stop: bool) -> str:
-        """Return what is to be said; raises DataError for a bad row, if the command is to stop."""
+        """Return the summary line; raises DataError for a bad row if ``stop`` is set."""
         tried = len(self.scores) + len(self.failed)
         if self.certain:
             row, why = min(self.certain.items())
@@ -88,13 +91,13 @@ class Found:
 def try_rewards(
     rows: Sequence[Problem], what: str, verifiers: VerifierService, data: DataConfig, seconds: float
 ) -> list[str]:
-    """Call the users' functions among the verifiers on the rows; return a line about each.
+    """Call the user's reward functions on the rows; return one line per function.
 
-    what: the word for the rows. Stops after `MOST_ROWS` rows, or after so many seconds. Raises
-    DataError for a row on which one cannot work: it asks for a key that the row does not have, or
-    it fails on this row with answers that it judged on other rows. Where bad rows are skipped, such
-    a row is told of and kept: how many rows are tried depends on the machine, and what a run learns
-    from must not.
+    what: noun for the rows in messages. Ends after `MOST_ROWS` rows or ``seconds``. Raises
+    DataError for a row on which a function cannot work: the function reads a key that the row
+    lacks, or it fails on this row with answers that it judged on other rows. If bad rows are
+    skipped, such a row is reported but not removed: the number of rows tried depends on the
+    machine's speed, and the training data must not.
     """
     trial = _Trial(rows, verifiers, data)
     timer = threading.Timer(seconds, trial.over.set)
@@ -108,14 +111,15 @@ def try_rewards(
             one.certain |= trial.prove(one)
     finally:
         timer.cancel()
-        verifiers.take_metrics()  # they are none of the first step
+        # Calls of the trial must not count in the metrics of the first step.
+        verifiers.take_metrics()
     stop = data.on_bad_row == "stop"
     said = [(name, one) for name, one in found.items() if one.scores or one.failed]
     return [one.line(name, rows, what, stop) for name, one in said]
 
 
 class _Trial:
-    """The calls of a trial. over: set when its time is up."""
+    """A trial in progress. over: set when the time limit is reached."""
 
     def __init__(
         self, rows: Sequence[Problem], verifiers: VerifierService, data: DataConfig
@@ -124,7 +128,7 @@ class _Trial:
         self.over = threading.Event()
 
     def own_answers(self) -> Iterator[Asked]:
-        """Yield calls with each row's answer, first of rows from all over the set."""
+        """Yield one call per row with the row's own answer, starting with the spread rows."""
         every = range(0, len(self.rows), -(-len(self.rows) // MOST_ROWS) or 1)
         first = every[:: max(1, len(every) // SPREAD)]
         for row in dict.fromkeys([*first, *every]):
@@ -133,7 +137,7 @@ class _Trial:
                 yield Asked(row, reward, is_first, answer_of(problem))
 
     def prove(self, found: Found) -> dict[int, str]:
-        """Return why, of failed rows that fail with each answer that was judged on other rows."""
+        """Return {row: error} for rows that fail with every answer that other rows accept."""
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()
         calls = (call._replace(text=text) for call, _ in suspects for text in found.worked)
@@ -143,7 +147,7 @@ class _Trial:
         return {call.row: why for call, why in suspects if num and failures[call.row] == num}
 
     def ask(self, wanted: Iterable[Asked]) -> Iterator[tuple[Asked, Part]]:
-        """Yield what rewards say, until the time is up."""
+        """Yield calls with their results until the time limit."""
         waiting: deque[tuple[Asked, Job]] = deque()
         try:
             for call in wanted:
@@ -152,7 +156,8 @@ class _Trial:
                     yield self._finish(waiting)
             while waiting:
                 yield self._finish(waiting)
-        except InterruptedError:  # the time is up
+        except InterruptedError:
+            # The time limit was reached; results so far are valid.
             return
         finally:
             self.verifiers.engine.cancel(job for _, job in waiting)
@@ -172,13 +177,14 @@ class _Trial:
         self.verifiers.engine.wait(job, self.over)
         waiting.popleft()
         part, verdict = job.firsts[0], job.verdicts()[0]
-        if call.first and part.value is not None and not verdict.judged:  # no correctness
+        # The reward returned a value but no correctness, which a first term must define.
+        if call.first and part.value is not None and not verdict.judged:
             part = Part.not_judged("error", verdict.detail)
         return call, part
 
 
 def answer_of(problem: Problem) -> str:
-    """Return the row's answer as a completion, or the first text of its other keys."""
+    """Return the row's answer as a completion, else the first text of its other keys."""
     spec = problem.spec
     values = [spec.get("answer"), *spec.values()]
     texts = [each for value in values for each in list(listed(value))[:1]]
@@ -186,6 +192,6 @@ def answer_of(problem: Problem) -> str:
 
 
 def said_in(think: ThinkFormat, answer: str) -> str:
-    """Return a completion that ends in an answer, with reasoning where the prompt asks for it."""
+    """Return a completion that ends with the answer, with reasoning if the prompt expects it."""
     opened = {"free": think.open_tag, "opened": ""}.get(think.mode)
     return answer if opened is None else f"{opened}So it is.{think.close_tag}{answer}"

@@ -1,4 +1,4 @@
-"""How to sample from a model that a name stands for: as its run did, or by the defaults."""
+"""Sampling settings of a named model: those of its run, or the defaults."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from assay.session.consent import RULES_UNSET, TO_SAMPLE, open_config
 
 @dataclass(frozen=True)
 class HowToSample:
-    """How a command samples from a model and judges, as `evaluate` takes it in words.
+    """Options that commands share for sampling and judging; see `evaluate`.
 
-    What is left out is as the model's run had it. adapter: a folder of adapters, or a run's
-    checkpoint that holds some, for a model that has none; it is asked as that run was.
+    None means the setting of the model's run. adapter: a folder of adapters, or a run's checkpoint
+    with adapters, for a base model; the settings then come from the adapter's run.
     """
 
     max_tokens: int | None = None
@@ -35,16 +35,16 @@ class HowToSample:
 
     @property
     def asks_thinking(self) -> bool:
-        """Whether control of thinking is asked for here, in place of the run's."""
+        """Whether the user sets a thinking control here, overriding the run's."""
         asked = ("sampling.think_budget=", "sampling.effort=", "sampling.min_think=")
         given = any(one.startswith(asked) for one in several(self.overrides))
         return given or self.think_budget is not None or self.effort is not None
 
 
 def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> TrainConfig:
-    """Return how to sample from a model: as its run did, or by the defaults.
+    """Return the configuration for sampling: that of the model's run, or the defaults.
 
-    Raises RunError where the run's configuration needs consent (`assay.session.consent`).
+    Raises RunError if the run's configuration needs consent (`assay.session.consent`).
     """
     overrides, allow, verifier = several(how.overrides), several(how.allow), how.verifier
     check_place(model, model)
@@ -59,14 +59,16 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
             kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
             tree = kept.model_dump(exclude_none=True)
     place = str(checkpoint or model)
-    if tree["model"].get("path") != place:  # a revision is of the run's own base
+    # A configured revision belongs to the run's own base model.
+    if tree["model"].get("path") != place:
         tree["model"] = {**tree["model"], "path": place}
         tree["model"].pop("revision", None)
     if how.adapter is not None:
         tree["model"] = {**tree["model"], "adapter": str(adapter or how.adapter)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
-    tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
+    # Evaluation settings refer to the run's held-out problems, which are not loaded here.
+    tree.pop("evaluation", None)
     if verifier is not None:
         data |= {"verifier": verifier, "verifier_by_tag": {}}
     if allow:
@@ -76,10 +78,12 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
     if how.max_tokens is not None:
         sampling["max_tokens"] = how.max_tokens
     budget = {key: getattr(how, key) for key in ("think_budget", "effort")}
-    if how.think_budget is not None and how.effort is None:  # a line stands beside a budget
+    # An effort that is a text in the prompt can be combined with a budget; a number cannot.
+    if how.think_budget is not None and how.effort is None:
         level = SamplingConfig(**sampling).level() if "effort" in sampling else None
         budget["effort"] = sampling["effort"] if isinstance(level, str) else None
-    if any(value is not None for value in budget.values()):  # in place of the run's
+    # The user's budget or effort replaces both settings of the run.
+    if any(value is not None for value in budget.values()):
         sampling |= budget
     tree["sampling"] = {key: value for key, value in sampling.items() if value is not None}
     tree["run"] = {**tree.get("run", {}), "seed": how.seed}
@@ -89,9 +93,9 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return the folder of the checkpoint that a name stands for, and say it; None of other names.
+    """Return the checkpoint folder of a model name and print it; None if it is no run's name.
 
-    See `find_checkpoint`, whose errors are raised.
+    Raises the errors of `find_checkpoint`.
     """
     found = find_checkpoint(model)
     if found is not None and found != Path(model):
@@ -100,5 +104,5 @@ def checkpoint_of(model: str) -> Path | None:
 
 
 def several(texts: Sequence[str] | str) -> Sequence[str]:
-    """Return a list of texts; one text is a list of one."""
+    """Wrap a single string in a list; return a sequence unchanged."""
     return [texts] if isinstance(texts, str) else texts

@@ -1,4 +1,4 @@
-"""A stage of training: what it is run from, its run's directory, and the loop over its steps."""
+"""Training stages: inputs, run directory, and the loop over steps."""
 
 from __future__ import annotations
 
@@ -40,17 +40,16 @@ from assay.verify.service import VerifierService
 
 SELF_TEST_ROWS = 12
 _TESTED: dict[str, list[SelfTest]] = {}
-"""What this process has found of built-in verifiers, by their code, options and the rows asked."""
+"""Self-test results of this process, by verifier code, options and sampled rows."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage is run from.
+    """Inputs of a training stage.
 
-    config_path: the file of the configuration, where there is one. resume: the directory of a run
-    to go on with; None: a new one. overrides: the user's changes of its configuration. replay: take
-    again the steps that the rollout log of ``resume`` holds, and tell nobody: verifiers that have
-    changed are not asked, nothing is reported.
+    config_path: file of the configuration, if any. resume: directory of the run to resume; None: a
+    new run. overrides: the user's changes to the configuration. replay: repeat the steps recorded
+    in the rollout log of ``resume``; changed verifiers are ignored, and nothing is reported.
     """
 
     config: TrainConfig
@@ -64,11 +63,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What a stage would do: its first problem, a line a finding, and what it needs memory for.
+    """Preview of a stage: its first problem, notes, and the models that need memory.
 
-    teacher: who is asked beside the policy; None: nobody. asked: where it is asked once, before
-    the first step, how many tokens it is asked about, part by part. lean: what the probe found of
-    the lean way through the layers. work: where it learns from given rows.
+    teacher: model that scores completions, if any. asked: tokens per part that the teacher scores
+    once before the first step. lean: whether the probe verified the lean forward path. work: token
+    counts of a stage that trains on fixed rows.
     """
 
     problem: Problem
@@ -83,10 +82,10 @@ class FirstLook:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of stage can do.
+    """Functions that implement one kind of stage.
 
-    read: open its rows, and check them, before a model is loaded. look: say what a run would do,
-    with a model and those rows. run: do it; returns the run's folder, raises RunStopped by a guard.
+    read: open and check its rows, before a model is loaded. look: preview a run with a model and
+    those rows. run: run the stage; returns the run's folder, raises RunStopped by a guard.
     """
 
     read: Callable[[TrainConfig, VerifierService], Any]
@@ -97,9 +96,9 @@ class Kind:
 def open_run(
     stage: Stage, num_steps: int, model: Any, stack: ExitStack, session: Session | None = None
 ) -> Run:
-    """Create the run's directory, or open one to go on with; the report is written as it closes.
+    """Create or resume a run directory; the report is written when ``stack`` closes.
 
-    session: what samples and judges; None for a stage that does neither.
+    session: its sampler and verifiers report to the run; None if the stage does not sample.
     """
     end_startup()
     verifiers = None
@@ -137,7 +136,7 @@ def open_run(
 
 
 def _watch_sampling(run: Run, call: EngineStats) -> None:
-    """Show how far the generator is; end the step where a stop is asked for."""
+    """Show the generator's progress; ends the step when a stop is requested."""
     run.clock.check()
     run.progress.sampling(call)
 
@@ -154,10 +153,10 @@ def attach_sampling(
     judge: Any = None,
     **parts: Any,
 ) -> tuple[Curriculum, RunGenerator, RunVerifiers]:
-    """Give a run that samples its parts, restore them on resume, and hand on the policy.
+    """Attach the parts of a sampling run, restore them on resume, and load the policy.
 
-    tested: see `try_verifiers`. judge: what judges in place of the session's verifiers. parts:
-    further ones, for checkpoints.
+    tested: results of `try_verifiers`. judge: replaces the session's verifiers. parts: further
+    objects to save in checkpoints.
     """
     curriculum = open_curriculum(problems.train, run.config)
     run.add_metrics(session.verifiers.take_metrics)
@@ -184,7 +183,7 @@ def attach_sampling(
 
 
 def report_if_possible(folder: Path) -> None:
-    """Write the report; a run that is over is not failed by a page that cannot be written."""
+    """Write the report; a failed write only warns, because the run itself is complete."""
     try:
         write_report(folder)
     except OSError as error:
@@ -192,10 +191,11 @@ def report_if_possible(folder: Path) -> None:
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
-    """Yield the number of each step to take, until the run is done or must stop.
+    """Yield the number of each step until the run ends or must stop.
 
-    Evaluates before the first, when it is due, and after the last; then the guard is asked, as it
-    is after a step. A run that was killed between a step and the guard's word on it has that first.
+    Held-out problems are evaluated before the first step, when due, and after the last step. The
+    guard is checked after each evaluation and each step. On resume the guard is checked first,
+    because a run may have been killed between a step and its check.
     """
     assert run.num_steps is not None
 
@@ -211,7 +211,8 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
-    if evaluation_due(run, run.step):  # later than step 0 where the run was killed just before it
+    # On resume the step may be later than 0: the run was killed just before its evaluation.
+    if evaluation_due(run, run.step):
         evaluate_and_ask()
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
@@ -224,7 +225,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
 
 
 def _longer(run: Run) -> str:
-    """Return the override that makes a run longer."""
+    """Return an override that extends the run."""
     stage = run.config.stage
     if stage == "rl":
         return f"rl.steps={2 * run.step}"
@@ -232,7 +233,7 @@ def _longer(run: Run) -> str:
 
 
 def evaluation_due(run: Run, step: int) -> bool:
-    """Whether held-out data are to be evaluated after ``step`` steps."""
+    """Whether an evaluation is due after ``step`` steps."""
     every = run.config.evaluation.every
     if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
         return True
@@ -240,7 +241,7 @@ def evaluation_due(run: Run, step: int) -> bool:
 
 
 def evaluate_heldout(run: Run, session: Session, heldout: Sequence[Problem]) -> None:
-    """Evaluate at every configured temperature, unless this step's evaluation is there already."""
+    """Evaluate at every configured temperature that has no evaluation at this step yet."""
     done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
     for temperature in run.config.evaluation.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
@@ -269,11 +270,11 @@ def _evaluate_at(
 
 @doing("testing the verifiers")
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
-    """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
+    """Test the built-in verifiers in use on a sample of their labelled rows.
 
-    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels
-    are those of default options, so only options that no row can give are taken from the
-    configuration. What this process has found of the same verifiers holds for its later stages.
+    Raises VerifierError for a wrong verdict: a run must not learn from it. The labels assume
+    default options, so only options that a row cannot set are taken from the configuration. Results
+    are cached for later stages of this process.
     """
     described = service.describe()
     asked = [
@@ -307,9 +308,9 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
 
 
 def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bool = False) -> None:
-    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced.
+    """Record the raw replies of remote judges in the run, so that verdicts can be reproduced.
 
-    always: also where none of the verifiers is one.
+    always: record even if no verifier of the service is a judge.
     """
     if always or "judge" in service.describe():
         from assay.verify.learned.panel import close_judges, keep_replies
@@ -324,14 +325,15 @@ def verifiers_of(run: Path) -> list[str]:
 
 
 def warn_of_cold_start(run: Run) -> None:
-    """Warn where the first step found too little success to reinforce.
+    """Warn if the first step has too few correct completions to reinforce.
 
-    Verdicts that compare siblings are no pass rate: most of them lose by their nature.
+    Pairwise verdicts are exempt: they rank siblings, so they are no pass rate.
     """
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
     if passed is None or (settings is not None and settings.judge == "pairwise"):
         return
-    if run.config.teacher is not None:  # it has something to say of wrong completions too
+    # A teacher also gives a signal on wrong completions.
+    if run.config.teacher is not None:
         return
     floor, cut = LIMITS["COLD_START_FLOOR"], run.metrics.get("length/truncated")
     if passed >= floor:

@@ -1,7 +1,7 @@
-"""A run's generator and verifiers: timed, and never asked again for what the rollout log holds.
+"""Wrap a run's generator and verifiers with timing and with reuse of the rollout log.
 
-A killed run replays the logged groups and verdicts of its unfinished step; nothing in the loop
-knows.
+When a killed run resumes, logged groups and verdicts of its unfinished step are reused. The
+training loop does not need to know.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Logged = tuple[Group, tuple[Verdict, ...]]
 
 
 class StepLog:
-    """What the rollout log holds of the step at hand, read once a step."""
+    """Rollout log of the current step, read once per step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -35,7 +35,7 @@ class StepLog:
         self._logged: dict[str, Logged] = {}
 
     def read(self) -> dict[str, Logged]:
-        """Return groups with their verdicts by the group's name; problems lack their spec."""
+        """Return logged groups and verdicts by group name; the problems have no spec."""
         if self._step != self._run.step + 1:
             self._step = self._run.step + 1
             recorded = self._run.recorded(self._step)
@@ -44,7 +44,7 @@ class StepLog:
         return self._logged
 
     def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
-        """Return the verdicts that were logged of these completions; None where there are none."""
+        """Return the logged verdicts of these completions, or None."""
         logged = self.read().get(group.id)
         return logged[1] if logged is not None and _are_same(logged[0], group) else None
 
@@ -57,9 +57,9 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator:
-    """Looks into the rollout log of the step, then generates; counted as ``time/generate``.
+    """Generator that reuses logged groups and samples the rest, timed as ``time/generate``.
 
-    begin_next: called when a step is collected, before it is learned from.
+    begin_next: called after a step is collected and before the update.
     """
 
     def __init__(self, generator: Generator, run: Run) -> None:
@@ -70,17 +70,17 @@ class RunGenerator:
 
     @property
     def policy_version(self) -> int:
-        """The version of the policy that is sampled from."""
+        """Version of the sampling policy."""
         return self.generator.policy_version
 
     @property
     def exact(self) -> bool:
-        """Whether its log-probabilities are the learner's."""
+        """Whether the generator's log-probabilities equal the learner's."""
         return self.generator.exact
 
     @property
     def gives_model_logprobs(self) -> bool:
-        """As the generator itself."""
+        """Whether the wrapped generator returns the model's log-probabilities."""
         return self.generator.gives_model_logprobs
 
     def generate(
@@ -92,9 +92,9 @@ class RunGenerator:
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Return the logged groups of these draws, whole; generate them where one is missing.
+        """Return the logged groups if all are complete; otherwise generate.
 
-        Of a race the log holds the groups that were wanted, and says which were put back.
+        With an oversampling cutoff the log holds the selected groups and the names of the others.
         """
         logged = self._log.read()
         there = [problem for problem in problems if problem.group_id in logged]
@@ -108,7 +108,7 @@ class RunGenerator:
                 late = [name for name in names if name not in {group.id for group in groups}]
                 self._run.put_back = PutBack(late, race.tokens)
                 return groups
-            # the log holds no answers
+            # Logged problems have no answers, so the drawn problems replace them.
             groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
@@ -125,12 +125,12 @@ class RunGenerator:
         first_sibling: int,
         on_group: Callable[[Group], None] | None,
     ) -> list[Group]:
-        """Generate what no kill has interrupted; completions that had ended before are taken.
+        """Sample the missing groups; completions that finished before a kill are reused.
 
-        Those are logged as they end, one by one where the generator is the engine of this process,
-        and by whole groups where it is another one. Where a completion depends on its neighbors,
-        the bits would change: all are sampled again. In a race, too: its metrics count what was
-        given up.
+        The local engine logs each completion when it ends; other generators log whole groups. If a
+        completion's bits depend on its batch neighbors, everything is sampled again. An
+        oversampling cutoff also samples everything again, because its metrics count the discarded
+        tokens.
         """
         rest = (sampling, group_size, first_sibling)
         if not getattr(self.generator, "independent", True):
@@ -156,19 +156,19 @@ class RunGenerator:
         return [groups[one.group_id] for one in problems]
 
     def sleep(self) -> None:
-        """Pass it on; a step has been collected."""
+        """Put the generator to sleep and start the next step's sampling, if it runs ahead."""
         self.generator.sleep()
         self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
-        """Pass the weights on."""
+        """Load new weights into the generator, timed as ``time/load_policy``."""
         with self._run.phase("load_policy"):
             self.generator.load_policy(weights)
 
 
 @contextmanager
 def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
-    """Have the engine of this process log completions; evaluations in between are not logged."""
+    """Log the local engine's completions during this block only, not during evaluations."""
     if not isinstance(generator, Engine):
         yield
         return
@@ -180,10 +180,10 @@ def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
 
 
 class RunVerifiers:
-    """Passes over groups that were judged before the run was killed; counted as ``time/verify``.
+    """Verifiers that reuse logged verdicts, timed as ``time/verify``.
 
-    describe: what is known of the verifiers, which grows as rows name more of them; it goes into
-    the run's evidence before what they judged does.
+    describe: returns the facts about the verifiers, which grow as rows name more verifiers. They
+    are recorded in the run before the verdicts.
     """
 
     def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:
@@ -193,18 +193,18 @@ class RunVerifiers:
         self._log = StepLog(run)
 
     def compares_siblings(self, problem: Problem) -> bool:
-        """Whether a completion's verdict may depend on the others of its group."""
+        """Whether a completion's verdict may depend on its siblings."""
         return compares_siblings(self.verifiers, problem)
 
     @contextmanager
     def judging(self) -> Yields[RunJudging]:
-        """Judge groups that are handed over; those of the log have their logged verdicts."""
+        """Open a judging session; logged groups get their logged verdicts."""
         with self.verifiers.judging() as judging:
             yield RunJudging(judging, self._run, self._describe, self._log)
 
 
 class RunJudging:
-    """The groups of one call, those that are in the rollout log apart."""
+    """Judging session that separates logged groups from new ones."""
 
     def __init__(
         self, judging: Judging, run: Run, describe: Callable[[], Verifiers], log: StepLog
@@ -213,7 +213,7 @@ class RunJudging:
         self._logged: dict[Group, tuple[Verdict, ...]] = {}
 
     def add(self, group: Group) -> None:
-        """Begin to judge a group, unless it was judged before."""
+        """Start judging a group unless its verdicts are logged."""
         logged = self._log.verdicts_of(group)
         if logged is not None:
             self._logged[group] = logged
@@ -222,7 +222,7 @@ class RunJudging:
             self._judging.add(group)
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of groups that were handed over."""
+        """Wait for the verdicts of added groups and return them."""
         fresh = [group for group in groups if group not in self._logged]
         with self._run.phase("verify"):
             found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))

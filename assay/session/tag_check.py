@@ -1,4 +1,4 @@
-"""A verifier for a tag that no row has judges nothing: that is told before the model is loaded."""
+"""Warn of verifiers for tags that no row has, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from assay.errors import message
 from assay.host.terminal import warn
 from assay.types import Problem
 
-LOOKED_AT = 200  # rows whose tags are read, of a set that is not read before it is drawn
+# Rows whose tags are read from sets that are generated on demand.
+LOOKED_AT = 200
 SHOWN = 12
 
 
 class TagWatch:
-    """Notes the tags of rows, and warns of a verifier for a tag that no row has."""
+    """Collects the tags of rows and warns of ``verifier_by_tag`` keys that match no row."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._wanted = config.data.verifier_by_tag
@@ -22,13 +23,13 @@ class TagWatch:
         self._num_seen = 0
 
     def see(self, problem: Problem) -> None:
-        """Note the tags of a row."""
+        """Record the tags of a row."""
         self._num_seen += 1
         if self._wanted:
             self._met |= dict.fromkeys(problem.tags)
 
     def of(self, rows: Sequence[Problem]) -> TagWatch:
-        """Look at some rows of a set that was not read, as a gym's is not; returns itself."""
+        """Sample rows of a set that was not read in full, such as a gym's; returns self."""
         if self._wanted and self._num_seen < len(rows):
             for number in range(0, len(rows), -(-len(rows) // LOOKED_AT)):
                 self.see(rows[number])

@@ -1,4 +1,4 @@
-"""A teacher behind an OpenAI-compatible server that tells log-probabilities of given tokens."""
+"""Remote teacher: an OpenAI-compatible server that returns prompt log-probabilities."""
 
 from __future__ import annotations
 
@@ -26,23 +26,29 @@ from assay.model.targets import LEAST
 
 Found = TypeVar("Found")
 Step = dict[int, float]
-"""The log-probabilities of some tokens at one place of a text."""
+"""Log-probabilities at one position, by token id."""
 
-SECONDS, ALL_SECONDS = 600.0, 1700.0  # for one request; for one with all its repetitions
-BACKOFF = 1.0  # seconds before the second attempt, then doubled: over a minute in all
-MAX_BODY = 2**30  # bytes of an answer: about 75 for each likely token of each token of a text
-NUM_NAMED, NUM_LAST = 256, 32  # tokens that a server is asked to name; those that come last
-SLACK = 1e-3  # by which probabilities of a float32 softmax may add up to more than 1
-UNSEEN = 1e-5  # a smaller rest of 1 is not known: float32 sums of a whole vocabulary are this exact
+# Time limits of one request, and of one request with all its retries.
+SECONDS, ALL_SECONDS = 600.0, 1700.0
+# Seconds before the second attempt; doubled each time, over a minute in total.
+BACKOFF = 1.0
+# Bytes of a response: about 75 for each of the top-k tokens at each position.
+MAX_BODY = 2**30
+# Number of tokens whose text the server must confirm, and how many of them end the vocabulary.
+NUM_NAMED, NUM_LAST = 256, 32
+# Tolerance for the sum of probabilities from a float32 softmax.
+SLACK = 1e-3
+# Smallest remainder of the probability mass that float32 sums over a vocabulary can resolve.
+UNSEEN = 1e-5
 ACCEPTED = "a server that tells log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
 INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft]"
 
 
 class ServerTeacher(TeacherElsewhere):
-    """Asks a server, several texts at a time; raises WorkerDied where it has no answer in a run.
+    """Teacher behind a server, with concurrent requests; raises WorkerDied if a request fails.
 
-    tokenizer: the policy's. Raises ConfigError for a server that cannot teach this policy: it is
-    asked to name some tokens of the policy, and for as many likely ones as the run will ask for.
+    tokenizer: the policy's. Raises ConfigError for an unsuitable server: at startup the server must
+    confirm the text of some tokens and return as many top-k tokens as the run needs.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class ServerTeacher(TeacherElsewhere):
     ) -> None:
         super().__init__(count, size, divergence)
         assert config.url is not None
-        if not is_url(config.url):  # what was found is not shown: it may hold a password
+        # The value is not shown, because a URL may contain a password.
+        if not is_url(config.url):
             raise ConfigError(f"teacher.url: accepted: {ADDRESS}")
         self.where = f"teacher.url {config.url}"
         self._config = config
@@ -61,18 +68,18 @@ class ServerTeacher(TeacherElsewhere):
         self._check_tokens(tokenizer)
 
     def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Return of each row of a batch what `TeacherModel.likeliest` does of its tokens."""
+        """Return the top-k distributions of each row, as `TeacherModel.likeliest` does."""
         return [likeliest(steps, count, size) for steps in self._steps_of(batch, count)]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return the log-probability of each token, [T] float32; that of one never said is -100."""
+        """Return the log-probability of each token, [T] float32, clamped to at least -100."""
         steps = [step for row in self._steps_of(batch, 0) for step in row]
         tokens = batch.tokens_T.tolist()
         found = [step[token] for token, step in zip(tokens, steps, strict=True)]
         return torch.tensor(found, dtype=torch.float32, device=batch.device).clamp_(min=LEAST)
 
     def _steps_of(self, batch: Batch, count: int) -> list[list[Step]]:
-        """Return of each row of a batch what the server says at each of its tokens."""
+        """Return the server's log-probabilities at each token of each row."""
         pool = ThreadPoolExecutor(self._config.concurrency)
         try:
             asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
@@ -81,11 +88,12 @@ class ServerTeacher(TeacherElsewhere):
             remedy = "see to the server, then go on with assay train --resume RUN"
             raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
         finally:
-            pool.shutdown(cancel_futures=True)  # those under way are waited for
+            # Running requests are awaited, pending ones are canceled.
+            pool.shutdown(cancel_futures=True)
             self._client.close()
 
     def _ask(self, prompt: list[int], tokens: list[int], count: int) -> list[Step]:
-        """Return what the server says at each of the tokens; raises EndpointFailure."""
+        """Return the server's log-probabilities at each token; raises EndpointFailure."""
         body: dict[str, Any] = {"prompt": prompt + tokens, "prompt_logprobs": count}
         read: Callable[[Any], list[Step]] = lambda said: read_steps(said, tokens, count)  # noqa: E731
         return self._send(body, read)
@@ -118,7 +126,7 @@ class ServerTeacher(TeacherElsewhere):
         return client
 
     def _read_context(self) -> int | None:
-        """Return the tokens that the server's model takes at once; None where it does not say."""
+        """Return the context length of the server's model; None if it is not reported."""
         models = self._open(self._client.judge.url.replace("/completions", "/models"), retries=1)
         try:
             said = models.send(None, lambda body: body, time.monotonic() + SECONDS, "")
@@ -135,10 +143,11 @@ class ServerTeacher(TeacherElsewhere):
             )
             raise ConfigError(message("teacher.path", found, accepted))
         longest = names.get(self._config.path, {}).get("max_model_len")
-        return longest - 1 if type(longest) is int else None  # one token is sampled, for nothing
+        # The API samples at least one token, which also takes context.
+        return longest - 1 if type(longest) is int else None
 
     def _check_tokens(self, tokenizer: Any) -> None:
-        """Raise ConfigError for a server that lacks what is asked of it, or has other tokens."""
+        """Raise ConfigError if the server returns too few log-probabilities or other tokens."""
         ours = _some_tokens(tokenizer)
         asked = [*ours][: self.context_length]
 
@@ -160,7 +169,7 @@ class ServerTeacher(TeacherElsewhere):
                 raise ConfigError(message(self.where, found, accepted, INSTEAD))
 
     def _why_not(self, asked: list[int], said: str) -> str:
-        """Return why a server does not tell what it was asked for."""
+        """Return the error message for a server that lacks the requested log-probabilities."""
         if self.count > 1:
             try:
                 self._send(
@@ -177,9 +186,9 @@ class ServerTeacher(TeacherElsewhere):
 
 
 def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
-    """Return what an answer says at each of a text's last tokens; raises EndpointFailure.
+    """Parse the log-probabilities at the last ``len(tokens)`` positions; raises EndpointFailure.
 
-    At least ``count`` tokens of each place are there, and the text's own among them.
+    Each position has at least ``count`` tokens, and always the token of the text itself.
     """
     try:
         told = body["choices"][0]["prompt_logprobs"]
@@ -202,10 +211,10 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 
 
 def likeliest(steps: Sequence[Step], count: int, size: int) -> Likeliest:
-    """Return the ``count`` likeliest tokens at each place, and what is left of 1 for all others.
+    """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
-    size: tokens in all. What is left is at least what float32 can tell from 0, unless that is more
-    than the others would have if each were as likely as the last of these.
+    size: vocabulary size. The remaining mass is at least the resolution of float32, but at most
+    the mass if every other token were as likely as the last of the top ``count``.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)
@@ -217,15 +226,15 @@ def likeliest(steps: Sequence[Step], count: int, size: int) -> Likeliest:
 
 
 def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Return the prompt and the tokens of each row."""
+    """Return the (prompt, completion) token ids of each row."""
     rows = batch.tokens_T.split(batch.length_R.tolist())
     prompts = (batch.prompts[number] for number in batch.group_R.tolist())
     return [(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def _some_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return tokens of a vocabulary with their names: the last ones, where added tokens are, and
-    some of all. A part of a character has no name of its own."""
+    """Return a sample of the vocabulary with its texts: the last tokens, where added tokens are,
+    and a random spread. Tokens that are part of a character have no text and are left out."""
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
     names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}

@@ -1,4 +1,4 @@
-"""The teacher of a run: loaded, and held against the policy that is to learn from it."""
+"""Open the teacher of a run and check that it fits the policy."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ INSTEAD = (
 
 
 def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTeacher:
-    """Open the configured teacher; raises ConfigError where it cannot teach this policy.
+    """Open the configured teacher; raises ConfigError if it does not fit this policy.
 
-    loaded: its model, where it is loaded already.
+    loaded: the teacher's model, if it is already loaded.
     """
     config = session.config
     assert config.teacher is not None
@@ -42,7 +42,8 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
     elif config.scale.teacher_actors is not None:
         device = "cuda" if config.scale.gpus_per_actor else "cpu"
-        path = absolute(config.teacher.path)  # an actor works in another folder
+        # Actors run in another working directory, so relative paths would not resolve there.
+        path = absolute(config.teacher.path)
         settings = config.teacher.model_copy(update={"path": path, "device": device})
         load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
         teacher = ActorTeacher(load, config.scale, count, size, divergence)
@@ -67,7 +68,7 @@ def load_teacher(
     tokenizer: Any,
     divergence: Divergence,
 ) -> TeacherModel:
-    """Load a teacher in this process; raises ConfigError where it cannot teach a policy.
+    """Load a teacher in this process; raises ConfigError if its tokenizer does not fit.
 
     tokenizer: the policy's.
     """
@@ -81,7 +82,7 @@ def _model_of(loaded: LoadedModel, divergence: Divergence, head: torch.device) -
 
 
 def _load_beside(session: Session) -> LoadedModel:
-    """Load the configured teacher where it is to be, beside the policy if nothing is said."""
+    """Load the configured teacher on its device; default: the device of the run."""
     config = session.config
     assert config.teacher is not None
     here = config.teacher.device or config.run.device
@@ -100,9 +101,9 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
 
 
 def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
-    """Open the teacher that an algorithm asks in the reference's place; None: there is none.
+    """Open the teacher that replaces the reference policy; None if no teacher is configured.
 
-    One that has another tokenizer scores spans of text.
+    A teacher with another tokenizer is used by cross-tokenizer distillation.
     """
     config = session.config
     if config.teacher is None:
@@ -121,7 +122,7 @@ def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
 
 
 def _on_spans(session: Session, loaded: LoadedModel) -> SpanTeacher:
-    """Return a teacher that scores spans; raises ConfigError where there are tools."""
+    """Return a cross-tokenizer teacher; raises ConfigError if the run uses tools."""
     config = session.config
     if config.tools.names or config.tools.environment:
         found = "a teacher with another tokenizer, and tools"
@@ -133,7 +134,7 @@ def _on_spans(session: Session, loaded: LoadedModel) -> SpanTeacher:
 
 
 def notes_on(teacher: AnyTeacher | None) -> list[str]:
-    """Return what is to be said of a teacher before a run."""
+    """Return notes about a teacher for the start of a run."""
     if not isinstance(teacher, SpanTeacher):
         return []
     template = teacher.renderer.template
@@ -144,12 +145,12 @@ def notes_on(teacher: AnyTeacher | None) -> list[str]:
 
 
 def model_of(teacher: AnyTeacher | None) -> Any:
-    """Return the model beside the policy, where there is one."""
+    """Return the teacher's local model, if there is one."""
     return None if teacher is None else teacher.model
 
 
 def divergence_of(config: TrainConfig) -> Divergence:
-    """Return the configured divergence; its default where the stage is no distillation."""
+    """Return the configured divergence; the default if the stage is not distillation."""
     settings = config.distill
     if settings is None:
         return Divergence()
@@ -157,13 +158,13 @@ def divergence_of(config: TrainConfig) -> Divergence:
 
 
 def head_size(loaded: LoadedModel) -> int:
-    """Return how many tokens a model gives a probability."""
+    """Return the output size of a model's head, in tokens."""
     return len(Head.of(loaded.model).weight_VD)
 
 
 def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
-    """Raise ConfigError for a teacher that has not all tokens of the student's tokenizer, or under
-    other numbers."""
+    """Raise ConfigError if the teacher lacks tokens of the student's tokenizer or numbers them
+    differently."""
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
     ours: dict[str, int] = tokenizer.get_vocab()
     beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)

@@ -1,4 +1,4 @@
-"""Whether a control of thinking can be, and whether any prompt has a use for it."""
+"""Validate thinking controls, and check that at least one prompt can use them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def check_thinking(
     sampling: SamplingConfig,
     asked: bool = True,
 ) -> None:
-    """Complain of a budget of thinking that is too small, or that no prompt has a use for.
+    """Raise ConfigError for a thinking budget that is too small or that no prompt can use.
 
-    asked: whether the budget was asked for here; one that a run only had may be of no use.
+    asked: whether the user set the budget; an inherited budget may be unused.
     """
     told = useless_thinking(renderer, problems, sampling)
     if asked and told:
@@ -27,7 +27,7 @@ def check_thinking(
 
 
 def check_generator(config: TrainConfig, problem: Problem) -> None:
-    """Raise DataError where a row asks for a budget of thinking, and the generator has none."""
+    """Raise DataError if a row asks for a thinking budget and the generator supports none."""
     budget = config.sampling.efforts.get(problem.effort or "")
     if config.scale.generator != "engine" and isinstance(budget, int):
         found = f"{problem.effort}, which is {budget} tokens of thinking"
@@ -38,11 +38,12 @@ def check_generator(config: TrainConfig, problem: Problem) -> None:
 def useless_thinking(
     renderer: PromptRenderer, problems: Sequence[Problem], sampling: SamplingConfig
 ) -> str:
-    """Return the complaint where thinking is controlled, and no prompt thinks; else an empty text.
+    """Return an error message if thinking is controlled but no prompt thinks; otherwise "".
 
-    Raises ConfigError for a budget that is too small, or too large.
+    Raises ConfigError for a budget that is too small or too large.
     """
-    thinks: dict[str | None, bool] = {}  # of each effort whose budget or least length holds
+    # By effort: whether any prompt with this budget or minimum length thinks.
+    thinks: dict[str | None, bool] = {}
     for problem in problems:
         effort = problem.effort
         if thinks.get(effort) or not sampling.controls_thinking(effort):

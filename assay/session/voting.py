@@ -1,4 +1,4 @@
-"""Which answers of a group are one candidate: those that the verifier holds equal (majority@k)."""
+"""Group equal answers into candidates for majority voting (majority@k), by the verifier."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from assay.host.fields import listed
 from assay.types import Group, Problem, Verdict
 
 Compared = tuple[str, str] | None
-"""A verifier, and the key of the spec in which it takes an answer as the accepted one."""
+"""A verifier, and the key of the spec that holds its accepted answer."""
 
 
 @dataclass
 class _Ballot:
-    """The answers of a group. names: answer to its candidate. open: pools of answers without one,
-    the right ones and the wrong ones: answers of different pools are never equal. asked: the pool
-    in question."""
+    """Votes of one group. names: maps each answer to its candidate. open: answers without a
+    candidate, in pools of correct and of wrong answers; answers of different pools are never equal.
+    asked: the pool that is being judged."""
 
     group: Group
     verifier: str
@@ -30,7 +30,7 @@ class _Ballot:
     asked: list[str] = field(default_factory=list[str])
 
     def question(self) -> Group | None:
-        """Return open answers, to be judged by the first; None where nothing can change."""
+        """Return unassigned answers to judge against a first one; None if the winner is certain."""
         for pool in self.open:
             pool[:] = [answer for answer in pool if answer not in self.names]
             self.names |= {answer: answer for answer in pool if len(pool) == 1}
@@ -51,7 +51,7 @@ class _Ballot:
         return Group(problem, self.group.prompt, completions)
 
     def answer(self, verdicts: Sequence[Verdict]) -> None:
-        """Give the answers that were judged right the name of the one that was the gold."""
+        """Assign the answers that were judged equal to the candidate of the first answer."""
         gold, *others = self.asked
         for answer, verdict in zip(others, verdicts, strict=True):
             if verdict.correct:
@@ -65,14 +65,14 @@ def candidates(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> list[Mapping[str, str]]:
-    """Return, for each group, {extracted answer: the answer that stands for its candidate}.
+    """Return, for each group, a mapping from extracted answers to the answer that names them.
 
-    Right answers are one candidate where one answer is accepted: they are equal to it. Of several
-    accepted ones, and of wrong answers, the verifier is asked which is right where another is the
-    gold: each distinct text once against each candidate, the most frequent first, and no more once
-    they cannot win together. A group whose verifier compares nothing (`compares`
-    gives None) has an empty mapping: its answers are compared as text. weights: what the vote of
-    each completion counts, 0 or more; 1 where there are none.
+    If the spec has a single accepted answer, all correct answers are one candidate. Otherwise, and
+    for wrong answers, the verifier compares: one answer becomes the accepted answer, and the others
+    are judged against it. Each distinct text is judged once per candidate, the most frequent first,
+    until the remaining answers cannot win together. A group whose verifier compares nothing
+    (`compares` returns None) has an empty mapping; its answers are compared as text. weights: vote
+    of each completion, 0 or more; default 1.
     """
     counts = weights or [[1.0] * len(each) for each in verdicts]
     ballots = [

@@ -1,6 +1,6 @@
-"""What commands and notebooks call: train, evaluate, sample, dry_run, export.
+"""Public functions for commands and notebooks: train, evaluate, sample and dry_run.
 
-`assay.session.judging` has what is asked of verifiers alone.
+Functions that need verifiers but no model are in `assay.session.judging`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(
     approved_by: str | None = None,
     quiet: bool = False,
 ) -> TrainResult:
-    """Train as a configuration says, or go on with a run; return how it ended.
+    """Train with a configuration, or resume a run; return the outcome.
 
         result = assay.train("run.toml", overrides=["rl.steps=20"])
         data = {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]}
@@ -79,13 +79,13 @@ def train(
         run = assay.load_run(result.run)
 
     config: a TOML file, a dict with the same sections and keys (docs/configuration.md), or a
-    `TrainConfig`. overrides: keys to set beside, as ``["rl.steps=20"]``. resume: the directory of
-    a run to go on with, in place of ``config``. accept_changed_verifiers: resume although the
-    reward changed; it is recorded. trust_run: import what the configuration of a run from elsewhere
-    names, on resume. approved_by: who answers for going on after a severe stop of the guard.
-    quiet: show nothing while it runs.
+    `TrainConfig`. overrides: keys that replace configured values, such as ``["rl.steps=20"]``.
+    resume: directory of a run to resume, instead of ``config``. accept_changed_verifiers: resume
+    although the reward changed; the change is recorded. trust_run: on resume, import the Python
+    code that a foreign run's configuration names. approved_by: approver, required to resume after a
+    severe stop of the guard. quiet: show no progress.
 
-    Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
+    Raises UserError for invalid input, RunStopped if a guard stopped the run, DiskFull,
     OutOfMemory.
     """
     if approved_by is not None and resume is None:
@@ -93,15 +93,15 @@ def train(
     if resume is not None:
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
-        load_run(resume)  # all that is damaged is told before a model is loaded
+        # Damaged files are reported before a model is loaded.
+        load_run(resume)
         check_approved(Path(resume), approved_by)
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = read_config(config, overrides)
-    if (
-        resume is not None
-    ):  # a run keeps what it has settled, also where an override left it open again
+    # A resumed run keeps its number of slots, even if an override unsets it.
+    if resume is not None:
         overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
     stage = Stage(
         settings,
@@ -116,7 +116,7 @@ def train(
 
 
 def run_stage(stage: Stage) -> TrainResult:
-    """Run one stage; returns what it made, and where. Raises as `train` does."""
+    """Run one stage and return its outcome. Raises the errors of `train`."""
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
@@ -127,11 +127,11 @@ def run_stage(stage: Stage) -> TrainResult:
 
 
 KINDS = {name: name for name in STAGES} | {"rl": "rl_run"}
-"""The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
+"""Module of each kind of stage, imported on demand; it defines ``KIND``."""
 
 
 def kind_of(config: TrainConfig) -> Kind:
-    """Return what the configured kind of stage can do."""
+    """Return the implementation of the configured kind of stage."""
     return import_module(f"assay.training.{KINDS[config.stage]}").KIND
 
 
@@ -163,17 +163,18 @@ def evaluate(
         after.pass_at_1, after.stderr
 
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
-    configuration says how prompts are rendered. problems: sources (docs/configuration.md), or rows
-    themselves. temperature: 0 is greedy. max_tokens: the longest completion. think_budget: the most
-    tokens of thinking; effort: that of rows without one (docs/thinking.md). max_problems: the
-    first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
-    overrides: of the configuration, as ``["sampling.top_p=0.9"]``. allow: Python code that rows may
-    name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL file
-    that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a
-    folder of adapters (peft) for a model that has none, or a run's checkpoint that holds some: its
-    base model may lie elsewhere than it says. quiet: do not show how far it is.
+    configuration defines how prompts are rendered. problems: sources (docs/configuration.md), or
+    the rows themselves. temperature: 0 is greedy. max_tokens: maximum completion length.
+    think_budget: maximum number of thinking tokens; effort: default for rows without an effort
+    (docs/thinking.md). max_problems: use only the first problems. verifier: default for rows that
+    name none; None: that of the run, or ``math``. overrides: changes to the configuration, such as
+    ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their verifier. trust_run:
+    import the Python code that a foreign run names. out: a JSONL file for all completions and
+    verdicts. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a
+    run's checkpoint with adapters, to load on a base model; the base model may be at another path
+    than the adapter records. quiet: show no progress.
 
-    Raises UserError where the input is wrong.
+    Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if out is not None:
@@ -215,12 +216,12 @@ def sample(
     adapter: Path | str | None = None,
     quiet: bool = False,
 ) -> SampleResult:
-    """Return completions of one prompt, or of the first problems of a source, with their verdicts.
+    """Sample completions of one prompt, or of the first problems of a source, and judge them.
 
         print(assay.sample("runs/first@best", "What is 3+5?", answer="8"))
 
-    prompt: the question; answer: what it is judged by, where there is one. problems: sources or
-    rows instead, of which the first ``max_problems`` are asked. num_samples: completions of each.
+    prompt: the question. answer: its expected answer, if any. problems: sources or rows instead of
+    a prompt; the first ``max_problems`` are used. num_samples: completions per problem.
 
     The other parameters are those of `evaluate`.
     """
@@ -241,7 +242,7 @@ def sample(
 
 
 def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
-    """Show what `train` would do: one prompt, completion and verdict, the plan, and the memory.
+    """Preview `train`: one prompt, completion and verdict, the plan, and the estimated memory.
 
         print(assay.dry_run("run.toml"))
 
@@ -272,9 +273,9 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
 
 
 def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
-    """Return the estimated hours of a run, by this machine's rates: nothing is timed.
+    """Return the estimated hours of a run from this machine's rates, without timing.
 
-    None where a teacher is asked, whose time the arithmetic leaves out.
+    None if a teacher scores completions, because the estimate does not cover its time.
     """
     if look.teacher is not None:
         return None
@@ -285,7 +286,7 @@ def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) 
 
 
 def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:
-    """Return the validated configuration that a file, a tree or a model stands for."""
+    """Return the validated configuration of a file, a dict or a `TrainConfig`."""
     overrides = several(overrides)
     if isinstance(config, Path | str):
         return configuration.load(config, overrides)
@@ -294,10 +295,10 @@ def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with its checkpoints' folders and the engine's slots.
+    """Resolve checkpoint names to folders and set the engine's slots.
 
-    Raises ConfigError for `model.adapter`: what a run started from is one model, whose files it
-    names for its lineage, its gate and its resume.
+    Raises ConfigError for `model.adapter`: training needs a single model, because lineage, gate and
+    resume refer to its files.
     """
     if (adapter := config.model.adapter) is not None:
         accepted = "one model to train"
@@ -309,7 +310,7 @@ def settled(config: TrainConfig) -> TrainConfig:
 
 
 def with_checkpoint(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with folders in place of checkpoints' names."""
+    """Resolve checkpoint names in the configuration to folders."""
     changed: dict[str, Any] = {}
     for name in ("model", "critic", "teacher"):
         section = getattr(config, name)
@@ -330,7 +331,7 @@ def open_asked(
     stack: ExitStack,
     given: Sequence[Problem] | None = None,
 ) -> tuple[Session, Sequence[Problem]]:
-    """Return a model that can be asked, and the problems that it is asked: those of the sources."""
+    """Open a session for sampling, and the problems to sample: ``given``, or those of sources."""
     config = sampling_config(model, list(map(str, sources)), how)
     verifiers = open_verifiers(config, stack)
     if given is None:
@@ -343,7 +344,7 @@ def open_asked(
 
 
 def _prompted(prompt: str, answer: str | None) -> Problem:
-    """Return the problem of a prompt that was given; raises DataError where it is no text."""
+    """Return the problem for a prompt; raises DataError if it is not text."""
     row = {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": answer}
     return read_problem(row, "--prompt", "prompt")
 
@@ -367,7 +368,7 @@ def _sample(
 
 
 def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
-    """Whether there is what the verifier reads: a prompt alone has no answer."""
+    """Whether the problem has the keys that the verifier reads; a bare prompt has no answer."""
     try:
         verifiers.check_problem(problem)
     except VerifierError:

@@ -1,4 +1,4 @@
-"""What is collected for one step: how many prompts and siblings, at which temperature."""
+"""Sampling plan of a training step: number of prompts, group sizes and temperature."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ Judged = tuple[Group, Sequence[Verdict]]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What is collected each step.
+    """Sampling settings of every step.
 
-    max_refills: of dynamic sampling; 0 where the algorithm has none. max_group_size: up to which
-    groups without a completion that passed are sampled on; None: groups keep their size.
-    temperatures: [step, temperature] points, linear in between; none: that of ``sampling``.
+    max_refills: limit for dynamic sampling; 0 if the algorithm has none. max_group_size: size up to
+    which groups without a correct completion are extended; None: groups keep their size.
+    temperatures: [step, temperature] points with linear interpolation; empty: the temperature of
+    ``sampling``.
     """
 
     num_prompts: int
@@ -36,7 +37,7 @@ class BatchPlan:
     temperatures: Sequence[tuple[int, float]] = ()
 
     def sampling_at(self, step: int) -> SamplingConfig:
-        """Return how the step after ``step`` finished ones is sampled."""
+        """Return the sampling settings after ``step`` finished steps."""
         if not self.temperatures:
             return self.sampling
         temperature = at_step(self.temperatures, step)
@@ -44,7 +45,7 @@ class BatchPlan:
 
 
 def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
-    """Return what a schedule says after ``step`` steps: linear between its points."""
+    """Interpolate a schedule linearly at ``step``."""
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
 
@@ -58,15 +59,16 @@ def sample_groups(
     plan: BatchPlan,
     wanted: int,
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
-    """Return a group of each problem, of its size, and its verdicts; equal sizes are one call.
+    """Sample and judge one group per problem; problems with equal group sizes share one call.
 
-    Where there are more problems than groups are wanted, those are returned that end first (`Race`:
-    whose longest completion is shortest); then all have one size.
+    If there are more problems than wanted groups, the oversampling cutoff (`Race`) selects the
+    groups that finish first, which are those with the shortest maximum length. All groups then have
+    one size.
 
-    Where the plan has a largest group size, groups in which nothing passed are sampled on, a group
-    size at a time, until something passes in them or they are full: hard problems get the samples
-    that easy ones do not need (as in multi-round adaptive sampling, Xiong et al. 2025, arXiv
-    2510.04996).
+    If the plan sets a maximum group size, groups without a correct completion are extended by one
+    group size at a time, until a completion passes or the maximum is reached. Hard problems thus
+    get the samples that easy problems do not need (multi-round adaptive sampling, Xiong et al.
+    2025, arXiv 2510.04996).
     """
     parts = (generator, verifiers)
     if len(problems) > wanted:
@@ -90,9 +92,9 @@ def _sampled_on(
     sampling: SamplingConfig,
     plan: BatchPlan,
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
-    """Return the groups, those in which nothing passed sampled on where the plan has it so.
+    """Extend the groups without a correct completion, if the plan allows it.
 
-    Where verifiers compare siblings, a group that has grown is judged again as a whole.
+    If verifiers compare siblings, extended groups are judged again as a whole.
     """
     if plan.max_group_size is None:
         return groups, verdicts
@@ -124,7 +126,7 @@ def _joined(group: Group, more: Group) -> Group:
 
 
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
-    """Whether nothing passed; a group of another size is from the rollout log, and whole."""
+    """Whether no completion passed. A group of another size is complete: the log restored it."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
 
@@ -134,7 +136,7 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 
 
 def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[AheadCall]:
-    """Return what the generator will be asked for in the step after the one at hand."""
+    """Return the generator calls of the next step."""
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
     ahead = curriculum.ahead()
@@ -148,10 +150,10 @@ def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[AheadC
 
 
 def is_mixed(verdicts: Sequence[Verdict]) -> bool:
-    """Return whether some judged completions are right and some are wrong."""
+    """Whether a group has both correct and wrong judged completions."""
     return len({verdict.correct for verdict in verdicts if verdict.judged}) == 2
 
 
 def unzip(judged: Sequence[Judged]) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Return the groups and their verdicts apart."""
+    """Split judged groups into groups and verdicts."""
     return [group for group, _ in judged], [verdicts for _, verdicts in judged]

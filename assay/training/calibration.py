@@ -1,4 +1,4 @@
-"""Whether predicted probabilities come true: calibration error, Brier score, reliability."""
+"""Calibration metrics of predicted probabilities: ECE, Brier score, log loss, reliability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Predictions of alike probability: how many, their mean, and the share that came true."""
+    """Predictions of similar probability: their count, their mean, and the observed frequency."""
 
     count: int
     predicted: float
@@ -23,7 +23,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How probabilities compare with what came true. reliability: the bins of equal width."""
+    """Calibration of predicted probabilities. reliability: the bins of equal width."""
 
     ece: float
     adaptive_ece: float
@@ -48,9 +48,10 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
     """Measure predictions p_i against outcomes y_i in [0, 1]; both [n], n > 0.
 
     ece: sum_b n_b/n |mean_b y - mean_b p| over bins b of equal width (Guo et al. 2017,
-    arXiv:1706.04599, eq. 3, of the probability of one label); adaptive_ece: the same over bins of
-    equal count (Nguyen and O'Connor 2015), which no bin with few predictions can dominate. brier:
-    mean (p - y)^2. log_loss: mean -y log p - (1 - y) log(1 - p), p kept 1e-12 from 0 and 1.
+    arXiv:1706.04599, eq. 3, for the probability of one label). adaptive_ece: the same over bins of
+    equal count (Nguyen and O'Connor 2015), so that sparse bins cannot dominate. brier:
+    mean (p - y)^2. log_loss: mean -y log p - (1 - y) log(1 - p), with p clipped to
+    [1e-12, 1 - 1e-12].
     """
     width_bins = np.minimum((predicted * num_bins).astype(np.int64), num_bins - 1)
     equal_width = bins_of(predicted, observed, width_bins)
@@ -69,7 +70,7 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
 
 
 def bins_of(predicted: Array, observed: Array, bin_of: NDArray[np.int64]) -> tuple[Bin, ...]:
-    """Return the bins that hold a prediction, in order of their numbers."""
+    """Return the non-empty bins in order of their index."""
     found: list[Bin] = []
     for number in np.unique(bin_of).tolist():
         chosen = bin_of == number
@@ -79,6 +80,6 @@ def bins_of(predicted: Array, observed: Array, bin_of: NDArray[np.int64]) -> tup
 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """Return the mean distance of predicted from observed, a bin counting its predictions."""
+    """Return the mean |observed - predicted| over bins, weighted by their counts."""
     total = sum(one.count for one in bins)
     return sum(one.count * abs(one.observed - one.predicted) for one in bins) / total

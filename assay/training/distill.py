@@ -1,4 +1,4 @@
-"""Distillation: learning a teacher's distributions, on traces or on completions of one's own."""
+"""Distillation: learn a teacher's distributions on traces or on the student's completions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from assay.training.teacher_cache import Keeping
 from assay.verify.service import VerifierService
 
 Rows = Sequence[Trace] | Problems
-"""What a stage of distillation reads: traces, or problems that the student is to answer."""
+"""Data of a distillation stage: traces, or problems for the student to answer."""
 
 
 def run_distill(stage: Stage) -> Path:
@@ -56,14 +56,14 @@ def run_distill(stage: Stage) -> Path:
 
 
 def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
-    """Open the traces, or the problems; raises DataError for a bad row, or leaves it out."""
+    """Open the traces or problems; bad rows raise DataError or are skipped."""
     assert config.distill is not None
     read = read_traces if config.distill.traces else read_problems
     return read(config, verifiers)
 
 
 def lay_out_taught(session: Session, traces: Sequence[Trace]) -> Lessons:
-    """Return the traces as tokens, and what teaches them."""
+    """Render the traces to tokens and open their teacher."""
     settings = session.config.distill
     assert settings is not None
     if settings.keep is not None:
@@ -81,7 +81,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> Lessons:
 
 
 def run_on_policy(stage: Stage) -> Path:
-    """Run a stage in which the student samples what it is taught on; returns the run's folder."""
+    """Run on-policy distillation: the student samples its training data; returns the folder."""
     config = stage.config
     settings = config.distill
     assert settings is not None
@@ -113,7 +113,7 @@ def run_on_policy(stage: Stage) -> Path:
 
 
 def taught_words(config: TrainConfig) -> str:
-    """Return what is learned from whom."""
+    """Describe the divergence and the teacher."""
     assert config.distill is not None
     settings = config.distill
     share = settings.cross_entropy
@@ -127,7 +127,7 @@ def taught_words(config: TrainConfig) -> str:
 
 
 def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
-    """Say what the stage would do with these rows."""
+    """Preview the stage with these rows."""
     settings = config.distill
     assert settings is not None
     words = taught_words(config)
@@ -136,7 +136,8 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
             teacher = open_teacher(session)
-            lay_out_traces(session, rows, teacher.context_length)  # all of them fit
+            # Raises DataError for a trace that exceeds the teacher's context.
+            lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
         keeping = Keeping(session, lay_out_traces(session, rows).groups, rows)
         return replace(look, teacher=keeping.teacher, asked=keeping.asked)

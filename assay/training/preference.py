@@ -1,4 +1,4 @@
-"""Learning from preferences: `preference_step`, and a run of it, from given or sampled pairs."""
+"""Preference training: `preference_step`, and runs on offline or sampled pairs."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 
 WEIGHT_RATIOS = (1.0, 1.5)
-"""KTO asks for this ratio of all desirable to all undesirable weight (Ethayarajh et al. 2024)."""
+"""Accepted ratio of total desirable to undesirable weight in KTO (Ethayarajh et al. 2024)."""
 
 DrawPairs = Callable[[int], PreferenceBatch | None]
-"""Return the pairs of a step, with what the reference says of them; None where there are none."""
+"""Draws the pairs of a step with the reference's log-probabilities; None if there are none."""
 
 
 @dataclass
 class PreferenceLoop:
-    """What a preference step works with.
+    """Parts of a preference step.
 
-    heldout: problems to evaluate on. evaluate_pairs: on held-out pairs; None: there are none.
-    generator: what samples pairs, where they are sampled. moving: the reference, where it is to
-    follow the policy. warned: that the chosen completions fell.
+    heldout: problems to evaluate on. evaluate_pairs: evaluates held-out pairs; None: there are
+    none. generator: samples completions to pair; None for offline pairs. moving: reference that is
+    refreshed from the policy. warned: whether the fall of chosen completions was reported.
     """
 
     draw: DrawPairs
@@ -94,7 +94,7 @@ class PreferenceLoop:
 
 
 def preference_step(loop: PreferenceLoop) -> None:
-    """Draw one step's pairs, learn from them, write it down."""
+    """Draw one step's pairs, update the policy, and record the step."""
     run, learner = loop.run, loop.learner
     pairs = loop.draw(run.step)
     update = nothing_learned(learner)
@@ -132,25 +132,26 @@ def run_preference(stage: Stage) -> Path:
 
         for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
-    assert opening.run is not None  # pairs may be scored no further than to an interrupt
+    # An interrupt during scoring leaves the block before `loop` exists; the run is open then.
+    assert opening.run is not None
     return opening.run.folder
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
-    """Return beta after ``step`` steps: by the schedule, where there is one."""
+    """Return beta after ``step`` steps: from the schedule if there is one."""
     return at_step(settings.beta_schedule, step) if settings.beta_schedule else row.beta
 
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
-    """Return the update of a step without pairs: no optimizer step is taken."""
+    """Return the update of a step without pairs, which takes no optimizer step."""
     unit = "pairs" if learner.row.paired else "completions"
     return Update({f"preference/{unit}": 0.0, **step_metrics([])}, learner.policy_version)
 
 
 def warn_of_fall(loop: PreferenceLoop) -> None:
-    """Note once that chosen completions have become less likely than they were at the start.
+    """Warn once if chosen completions have become less likely than at the start.
 
-    Their probability may fall while the margin grows: what rises instead is neither of the two.
+    Their probability can fall while the margin grows; the mass then moves to other completions.
     """
     change = loop.run.metrics.get("preference/change_chosen_token")
     if change is None or change > -loop.config.warn_fall or loop.warned:
@@ -166,7 +167,7 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
 
 @dataclass
 class _Opening:
-    """What a preference run is made from. rows: as `read_rows` gives them. run: once it is open."""
+    """Inputs of a preference run. rows: result of `read_rows`. run: the opened run, if any."""
 
     stage: Stage
     settings: PreferenceConfig
@@ -178,10 +179,10 @@ class _Opening:
     run: Run | None = None
 
     def given(self) -> PreferenceLoop:
-        """Open pairs that are there already, and score them by the policy at the start, once.
+        """Open offline pairs and score them once with the initial policy.
 
-        On resume the policy is the one at the start until the run is attached. So what the
-        reference table lacks is scored as it would have been then.
+        On resume the learner holds the initial weights until the run is attached, so missing scores
+        are computed from the same policy as in the original run.
         """
         settings, row, session = self.settings, self.row, self.session
         examples, notes = open_examples(session, settings.pairs, settings, row)
@@ -211,13 +212,13 @@ class _Opening:
         run.attach(model=learner)
 
         def draw(step: int) -> PreferenceBatch:
-            """Return the pairs of a step."""
+            """Return the batch of a step."""
             return pack_examples(drawn(step), learner, _looked_up(table) if watched else None)
 
         return PreferenceLoop(draw, run, learner, self.guard, settings, problems, evaluate)
 
     def on_policy(self) -> PreferenceLoop:
-        """Open the problems whose completions are sampled, judged and paired step by step."""
+        """Open the problems that are sampled, judged and paired in each step."""
         config, settings, session = self.stage.config, self.settings, self.session
         judge = pairwise_judge(config)
         problems = fit_problems(self.rows, session)
@@ -229,7 +230,7 @@ class _Opening:
         run = self._run(settings.steps, ())
         table = ReferenceTable(run.folder)
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
-        # The policy at the start, which is there on resume too: only one that moves is saved.
+        # The initial policy is available on resume too, so only a moving reference is saved.
         reference = Reference(learner.policy) if self.row.needs_reference else None
         moving = reference if settings.reference_every is not None else None
         parts = {} if moving is None else {"reference": moving}
@@ -244,7 +245,7 @@ class _Opening:
                 return learner.logprobs(batch, policy)
 
         def draw(step: int) -> PreferenceBatch | None:
-            """Sample and judge one step's groups; return their pairs."""
+            """Sample and judge one step's groups and return their pairs."""
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
@@ -284,10 +285,10 @@ class _Opening:
         learner: PreferenceLearner,
         run: Run,
     ) -> Callable[[], None] | None:
-        """Score held-out pairs by the policy at the start; return what evaluates them.
+        """Score held-out pairs with the initial policy; return a function that evaluates them.
 
-        They are always measured against that policy, and with the row's own beta, so that what was
-        found at different steps can be compared.
+        The reference is always the initial policy and beta the preset's own, so that results of
+        different steps are comparable.
         """
         if not heldout:
             return None
@@ -299,7 +300,7 @@ class _Opening:
     def _repeats(
         self, examples: Sequence[Example], heldout: Sequence[Example], problems: Sequence[Problem]
     ) -> Iterator[str]:
-        """Say how many held-out prompts are also learned from: these measure nothing new."""
+        """Warn of held-out prompts that are also in the training set."""
         learned = {one.group.prompt.tokens.tobytes() for one in examples}
         pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
         asked = [self.session.renderer.render(one).tokens.tobytes() for one in problems]
@@ -319,13 +320,13 @@ def _schedule(num_examples: int, settings: PreferenceConfig, seed: int) -> RowSc
 
 
 def choose_preference(settings: PreferenceConfig) -> Preference:
-    """Return the configured row of the table; raises ConfigError where it cannot work."""
+    """Return the configured preference preset; raises ConfigError for conflicting settings."""
     names = {field.name for field in fields(Preference)} & type(settings).model_fields.keys()
     return preference(settings.method, **{name: getattr(settings, name) for name in names})
 
 
 def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
-    """Open the problems or check every given pair, before a model is loaded."""
+    """Open the problems, or check all offline pairs, before a model is loaded."""
     settings = config.preference
     assert settings is not None
     if not settings.pairs:
@@ -339,14 +340,14 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
 
 
 def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
-    """Return what compares two sampled completions; None where verdicts say which is better."""
+    """Return the judge that compares sampled completions; None if verdicts define the order."""
     if config.preference is not None and config.preference.judge == "pairwise":
         return PairwiseVerifiers(config.verification.options.get("judge", {}))
     return None
 
 
 def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:
-    """Say what the stage would do with given pairs, or with problems to sample them of."""
+    """Preview the stage with offline pairs, or with problems to sample from."""
     settings = config.preference
     assert settings is not None
     row = choose_preference(settings)
@@ -376,9 +377,9 @@ def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLo
 def _work_of(
     examples: Sequence[Example], schedule: RowSchedule, row: Preference, layout: Layout
 ) -> GivenWork:
-    """Return how many tokens go through the model in a step, and before the first.
+    """Return the token counts of a step and of the scoring before the first step.
 
-    A method without pairs (KTO) also scores each step's completions behind other prompts.
+    An unpaired method (KTO) also scores each step's completions behind other prompts.
     """
     drawn = [n for step in range(schedule.num_steps) for n in schedule.draw(step)]
     prompts = np.array([len(one.group.prompt.tokens) for one in examples])
@@ -398,7 +399,7 @@ def _work_of(
 
 
 def _first_words(example: Example) -> list[str]:
-    """Return what is learned from first, good and bad."""
+    """Return the first training example, for display."""
     pairs = zip(example.group.completions, example.verdicts, strict=True)
     names = {True: "chosen", False: "rejected"}
     return [f"the first {names[verdict.correct]}: {one.text!r}" for one, verdict in pairs]
@@ -414,7 +415,7 @@ def open_examples(
     row: Preference,
     limit: int | None = None,
 ) -> tuple[list[Example], list[str]]:
-    """Open sources of preferences; returns them as tokens, and one line a finding."""
+    """Open preference sources; returns (examples as tokens, notes)."""
     limits = [one for one in (settings.max_tokens, session.loaded.context_length) if one]
     seed, on_bad_row = session.config.run.seed, session.config.data.on_bad_row
     longest = min(limits, default=None)
@@ -434,7 +435,7 @@ def groups_to_score(
 
 
 def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
-    """Prove that shared prompts equal plain ones, and choose for pairs of this length."""
+    """Check that packed shared prompts match plain ones; choose the layout for these lengths."""
     completions = [len(each.tokens) for one in examples for each in one.group.completions]
     group_size = int(np.median([len(one.group.completions) for one in examples]))
     return probe_layouts(
@@ -448,7 +449,7 @@ def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
 
 
 def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
-    """Say where KTO's two kinds of completions weigh too differently."""
+    """Warn if KTO's desirable and undesirable weights are out of balance."""
     if row.paired:
         return
     flat = [verdict.correct for one in examples for verdict in one.verdicts]

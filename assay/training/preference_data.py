@@ -1,7 +1,7 @@
-"""What a preference step learns from: completions of a prompt, and which of them are good.
+"""Training examples of preference methods: completions of one prompt, labelled good or bad.
 
-They come from files of pairs, from the rollouts of a run (``run:FOLDER``), from a file that
-``assay eval --out`` wrote (``verdicts:FILE``), or from the groups that a step samples.
+They come from files of pairs, from the rollouts of a run (``run:FOLDER``), from a file of
+``assay eval --out`` (``verdicts:FILE``), or from the groups that a step samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from assay.types import Completion, Group, Problem, Prompt, Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is learned from together: a group, and which of its completions are good."""
+    """One training example: a group with a label per completion."""
 
     group: Group
     verdicts: tuple[Verdict, ...]
@@ -38,11 +38,11 @@ class Example:
     def of_pair(
         cls, problem: Problem, prompt: Prompt, best: Completion, worst: Completion
     ) -> Example:
-        """Return a pair; the better completion stands first."""
+        """Return a pair with the better completion first."""
         return cls(Group(problem, prompt, (best, worst)), (GOOD, BAD))
 
     def apart(self) -> list[Example]:
-        """Return each completion as an example of its own."""
+        """Split the example into one example per completion."""
         group = self.group
         return [
             Example(Group(group.problem, group.prompt, (completion,)), (verdict,))
@@ -57,10 +57,10 @@ def examples_of_group(
     settings: PreferenceConfig,
     rng: np.random.Generator,
 ) -> list[Example]:
-    """Return what a judged group teaches; nothing of completions that were not judged.
+    """Return the training examples of a judged group; unjudged completions are left out.
 
-    To a method that learns from pairs: up to ``pairs_per_group`` pairs (see `chosen_pairs`). To
-    one that learns from single completions: all of them, desirable where they passed.
+    Paired methods get up to ``pairs_per_group`` pairs (see `chosen_pairs`). Unpaired methods get
+    one example with all completions, desirable if they passed.
     """
     judged = [n for n, one in enumerate(verdicts) if one.judged and one.reward is not None]
     completions = group.completions
@@ -82,11 +82,10 @@ def chosen_pairs(
     settings: PreferenceConfig,
     rng: np.random.Generator,
 ) -> list[tuple[int, int]]:
-    """Return (better, worse) indices, each completion in one pair at most.
+    """Return (better, worse) indices; each completion is in at most one pair.
 
-    best_worst: the highest reward with the lowest, the second with the second lowest, and so on,
-    as long as they differ. random: completions that passed with others that did not, in a random
-    order.
+    best_worst: the highest reward with the lowest, the second highest with the second lowest, and
+    so on, while the rewards differ. random: correct completions with wrong ones, in random order.
     """
     if settings.choose == "random":
         right = rng.permutation([n for n in judged if verdicts[n].correct]).astype(int).tolist()
@@ -100,10 +99,10 @@ def chosen_pairs(
 
 
 def mismatched(examples: Sequence[Example]) -> list[Group]:
-    """Return each prompt with the completion of a next example; none of fewer than two examples.
+    """Return each prompt with the completion of another example; [] for fewer than two examples.
 
-    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as KTO has it. Examples of the same prompt are passed
-    over where there are others, since their completions do not mismatch.
+    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as in KTO. Examples with the same prompt are skipped if
+    others exist, because their completions do match the prompt.
     """
     count = len(examples)
     groups: list[Group] = []
@@ -119,10 +118,9 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
 
 @dataclass
 class ExampleReader:
-    """Opens sources of preferences as tokens.
+    """Reads preference sources as tokens.
 
-    max_tokens: the longest prompt and completion together. skipped: complaints about what was left
-    out.
+    max_tokens: limit for prompt and completion together. skipped: errors of skipped rows.
     """
 
     row: Preference
@@ -136,10 +134,11 @@ class ExampleReader:
     def read(
         self, sources: Sequence[str], limit: int | None = None
     ) -> tuple[list[Example], list[str]]:
-        """Return the examples of all sources, and one line a finding. Raises DataError."""
+        """Read the examples of all sources; returns (examples, notes). Raises DataError."""
         found: list[Example] = []
         notes: list[str] = []
-        num_unlisted = 0  # complaints of which a set keeps no more than the first
+        # Skipped rows beyond the stored error messages of a row set.
+        num_unlisted = 0
         for source in filter(is_judged_source, sources):
             judged = self.read_judged(source)
             found += judged
@@ -157,10 +156,10 @@ class ExampleReader:
         return found[:limit], notes
 
     def render(self, preferences: Sequence[Pair | Labelled]) -> list[Example]:
-        """Render pairs and labelled completions; a method of labels takes a pair apart.
+        """Render pairs and labelled completions; unpaired methods split each pair.
 
-        Raises DataError for one that is too long, for two completions of the same tokens, and for a
-        labelled completion where pairs are needed.
+        Raises DataError for examples that are too long, for two completions with the same tokens,
+        and for a labelled completion if the method needs pairs.
         """
         found: list[Example] = []
         for number, preference in enumerate(preferences):
@@ -202,10 +201,10 @@ class ExampleReader:
         return Example.of_pair(problem, prompt, *completions)
 
     def read_judged(self, source: str) -> list[Example]:
-        """Return what the judged groups of a source teach.
+        """Return the training examples of judged groups.
 
-        Raises DataError where it has no rollouts, its tokens are another tokenizer's, a completion
-        is too long, or nothing in it can be told apart.
+        Raises DataError if the source has no rollouts, uses another tokenizer, has a completion
+        that is too long, or has only ties.
         """
         found: list[Example] = []
         groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
@@ -235,7 +234,7 @@ class ExampleReader:
         self.skipped.append(str(error))
 
     def _of_run(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
-        """Yield the rollouts of a run, token by token as they were sampled."""
+        """Yield the rollouts of a run with their sampled tokens."""
         with closing(RolloutLog(Path(source.removeprefix(RUN_PREFIX)) / "rollouts")) as log:
             if not log.steps():
                 accepted = "the folder of a run that sampled some"
@@ -252,7 +251,7 @@ class ExampleReader:
                     yield f"{source} step {step} {group.id}", group, verdicts
 
     def _check_tokenizer(self, group: Group, source: str) -> None:
-        """Raise DataError where the prompt's text gives other tokens here; a BOS may come first."""
+        """Raise DataError if the prompt's text has other tokens here; a leading BOS may differ."""
         tokenizer: Any = self.renderer.tokenizer
         expected = list(tokenizer.encode(group.prompt.text, add_special_tokens=False))
         found = group.prompt.tokens.tolist()
@@ -261,7 +260,7 @@ class ExampleReader:
             raise DataError(message(source, "tokens of another tokenizer", accepted))
 
     def _of_file(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
-        """Yield the groups of a file of verdicts: rows of equal prompts, in order of appearance."""
+        """Yield the groups of a verdict file: rows with equal prompts, in order of appearance."""
         file = source.removeprefix(FILE_PREFIX)
         how: Any = {"check": self._recorded, "on_bad_row": self.on_bad_row}
         rows = load_rows("verdicts", Record.read, [file], **how)
@@ -276,7 +275,7 @@ class ExampleReader:
             yield place, Group(Problem(place, text), prompt, completions), verdicts
 
     def _recorded(self, row: Record) -> tuple[Completion, Verdict]:
-        """Return a completion as tokens, and its verdict, as ``assay eval --out`` wrote them."""
+        """Return the completion and verdict of one row of ``assay eval --out``."""
         prompt, text, verdict = row.prompt, row.text("completion"), row.verdict
         if not isinstance(prompt, str):
             raise complaint(row.source, "prompt", prompt, "text, as assay eval --out writes it")

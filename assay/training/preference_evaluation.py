@@ -1,4 +1,4 @@
-"""How a policy ranks held-out pairs: accuracy, margin and loss, as a row of evaluations."""
+"""Evaluate a policy's ranking of held-out pairs: accuracy, margin and loss."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from assay.run.evaluations import kind_of
 
 
 def record_pairs(run: Run, learner: PreferenceLearner, pairs: PreferenceBatch) -> None:
-    """Write down how the policy does on held-out pairs now, unless that is there already."""
+    """Record an evaluation of held-out pairs, unless this step has one."""
     kind = "pairs" if learner.row.paired else "completions"
     if kind not in map(kind_of, run.evaluations(run.step)):
         run.record_evaluation(evaluate_pairs(learner, pairs, kind))
 
 
 def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str) -> dict[str, Any]:
-    """Return the row: ``eval/pass_at_1`` is the share of pairs that the policy ranks right.
+    """Return the evaluation row; ``eval/pass_at_1`` is the share of correctly ranked pairs.
 
-    Of completions that come alone, it is the chance that a desirable one is ranked above an
-    undesirable one, and its standard error is that of Hanley and McNeil (1982).
+    For unpaired completions it is the probability that a desirable completion ranks above an
+    undesirable one, with the standard error of Hanley and McNeil (1982).
     """
     started = time.perf_counter()
     metrics = learner.look(pairs)
@@ -45,7 +45,7 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
 
 
 def accuracy_error(accuracy: float, num_chosen: int, num_rejected: int = 0) -> float:
-    """Return the standard error of a share; with both counts, of the area under a curve."""
+    """Return the standard error of a proportion, or of an AUROC if both counts are given."""
     variance = accuracy * (1 - accuracy)
     if num_rejected:
         above, below = accuracy / (2 - accuracy), 2 * accuracy**2 / (1 + accuracy)

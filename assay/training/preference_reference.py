@@ -1,4 +1,4 @@
-"""What the reference policy says of preferences: a table in the run, or asked at each step."""
+"""Reference log-probabilities of preferences: a table in the run, or computed in each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack_examples(
     learner: PreferenceLearner,
     reference: Callable[[Sequence[Group], Batch], Tensor] | None,
 ) -> PreferenceBatch:
-    """Return examples as a batch; reference: gives the log-probability of each row, [R]."""
+    """Pack examples into a batch; reference: returns the log-probability of each row, [R]."""
     groups = [example.group for example in examples]
     batch = pack(groups, [example.verdicts for example in examples], learner.device)
     if reference is None:
@@ -48,15 +48,15 @@ def pack_examples(
 
 
 def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
-    """Pack groups whose verdicts do not matter."""
+    """Pack groups for scoring, with placeholder verdicts."""
     return pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
 
 
 class ReferenceTable:
-    """log pi_ref(y|x) by what prompt and completion hold, in one file of the run's folder.
+    """log pi_ref(y|x), keyed by prompt and completion, in one file of the run's folder.
 
-    What is in the file is not computed again. Groups are scored in parts of a fixed size, and the
-    file always holds whole parts, so that a killed run goes on to the same numbers.
+    Values in the file are not computed again. Groups are scored in parts of fixed size, and the
+    file always holds whole parts, so that a resumed run gets bit-identical values.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,8 @@ class ReferenceTable:
                 pairs = zip(held["keys"], held["logprobs"].tolist(), strict=True)
                 self._known = {key.tobytes(): float(value) for key, value in pairs}
             except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-                return  # cut short, or of other shapes: all is computed again
+                # The file is truncated or has other shapes: compute all values again.
+                return
 
     def __len__(self) -> int:
         return len(self._known)
@@ -76,9 +77,9 @@ class ReferenceTable:
     def fill(
         self, groups: Iterable[Group], score: Score, device: torch.device, clock: PhaseClock
     ) -> int:
-        """Score missing groups by the policy as it is now; returns the number of rows.
+        """Score missing groups with the current policy; returns the number of new rows.
 
-        Whoever watches the clock sees how far it is. What is scored is kept, however it ends.
+        Progress is reported to the clock. Scored values are saved even if the call fails.
         """
         before, saved = len(self._known), time.monotonic()
         wanted = [self._missing(part) for part in parts(groups, GROUPS_AT_ONCE)]
@@ -86,7 +87,8 @@ class ReferenceTable:
         try:
             with clock.working(SCORING, total, "completions") as work:
                 for part in wanted:
-                    missing = self._missing(part)  # an equal group may have been in a part before
+                    # An earlier part may have scored an equal group.
+                    missing = self._missing(part)
                     if missing:
                         clock.check()
                         keys = [key for group in missing for key in keys_of(group)]
@@ -105,7 +107,7 @@ class ReferenceTable:
         return [group for group in groups if any(k not in self._known for k in keys_of(group))]
 
     def rows(self, groups: Sequence[Group], device: torch.device) -> Tensor:
-        """Return the log-probability of each completion of these groups, [R] float64."""
+        """Return the log-probability of each completion, [R] float64."""
         values = [self._known[key] for group in groups for key in keys_of(group)]
         return torch.tensor(values, dtype=torch.float64, device=device)
 

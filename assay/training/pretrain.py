@@ -1,4 +1,4 @@
-"""Pretraining: next-token training on plain text. A long document is cut into pieces."""
+"""Pretraining: next-token training on plain text; long documents are split into pieces."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from assay.training.sft import LOOKED_AT, Lessons, given_work, learn_given
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 
-SHOWN = 80  # characters of the first document that a dry run goes on from
-AT_ONCE = 64  # held-out pieces in a batch
+# Characters of the first document that a dry run uses as its prompt.
+SHOWN = 80
+# Held-out pieces per batch.
+AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents to learn from, and those held out."""
+    """Training and held-out documents."""
 
     train: Sequence[Document]
     heldout: Sequence[Document]
@@ -49,7 +51,7 @@ def run_pretrain(stage: Stage) -> Path:
 
 
 def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) -> Texts:
-    """Open the documents; raises DataError for a bad one, or leaves it out."""
+    """Open the documents; bad rows raise DataError or are skipped."""
     settings, on_bad_row = config.pretrain, config.data.on_bad_row
     assert settings is not None
     heldout: Sequence[Document] = ()
@@ -60,7 +62,7 @@ def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) ->
 
 
 def lay_out_texts(session: Session, texts: Texts) -> Lessons:
-    """Return the documents in pieces, and what measures the model on those held out."""
+    """Split the documents into pieces and prepare the held-out evaluation."""
     longest = longest_piece(session)
     learned = Pieces(texts.train, session.renderer, longest)
     what = f"{len(texts.train)} documents in {len(learned)} pieces, {learned.num_tokens} tokens"
@@ -83,7 +85,7 @@ def lay_out_texts(session: Session, texts: Texts) -> Lessons:
 
 
 def first_look(config: TrainConfig, session: Session, texts: Texts) -> FirstLook:
-    """Say what the stage would do with these documents; the problem is how the first begins."""
+    """Preview the stage with these documents; the problem is the start of the first document."""
     lessons = lay_out_texts(session, texts)
     lean, note = prove_lean(session.loaded.model)
     notes = [lessons.what, *lessons.notes, *filter(None, [note])]
@@ -98,7 +100,7 @@ KIND = Kind(read_texts, first_look, run_pretrain)
 
 
 def longest_piece(session: Session) -> int:
-    """Return the tokens that a piece may have; raises ConfigError for more than the model takes."""
+    """Return the maximum piece length in tokens; raises ConfigError if it exceeds the context."""
     settings, most = session.config.pretrain, session.loaded.context_length
     assert settings is not None
     wanted = settings.max_tokens
@@ -112,11 +114,11 @@ def longest_piece(session: Session) -> int:
 
 
 class Pieces(Sequence[Group]):
-    """Documents as tokens, in pieces of at most so many; a piece is a group made when asked for.
+    """Documents as pieces of at most ``max_tokens`` tokens; each piece is a group made on demand.
 
-    The prompt of a piece is the one token before it: the first of the document, or the last of the
-    piece before. So each other token of a document is learned once, its end token too.
-    lengths, document: of each piece, its tokens, and the number of its document.
+    The prompt of a piece is the single token before it: the first token of the document, or the
+    last token of the previous piece. Every other token of a document, including its end token, is
+    trained on exactly once. lengths, document: number of tokens and document index of each piece.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Pieces(Sequence[Group]):
 
 
 def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of as few pieces as there can be, all of about one size."""
+    """Yield (start, size) of as few pieces as possible, all of nearly equal size."""
     count = -(-length // most)
     for n in range(count):
         start = n * length // count
@@ -161,11 +163,11 @@ def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
 
 @torch.no_grad()
 def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
-    """Return what the model thinks of held-out documents, as a row of evaluations.
+    """Evaluate the model on held-out documents; returns the evaluation row.
 
-    ``eval/nll``: nats a token; ``eval/stderr``: its standard error, over documents.
-    ``eval/bits_per_byte`` hardly depends on the tokenizer: end tokens count in it, and the first
-    token of a document, which nothing stands before, does not.
+    ``eval/nll``: nats per token. ``eval/stderr``: its standard error over documents.
+    ``eval/bits_per_byte`` is nearly independent of the tokenizer. It includes end tokens and
+    excludes the first token of a document, which has no context.
     """
     started = time.perf_counter()
     nll = np.zeros(len(pieces))

@@ -1,4 +1,4 @@
-"""What a reward model is worth on held-out rows: accuracy, calibration, the first error."""
+"""Evaluate a reward model on held-out rows: accuracy, calibration and first-error detection."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ UNITS = {"preference": "pairs", "outcome": "completions", "process": "steps"}
 
 @dataclass(frozen=True, slots=True)
 class RewardEvaluation:
-    """How a reward model did on held-out rows.
+    """Metrics of a reward model on held-out rows.
 
-    accuracy: of pairs (a tie is half right), of completions, or of steps, at probability 0.5;
-    stderr: its standard error, for which the steps of one solution are one draw; None of a single
-    draw. facts: further shares and means, by kind.
+    accuracy: share of correct pairs (a tie counts half), completions or steps, at probability 0.5.
+    stderr: its standard error, with the steps of one solution as one cluster; None for a single
+    cluster. facts: further metrics by kind.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class RewardEvaluation:
     seconds: float
 
     def as_row(self) -> dict[str, Any]:
-        """Return the row that a run writes down."""
+        """Return the evaluation row of a run."""
         return {
             "eval/kind": UNITS[self.kind],
             "eval/pass_at_1": self.accuracy,
@@ -53,16 +53,17 @@ class RewardEvaluation:
 def evaluate_reward_model(
     learner: RewardLearner, groups: Sequence[ScoredGroup]
 ) -> RewardEvaluation:
-    """Score held-out rows and compare with their labels.
+    """Score held-out rows and compare the scores with the labels.
 
-    Of pairs the prediction is sigmoid(r_1 - r_2) that the first is the better one, each pair seen
-    in both orders, so that neither order is assumed.
+    For pairs the prediction is sigmoid(r_1 - r_2), the probability that the first completion is
+    better. Each pair is used in both orders, so that calibration does not depend on the order.
     """
     started = time.perf_counter()
     scores = learner.scores(groups)
     kind = learner.objective.kind
     facts: dict[str, float] = {}
-    sizes: list[int] | None = None  # of draws that are independent; None: each hit is one
+    # Cluster sizes of the standard error; None: every hit is independent.
+    sizes: list[int] | None = None
     if kind == "preference":
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
@@ -74,7 +75,8 @@ def evaluate_reward_model(
         facts |= length_facts(both, hits, groups)
     else:
         labels = [text.labels for group in groups for text in group.texts]
-        if kind == "outcome":  # of the last token, which judging reads
+        if kind == "outcome":
+            # Judging reads the score of the last token only.
             labels = [each[-1:] for each in labels]
             scores = [each[-1:] for each in scores]
         else:
@@ -98,12 +100,12 @@ def evaluate_reward_model(
 
 
 def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return how far a model of pairs goes by length.
+    """Measure the length bias of a pairwise reward model.
 
-    ``length_correlation``: of score and tokens, over all texts. ``chosen_longer`` and
-    ``chosen_shorter``: accuracy on the pairs whose better text is the longer, or the shorter one. A
-    model that pays for length does well on the first and badly on the second. Left out where it is
-    not a number. scores: of the better texts, then of the others.
+    ``length_correlation``: correlation of score and token count over all texts. ``chosen_longer``
+    and ``chosen_shorter``: accuracy on pairs whose better text is the longer or the shorter one. A
+    model that rewards length has a high first and a low second value. NaN values are left out of
+    the evaluation. scores: those of the better texts, then those of the others.
     """
     chosen, rejected = np.array([[len(text.tokens) for text in pair.texts] for pair in pairs]).T
     lengths = np.concatenate([chosen, rejected]).astype(np.float64)
@@ -116,10 +118,10 @@ def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> di
 
 
 def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:
-    """Return how often a completion's first wrong step is found exactly.
+    """Return how often the first wrong step of a completion is located exactly.
 
-    ``first_error``: of all completions, a right one being found where no step is called wrong;
-    ``first_error_wrong`` and ``first_error_right``: of those with and without a wrong step, and
+    ``first_error``: over all completions; for a correct one, no step may be predicted wrong.
+    ``first_error_wrong`` and ``first_error_right``: over completions with and without a wrong step.
     ``first_error_f1``: their harmonic mean (Zheng et al. 2024, arXiv:2412.06559, section 4).
     """
     found = np.array(
@@ -142,9 +144,9 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
 
 
 def auroc(predicted: Array, right: np.ndarray) -> float:
-    """Return the chance that a right one gets a higher probability than a wrong one; ties are half.
+    """Area under the ROC curve; ties count half.
 
-    Not a number where all are right or all are wrong.
+    NaN if all labels are right or all are wrong.
     """
     num_right, num_wrong = int(right.sum()), int((~right).sum())
     if not num_right or not num_wrong:

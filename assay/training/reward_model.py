@@ -1,4 +1,4 @@
-"""The reward-model stage: rows to tokens, steps of learning, evaluation, a model that judges."""
+"""Reward-model stage: rendering, training, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ def run_reward_model(stage: Stage) -> Path:
             run.note(note)
 
         def evaluate_now() -> None:
-            """Evaluate, unless this step's evaluation is there already."""
+            """Evaluate unless this step has an evaluation."""
             if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
                 run.record_evaluation(model.evaluate(heldout, run.step).as_row())
 
         for step in steps_of(run, guard, evaluate_now):
             update = learner.update([rows[n] for n in schedule.draw(step)])
-            found = None  # before the checkpoint: the model is saved with what it is worth
+            # Evaluate before the checkpoint, which stores the model with its calibration.
+            found = None
             if heldout and evaluation_due(run, step + 1):
                 with run.phase("evaluate"):
                     found = model.evaluate(heldout, step + 1)
@@ -70,7 +71,7 @@ def run_reward_model(stage: Stage) -> Path:
 
 
 def open_model(config: TrainConfig) -> LoadedModel:
-    """Load the configured model under the head that the kind of reward model needs."""
+    """Load the configured model with the score head of its kind."""
     settings = config.reward_model
     assert settings is not None
     set_threads(config)
@@ -80,7 +81,7 @@ def open_model(config: TrainConfig) -> LoadedModel:
 
 
 def first_look(config: TrainConfig, session: Session, opened: OpenedRows) -> FirstLook:
-    """Say what the stage would do with these rows; the problem is the first row's prompt."""
+    """Preview the stage with these rows; the problem is the first row's prompt."""
     loaded, settings = session.loaded, config.reward_model
     assert settings is not None
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
@@ -103,14 +104,14 @@ KIND = Kind(lambda config, verifiers: open_rows(config), first_look, run_reward_
 
 
 def row_schedule(num_rows: int, settings: RewardModelConfig, seed: int) -> RowSchedule:
-    """Return which rows each step learns from."""
+    """Return the schedule of training rows."""
     return RowSchedule(num_rows, settings.epochs, seed, settings.rows_per_step)
 
 
 def make_reward_learner(
     config: TrainConfig, loaded: LoadedModel, way: ScoreWay, total_steps: int
 ) -> RewardLearner:
-    """Return the learner of the reward-model stage."""
+    """Build the learner of the reward-model stage."""
     settings = config.reward_model
     assert settings is not None
     passes = make_passes(config, loaded, total_steps, way.layout, way.lean)
@@ -124,9 +125,10 @@ def make_reward_learner(
 
 
 class SavedRewardModel:
-    """The learner in checkpoints; beside it lies how it is read, and what it is worth.
+    """The learner in checkpoints, with the verifier's options and the model's calibration.
 
-    options: of its verifier. trained: what it learned from. calibration: of its newest evaluation.
+    options: options of its verifier. trained: description of the training data. calibration: of the
+    latest evaluation.
     """
 
     def __init__(
@@ -139,11 +141,11 @@ class SavedRewardModel:
 
     @property
     def state_version(self) -> int:
-        """As the learner's."""
+        """Version of the learner's state."""
         return self.learner.state_version
 
     def evaluate(self, heldout: Sequence[ScoredGroup], step: int) -> RewardEvaluation:
-        """Evaluate the model as it is after a step, and keep what is found for the next save."""
+        """Evaluate the model after a step, and store the result for the next checkpoint."""
         found = evaluate_reward_model(self.learner, heldout)
         row = found.as_row()
         kept = {key.removeprefix("eval/"): row[key] for key in row if key != "eval/seconds"}
@@ -170,14 +172,14 @@ class SavedRewardModel:
 
 
 def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
-    """Return what a score is of, and the number of labels."""
+    """Return the unit that is scored, and the number of labels."""
     if settings.kind != "process":
         return "text", 1
     return "token", 2 if settings.head == "two_labels" else 1
 
 
 def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
-    """Return what a reward model learned from, to be kept beside it."""
+    """Return the description of the training data for ``reward_model.json``."""
     settings = config.reward_model
     assert settings is not None
     kept = {
@@ -192,7 +194,7 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
 def read_all(
     reader: RowReader, opened: OpenedRows
 ) -> tuple[list[ScoredGroup], list[ScoredGroup], list[str]]:
-    """Return the rows, the held-out rows, and what should be known before any step is taken."""
+    """Render all rows; returns (rows, held-out rows, notes)."""
     rows, complaints = reader.read_all(opened.rows)
     heldout, more = reader.read_all(opened.heldout) if opened.heldout else ([], [])
     complaints = [*complaints, *more]

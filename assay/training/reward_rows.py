@@ -1,4 +1,4 @@
-"""Labelled rows, read as the reward model's verifier reads text, so that both agree."""
+"""Render labelled rows exactly as the reward model's verifier renders text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
 
 @dataclass(frozen=True)
 class OpenedRows:
-    """Rows of one kind, checked as far as no model is needed. heldout: None: there are none."""
+    """Rows of one kind, validated without a model. heldout: None if there are none."""
 
     rows: RowSet[Any]
     heldout: RowSet[Any] | None
 
 
 def open_rows(config: TrainConfig) -> OpenedRows:
-    """Open the rows of a reward-model stage; raises DataError for a bad row, or leaves it out."""
+    """Open the rows of a reward-model stage; bad rows raise DataError or are skipped."""
     settings = config.reward_model
     assert settings is not None
     load, on_bad_row = LOADERS[settings.kind], config.data.on_bad_row
@@ -41,9 +41,9 @@ def open_rows(config: TrainConfig) -> OpenedRows:
 
 
 class RowReader:
-    """Turns rows of one kind into tokens and the places at which they are scored.
+    """Renders rows of one kind to tokens and score positions.
 
-    max_positions: what the model takes; None: not stated.
+    max_positions: context length of the model; None if unknown.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RowReader:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How the verifier must read text, as options of its own."""
+        """Options that make the verifier render text in the same format."""
         settings = self.settings
         options: dict[str, Any] = {"format": self.encoder.format, "reads": "all"}
         if self.encoder.format == "plain":
@@ -82,10 +82,9 @@ class RowReader:
         return options | {"style": "classifier"} | {name: getattr(settings, name) for name in names}
 
     def read_all(self, rows: RowSet[Any]) -> tuple[list[ScoredGroup], list[str]]:
-        """Read every row; returns (groups, complaints about rows that were left out).
+        """Render every row; returns (groups, errors of skipped rows).
 
-        Raises DataError for a bad row where ``data.on_bad_row`` is ``stop``, and where none is
-        good.
+        Raises DataError for a bad row if ``data.on_bad_row`` is ``stop``, and if no row is valid.
         """
         groups: list[ScoredGroup] = []
         complaints = list(rows.skipped)
@@ -102,7 +101,7 @@ class RowReader:
         return groups, complaints
 
     def read(self, row: MarginPair | LabelledCompletion | LabelledSteps) -> ScoredGroup:
-        """Return a row's tokens; raises DataError where it does not fit or has no steps."""
+        """Render one row; raises DataError if it is too long or has no steps."""
         if isinstance(row, MarginPair):
             pair = row.pair
             texts = [
@@ -134,7 +133,7 @@ class RowReader:
         return encoded.tokens
 
     def _num_prompt_tokens(self, row: LabelledCompletion, tokens: Sequence[int]) -> int:
-        """Return where the completion begins: behind the prompt's tokens that the row shares."""
+        """Return the index of the completion's first token: after the shared prompt tokens."""
         before = self.encoder.prompt_tokens(Problem("row", row.prompt), self.think)
         same = (a == b for a, b in zip(before, tokens[:-1], strict=False))
         return next(

@@ -1,4 +1,4 @@
-"""Reinforcement learning: THE page. `train_step` and `collect` are the whole of it."""
+"""Reinforcement learning: the step page. `train_step` and `collect` are the whole algorithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Loop:
-    """What a step works with: each part behind its own protocol, wherever it runs."""
+    """Parts of a training step, each behind its own protocol."""
 
     curriculum: Curriculum
     generator: Generator
@@ -30,7 +30,7 @@ class Loop:
 
 
 def train_step(loop: Loop) -> None:
-    """Collect one batch, learn from it, write it all down."""
+    """Collect one batch, update the policy, and record the step."""
     groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
     temperature = loop.plan.sampling_at(loop.run.step).temperature
     batch = loop.learner.score(groups, verdicts, temperature)
@@ -44,14 +44,14 @@ def train_step(loop: Loop) -> None:
 def collect(
     curriculum: Curriculum, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Draw problems, sample and judge their groups, and write them down before they are used.
+    """Draw problems, sample and judge their groups, and record them before they are used.
 
     Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
-    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same.
-    Where no group is mixed they are what is returned: measured, and not learned from.
+    are replaced by fresh draws, at most ``max_refills`` times; replaced groups are recorded too.
+    If no group is mixed, the uniform groups are returned: they are measured but give no gradient.
 
-    A curriculum that over-samples draws more problems than are wanted. The groups that end first
-    are taken; the others' problems wait in the curriculum until they fill a step of their own.
+    A curriculum that oversamples draws more problems than needed. The groups that finish first are
+    used; the other problems wait in the curriculum until they fill a step of their own.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
@@ -68,6 +68,7 @@ def collect(
             break
     if not kept:
         kept, passed_over = passed_over, []
-    generator.sleep()  # an update needs the memory
+    # The update needs the generator's memory.
+    generator.sleep()
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)
     return unzip(kept)

@@ -1,4 +1,4 @@
-"""A whole run of reinforcement learning: open the parts, open the run, loop, evaluate."""
+"""RL stage: open the parts, open the run, train and evaluate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_rl(stage: Stage) -> Path:
 
 
 def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]:
-    """Open all that a step works with, which ``stack`` closes, and what evaluates in between."""
+    """Open the parts of an RL run, which ``stack`` closes, and return them with the evaluation."""
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
@@ -59,7 +59,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)
     session = open_session(config, verifiers)
-    if stage.replay:  # what vLLM sampled, or was sampled a step ahead, is weighed again
+    # A replay recomputes importance weights for samples from vLLM or from a step ahead.
+    if stage.replay:
         by_engine = config.scale.generator == "engine"
         session.generator.exact = by_engine and not config.scale.steps_ahead
     else:
@@ -99,7 +100,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
 
 
 def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:
-    """Say what the RL stage would do with these problems."""
+    """Preview the RL stage with these problems."""
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, session)
     teacher = open_reference(session, row)

@@ -1,4 +1,4 @@
-"""Data that is learned from as it is given: what each step takes of it, and its limits."""
+"""Schedule of fixed training rows: the rows of each step, length checks and row keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BAD = Verdict.of_score(0.0, "given@1")
 
 
 class RowSchedule:
-    """Which rows each step learns from, fixed before the first: the state is the step alone.
+    """Rows of each step, fixed before the first step; the step number is the whole state.
 
-    Every pass is a fresh seeded shuffle. A step takes rows until their sizes add up to
+    Every epoch is a fresh seeded shuffle. A step takes rows until their sizes add up to
     ``per_step``; without sizes every row counts 1.
     """
 
@@ -42,23 +42,23 @@ class RowSchedule:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps in all."""
+        """Total number of optimizer steps."""
         return len(self._steps)
 
     def draw(self, step: int) -> list[int]:
-        """Return the rows of a step."""
+        """Return the row indices of a step."""
         return self._steps[step].tolist()
 
 
 def check_length(where: str, length: int, longest: int | None, accepted: str, remedy: str) -> None:
-    """Raise DataError where a prompt and its completion are longer than they may be."""
+    """Raise DataError if prompt and completion together exceed the limit."""
     if longest is not None and length > longest:
         found = f"{length} tokens, the prompt's included"
         raise DataError(message(where, found, f"at most {accepted}", remedy))
 
 
 def keys_of(group: Group) -> list[bytes]:
-    """Return a key of each completion: a hash of all that its score depends on."""
+    """Return one key per completion: a hash of everything that its score depends on."""
     keys: list[bytes] = []
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)
@@ -70,7 +70,7 @@ def keys_of(group: Group) -> list[bytes]:
 
 
 def parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield some of the items at a time."""
+    """Yield the items in parts of ``size``."""
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, the cold start: the loss is on completions, and nothing is padded."""
+"""Supervised fine-tuning for the cold start: loss on completions only, without padding."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from assay.training.row_schedule import GOOD, RowSchedule, check_length
 from assay.types import Completion, Group, Problem
 from assay.verify.service import VerifierService
 
-LOOKED_AT = 64  # traces, for their lengths
+# Traces whose lengths a dry run measures.
+LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a supervised stage learns from, laid out as tokens.
+    """Training data of a supervised stage, as tokens.
 
-    lengths: tokens that are learned, of each group. what: how many of what, for people; notes: more
-    for them. evaluate: what the stage itself measures on held-out rows; None: nothing beside
-    held-out problems. cross_entropy: as of `SFTLearner`. beside: models that go the same way as
-    the policy. teach: say what teaches, once the run is open; None: nothing does.
+    lengths: trained tokens of each group. what: description of the data; notes: further lines for
+    the run. evaluate: the stage's own held-out evaluation; None: held-out problems only.
+    cross_entropy: see `SFTLearner`. beside: models that score the same batches as the policy.
+    teach: opens the teacher once the run is open; None: there is no teacher.
     """
 
     groups: Sequence[Group]
@@ -67,10 +68,10 @@ def learn_given(
     read: Callable[[TrainConfig, VerifierService], Any],
     lay_out: Callable[[Session, Any], Lessons],
 ) -> Path:
-    """Run a stage that learns from what is given; returns the run's folder.
+    """Run a stage that trains on fixed rows; returns the run's folder.
 
-    read: open its rows, before a model is loaded. lay_out: turn them into tokens. Raises RunStopped
-    by a guard.
+    read: opens the rows, before a model is loaded. lay_out: renders them to tokens. Raises
+    RunStopped by a guard.
     """
     config = stage.config
     with ExitStack() as stack:
@@ -89,7 +90,7 @@ def learn_given(
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
         lean, note = prove_lean(session.loaded.model, *lessons.beside, prompts=first)
-        # A row shares its prompt with no other, so a tree would only add a mask.
+        # Rows share no prompts, so the tree layout would only add a mask.
         passes = make_passes(config, session.loaded, schedule.num_steps, "plain", lean)
         learner = SFTLearner(passes, lessons.cross_entropy)
         run = open_run(stage, schedule.num_steps, session.loaded.model, stack, session)
@@ -113,14 +114,14 @@ def learn_given(
 
 
 def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:
-    """Open the traces; raises DataError for a bad one, or leaves it out."""
+    """Open the traces; bad rows raise DataError or are skipped."""
     return load_traces(config.rows, on_bad_row=config.data.on_bad_row)
 
 
 def lay_out_traces(
     session: Session, traces: Sequence[Trace], context_length: int | None = None
 ) -> Lessons:
-    """Return the traces as tokens, all in memory. context_length: of another model, too."""
+    """Render all traces to tokens. context_length: further limit, that of a teacher."""
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
     groups = trace_groups(traces, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
@@ -128,7 +129,7 @@ def lay_out_traces(
 
 
 def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -> FirstLook:
-    """Say what the supervised stage would do with these traces."""
+    """Preview the supervised stage with these traces."""
     first = f"the first completion is {traces[0].completion!r}"
     probed = [traces[n] for n in range(min(NUM_PROMPTS, len(traces)))]
     prompts = [group.prompt.tokens for group in trace_groups(probed, session.renderer)]
@@ -147,7 +148,7 @@ def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -
 def given_work(
     groups: Sequence[Group], count: int, settings: SFTConfig | PretrainConfig | DistillConfig
 ) -> GivenWork:
-    """Return what a stage does that learns from ``count`` rows like the first ones."""
+    """Return the number of steps and tokens for ``count`` rows, extrapolated from ``groups``."""
     learned = sum(len(one.completions[0].tokens) for one in groups) / len(groups)
     prompt = sum(len(one.prompt.tokens) for one in groups) / len(groups)
     tokens = settings.epochs * count * learned
@@ -161,7 +162,7 @@ KIND = Kind(read_traces, first_look, run_sft)
 def trace_groups(
     traces: Sequence[Trace], renderer: PromptRenderer, context_length: int | None = None
 ) -> list[Group]:
-    """Render traces to tokens; each becomes a group of one completion that is learned as it is.
+    """Render traces to tokens; each becomes a group with one completion.
 
     Raises DataError for a trace that is longer than the model's context.
     """

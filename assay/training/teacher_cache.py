@@ -1,4 +1,4 @@
-"""What a teacher says of given traces, kept on disk: its likeliest tokens, and the others' mass."""
+"""Cached teacher logits on disk: the top-k tokens and the remaining mass at each position."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from assay.session.teachers import divergence_of, head_size, open_teacher
 from assay.training.row_schedule import GOOD, check_length, keys_of, parts
 from assay.types import Group
 
-PART = 256  # traces in a file
+# Traces per file.
+PART = 256
 ABOUT = b"assay"
 FORMAT = 1
-TOKEN_BYTES, GIB = 8, 2**30  # of a token that is kept, with its log-probability
+# Bytes of one cached token id with its log-probability.
+TOKEN_BYTES, GIB = 8, 2**30
 SCHEMA = pa.schema(
     [
         ("key", pa.binary(16)),
@@ -46,45 +48,46 @@ SCHEMA = pa.schema(
 )
 
 Ask = Callable[[Sequence[Group]], list[Likeliest]]
-"""What asks the teacher: a result for each group."""
+"""Queries the teacher; returns one result per group."""
 
 
 class KeptTeacher:
-    """What was kept of the tokens of one batch, in its order."""
+    """Cached teacher logits of one batch, in the batch's token order."""
 
     def __init__(self, found: Likeliest, divergence: Divergence) -> None:
         self._found = found
         self._divergence = divergence
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
-        """Return the distributions at the tokens of a micro-batch."""
+        """Return the cached distributions at the tokens of a micro-batch."""
         tokens_TK, logprobs_TK, rest_T = (one[micro_batch.token_index_T] for one in self._found)
         return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
 
 
 class Kept:
-    """A folder of Parquet files, each of `PART` traces. What it holds is not asked for again.
+    """Cache of teacher logits: a folder of Parquet files with `PART` traces each.
 
-    Traces are found by their tokens, prompt and all, so that those of another template are not
-    found. Files are whole or absent, and traces are asked for in the same parts, so that a run that
-    was killed goes on to the same numbers.
+    Traces are keyed by their tokens, including the prompt, so a changed template misses the cache.
+    Files are written atomically and the teacher is queried in the same parts, so that a resumed run
+    gets bit-identical values.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        self._opened = lru_cache(maxsize=64)(_open)  # its own: a folder may be made anew
+        # One cache per instance, because a folder may be created again.
+        self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
 
     def lacks(self, groups: Sequence[Group]) -> list[int]:
-        """Return which groups are not kept yet; of equal ones the first, so that parts stay."""
+        """Return the indices of groups that are not cached; of equal groups, the first."""
         first = {key: n for n, key in reversed([*enumerate(map(_key, groups))])}
         return sorted(n for key, n in first.items() if key not in self._places)
 
     def fill(self, groups: Sequence[Group], ask: Ask) -> int:
-        """Ask for what is lacking, and write it; return how many groups that is."""
+        """Query and store all missing groups; returns their number."""
         lacking = self.lacks(groups)
         for part in parts(lacking, PART):
             asked = [groups[n] for n in part]
@@ -92,7 +95,7 @@ class Kept:
         return len(lacking)
 
     def of(self, groups: Sequence[Group], device: torch.device) -> Likeliest:
-        """Return what is kept of the tokens of these groups, one after the other."""
+        """Return the cached logits of these groups, concatenated."""
         rows = [self._row(*self._places[_key(group)]) for group in groups]
         tokens, logprobs, rest = (np.concatenate(column) for column in zip(*rows, strict=True))
         found = (tokens.astype(np.int64), logprobs, rest)
@@ -107,7 +110,7 @@ class Kept:
         return tokens.reshape(len(rest), -1), logprobs.reshape(len(rest), -1), rest
 
     def _take(self, path: Path) -> None:
-        """Note where the traces of a file are; raises ConfigError for a file of another kind."""
+        """Index the traces of a file; raises DataError or ConfigError for a foreign file."""
         try:
             check_regular(path)
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -128,7 +131,7 @@ class Kept:
         self._places |= {key: (path, number) for number, key in enumerate(keys)}
 
     def check_room(self, groups: Sequence[Group], max_gib: float) -> None:
-        """Raise ConfigError where these groups would take more disk than ``max_gib``."""
+        """Raise ConfigError if these groups would need more disk space than ``max_gib``."""
         tokens = sum(len(group.completions[0].tokens) for group in groups)
         count = self.about["likeliest"]
         needed = tokens * (count * TOKEN_BYTES + 4) / GIB
@@ -139,7 +142,7 @@ class Kept:
             raise ConfigError(message("distill.keep_gib", found, accepted, remedy))
 
     def _write(self, groups: Sequence[Group], found: Sequence[Likeliest]) -> None:
-        """Write a file, in which each trace is a row group: it is read alone."""
+        """Write a file with one row group per trace, so that traces are read individually."""
         taken = [path.stem.partition("-")[2] for path in self.folder.glob("part-*.parquet")]
         path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
         schema = SCHEMA.with_metadata({ABOUT: json.dumps(self.about).encode()})
@@ -169,9 +172,9 @@ def _open(path: str) -> pq.ParquetFile:
 
 
 class Keeping:
-    """What is kept of a run's traces, and the teacher of what is lacking, until it was asked.
+    """The cache of a run's traces, and the teacher for missing traces until they are scored.
 
-    Raises UserError where it cannot be used, or made.
+    Raises UserError if the cache is unusable or cannot be filled.
     """
 
     def __init__(self, session: Session, groups: Sequence[Group], traces: Sequence[Trace]) -> None:
@@ -190,7 +193,8 @@ class Keeping:
         self.kept.check_room([groups[n] for n in lacking], settings.keep_gib)
         self.teacher: OpenTeacher | None = None
         lengths = [len(groups[n].completions[0].tokens) for n in lacking]
-        self.asked = [sum(part) for part in parts(lengths, PART)]  # tokens, of each file
+        # Tokens of each file that the teacher must score.
+        self.asked = [sum(part) for part in parts(lengths, PART)]
         if not lacking:
             return
         if config.teacher is None:
@@ -211,14 +215,15 @@ class Keeping:
             check_length(traces[n].source, length, longest, accepted, "shorten it")
 
     def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], KeptTeacher]:
-        """Ask what is lacking, and give the teacher back; return what teaches some traces."""
+        """Score missing traces and release the teacher; returns a lookup by trace indices."""
         if (teacher := self.teacher) is not None:
             way = copy.copy(passes)
             if teacher.model is not None:
                 way.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[Likeliest]:
-                run.clock.check()  # what was asked before is in files of its own
+                # Earlier parts are already on disk, so an interrupt loses only this part.
+                run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
                 found = teacher.likeliest(batch, way, self.settings.keep_top, self.size)
                 work.done += len(groups)
@@ -233,7 +238,7 @@ class Keeping:
         return self.of
 
     def of(self, rows: Sequence[int]) -> KeptTeacher:
-        """Return what was kept of some traces."""
+        """Return the cached logits of some traces."""
         found = self.kept.of([self.groups[n] for n in rows], self.device)
         return KeptTeacher(found, self.divergence)
 
@@ -243,7 +248,7 @@ def _name_of(teacher: TeacherConfig) -> str:
 
 
 def tokens_hash(tokenizer: Any) -> str:
-    """Return twelve hexadecimal digits over a tokenizer's tokens and their numbers."""
+    """Return twelve hexadecimal digits over a tokenizer's tokens and their ids."""
     known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 
