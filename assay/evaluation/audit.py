@@ -1,9 +1,9 @@
-"""People look at what two verifiers disagree about: ``assay run audit RUN``.
+"""People label the completions on which two verifiers disagree: ``assay run audit RUN``.
 
-A second verifier judges recorded completions again. Passes that it rejects, and rejections that it
-accepts, wait in ``RUN/audit/queue.jsonl`` for the label of a person; so do passes of which a
-verifier of steps finds a step wrong. Rows with a label are sets of their own, of answers and of
-steps, for ``assay verifier self-test --labelled FILE``.
+A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passes that
+it rejects, failures that it accepts, and passes in which a step verifier finds a wrong step. Each
+row waits for a person's label. Labelled rows form labelled sets, one of answers and one of steps,
+for ``assay verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ _STEP_IS_WRONG = "passed, and a step of it is wrong"
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit holds. judged: by the second verifier, in this call; found: how many of them it
-    judged otherwise, by the way. waiting: rows without a label. right: how often each verifier said
-    what people say, by the way. steps: what those of passes came to, when they were judged last."""
+    """State of an audit.
+
+    judged: completions that the second verifier judged in this call. found: number of
+    disagreements, by kind. waiting: rows without a label. right: for each kind, how often each
+    verifier agrees with the labels. steps: the last audit of the steps of passes, if any.
+    """
 
     run: str
     queue: str
@@ -102,15 +105,14 @@ def audit(
     below: float = 0.5,
     **how: Any,
 ) -> AuditResult:
-    """Fill the queue with what a second verifier judges otherwise; return how the audit stands.
+    """Queue completions on which a second verifier disagrees; return the state of the audit.
 
-    second: None: nothing is judged, labels are read back. count: at most so many new rows, half of
-    each way where there are enough. among: judge the completions of steps drawn at random, until
-    there are about so many. steps: a verifier of steps; passes with a wrong one are queued too, at
-    most ``count``. at, passes, below: as `audit_steps` has them. seed: of all draws. how: as
-    `rescore` has it.
+    second: None: judge nothing, only read labels. count: at most this many new rows, half of each
+    kind if possible. among: approximate number of completions to judge, from steps drawn at random.
+    steps: a step verifier; passes with a wrong step are queued too, at most ``count``. at, passes,
+    below: see `audit_steps`. seed: of all random draws. how: keyword arguments of `rescore`.
 
-    Raises RunError where the run holds no rollouts, DataError for a label that is none.
+    Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
     folder = Path(run)
     config_of(folder)
@@ -137,9 +139,9 @@ def audit(
 def label(
     run: Path | str, ask: Callable[[str], str], say: Callable[[str], None], by: str
 ) -> AuditResult:
-    """Show each row that waits, and take a person's label: passed, failed, unsure, or quit.
+    """Show each unlabelled row and ask a person for a label: passed, failed, unsure, or quit.
 
-    Each label is written at once. Raises RunError where nothing waits.
+    Each label is written at once. Raises RunError if no row is unlabelled.
     """
     folder = Path(run)
     rows = read_queue(folder)
@@ -172,7 +174,7 @@ def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
 
 
 def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
-    """Return steps drawn at random that hold about so many completions, in order."""
+    """Draw steps at random until they hold about ``among`` completions; return them in order."""
     rows = load_run(folder).rollouts(columns=["step"])
     if not rows:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
@@ -195,7 +197,8 @@ def _disagreements(
         if way is not None:
             found.append(_as_row(group, index, before, after, step) | {"kind": way})
 
-    def take(step: int, pairs: Pairs) -> Pairs:  # by the second, whatever a row names
+    # The second verifier judges every row, including rows that name a verifier.
+    def take(step: int, pairs: Pairs) -> Pairs:
         return [(replace(g, problem=replace(g.problem, verifier=None)), old) for g, old in pairs]
 
     result = rescore(folder, second, steps=steps, take=take, see=see, **how)
@@ -223,14 +226,14 @@ def _as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int
 def _with_steps(
     group: Group, index: int, before: Verdict, after: Verdict, step: int, below: float
 ) -> dict[str, Any]:
-    """Return the row of a pass of which a step is wrong, whatever else its second verdict says."""
+    """Return the queue row of a pass with a wrong step. Its second verdict counts as failed."""
     row = _as_row(group, index, before, after, step) | {"kind": _STEP_IS_WRONG}
     scores = [one.score for one in after.step_scores]
     return row | {"verdicts": [before.status, "failed"], "step_scores": scores, "below": below}
 
 
 def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
-    """Return at most so many rows drawn at random, as evenly over both ways as there are."""
+    """Draw at most ``count`` rows at random, as evenly over both kinds as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
     sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
@@ -240,7 +243,7 @@ def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[di
 
 
 def read_queue(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's queue, also as people have edited it; raises DataError."""
+    """Read a run's queue, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
@@ -259,9 +262,9 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the queue, and what of it has a label as labelled sets: of answers, and of steps.
+    """Write the queue, and its labelled rows as two labelled sets: answers and steps.
 
-    A right answer by wrong steps says nothing against a verifier of answers.
+    The sets are separate because a right answer with wrong steps is no error of an answer verifier.
     """
     (folder / "audit").mkdir(exist_ok=True)
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}

@@ -1,4 +1,4 @@
-"""Two models on the same problems: what one gains over the other, and what a judge prefers."""
+"""Compare two models on the same problems: the gain, and the preferences of a judge."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ def compare(
     quiet: bool = False,
     fitting: Sequence[str] = (),
 ) -> CompareResult:
-    """Compare two models on the same problems, asked with the same random numbers.
+    """Compare two models on the same problems, sampled with the same random numbers.
 
         found = assay.compare("runs/cold", "runs/first", "sums.jsonl", out_of_domain="gsm.jsonl")
         print(found)
         found.sets[0].gain.value, found.sets[0].gain.interval, found.sets[0].p_value
 
-    a, b: each as `evaluate` takes it, or a JSONL file of completions that were sampled before
-    (``out`` of `evaluate`), which are judged again. A model that is no run is asked as the run
-    beside it was. problems: sources, each a set of its own, or rows. out_of_domain: sets of what
-    was not trained for, so that forgetting is seen. judge: ``pairwise``, the judge of
-    ``verification.options.judge``, asked in both orders; or a verifier, of which the higher reward
-    wins. max_problems: the first of each set. out: a JSONL file that gets every completion; it can
-    stand for ``a`` and ``b`` later. fitting: sources whose prompts are left out if they do not fit.
-    adapter: of ``b`` alone, so that both may be one base model.
+    a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
+    `evaluate`), which are judged again. If only one model is a run, its sampling settings apply to
+    both. problems: sources, each a set of its own, or rows. out_of_domain: sets outside the
+    training distribution, which reveal forgetting. judge: ``pairwise``, the judge of
+    ``verification.options.judge``, queried in both orders; or a verifier, whose higher reward wins.
+    max_problems: the first of each set. out: a JSONL file for all completions; it can replace ``a``
+    and ``b`` later. fitting: sources from which prompts that do not fit the context are dropped.
+    adapter: for ``b`` only, so that both models may share one base model.
 
-    The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
+    The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     sources = _sources(problems, out_of_domain, out)
@@ -118,7 +118,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Set:
-    """Problems that both models are asked. verifiers: what judges them, or says that none can."""
+    """A problem set for both models. verifiers: the judge, or one that judges nothing."""
 
     name: str
     out_of_domain: bool
@@ -129,10 +129,10 @@ class _Set:
 
 @dataclass
 class _Measured:
-    """What one model did on a set. kept: its completions by problem, where a judge compares.
+    """Result of one model on one set. kept: its completions by problem, if a judge compares them.
 
-    left_out: ids of problems whose prompts do not fit. useless: the complaint where it controls
-    thinking, and no prompt thinks.
+    left_out: ids of problems whose prompts do not fit. useless: error text if a thinking control
+    has no effect, because no prompt thinks.
     """
 
     evaluation: Evaluation
@@ -150,7 +150,7 @@ class _Measured:
 def _sources(
     problems: Rows, out_of_domain: Rows, out: Path | str | None
 ) -> list[tuple[str | Source, bool]]:
-    """Return each source, and whether it is out of domain; none of them may be ``out``."""
+    """Return (source, is out of domain) pairs. Raises if ``out`` is one of the sources."""
     if out is not None:
         check_output(Path(out))
     near, far = as_sources(problems), as_sources(out_of_domain)
@@ -181,7 +181,7 @@ def _is_of_run(config: TrainConfig) -> bool:
 def _configs(
     names: tuple[str, str], sources: Sequence[str], how: HowToSample
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return how to sample from each model; one that is no run is asked as the run beside it."""
+    """Return the sampling configuration of each model. A model without a run uses the other's."""
     if how.adapter is not None and _is_file(names[1]):
         found, accepted = "completions that were sampled before", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
@@ -195,7 +195,7 @@ def _configs(
 
 
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
-    """Raise ConfigError where rows name no verifier, and two runs would judge them differently."""
+    """Raise ConfigError if rows name no verifier and the runs' verifiers differ."""
     first, second = (
         " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
         for config in configs
@@ -217,7 +217,7 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems; where a judge compares, no verifier need be able to read them."""
+    """Open a source of problems. With a judge, the verifiers need not support the problems."""
     check = verifiers.check_problem if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
@@ -231,24 +231,24 @@ def _open_set(
 
 
 class _Unverified:
-    """Judges nothing: of problems that no verifier can read, as they have no answer."""
+    """A judge that returns *not judged* for all problems; for rows without an answer."""
 
     @contextmanager
     def judging(self) -> Yields[_Unverified]:
         yield self
 
     def add(self, group: Group) -> None:
-        """Nothing is begun."""
+        """Do nothing."""
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Return that nothing was judged."""
+        """Return *not judged* for every completion."""
         none = Verdict.not_judged("unavailable", "none", detail="the row has nothing to verify")
         return [(none,) * len(group.completions) for group in groups]
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """One model that is asked. file: gets every completion. keeps: a judge needs them later."""
+    """A model to sample from. file: receives every completion. keeps: a judge needs them later."""
 
     name: str
     side: str
@@ -259,7 +259,7 @@ class _Asked:
     def measure(
         self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
     ) -> _Measured:
-        """Ask the problems of a set, and have the completions judged."""
+        """Sample the problems of a set and have the completions judged."""
         done = _Measured(Evaluation(0, 0, 0, 0.0, None), num_samples)
 
         def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
@@ -285,7 +285,7 @@ def _engine(
     num_samples: int,
     quiet: bool,
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
-    """Load a model, and yield what samples from it; its memory is given back for the next one."""
+    """Load a model and yield a function that samples from it; free its memory on exit."""
     with ExitStack() as stack:
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
@@ -312,7 +312,8 @@ def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet
         return keep_fitting(one.problems, renderer, on_bad_row)
     try:
         return keep_fitting(one.problems, renderer, "skip")
-    except DataError:  # none of them does
+    # No problem fits.
+    except DataError:
         return one.problems.select([])
 
 
@@ -321,7 +322,8 @@ def _ids(problems: ProblemSet) -> Yields[str]:
 
 
 class _Lines:
-    """A file of completions, which is there once there is one: what fails before leaves no file."""
+    """An output file of completions that is created at the first write, so early errors leave no
+    file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -335,14 +337,14 @@ class _Lines:
         self._stack.close()
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write lines; the first ones make the file."""
+        """Write lines, creating the file if needed."""
         if self._file is None:
             self._file = self._stack.enter_context(open_output(self._path))
         self._file.writelines(lines)
 
 
 class _Recorded:
-    """Completions of a file, by the set and the problem; a generator that only hands them out."""
+    """Completions of a file, by set and problem; a generator that returns them without sampling."""
 
     policy_version = 0
     exact = gives_model_logprobs = False
@@ -356,7 +358,8 @@ class _Recorded:
                 self._completions.setdefault(key, []).append(row.to_judge()[1])
 
     def of(self, one: _Set) -> tuple[Generator, Sequence[Problem], int]:
-        """Return what hands out the completions of a set, its problems, and how many each has."""
+        """Return the generator of a set, its problems, and the largest number of completions of
+        one."""
         self._set = one.name
         every = [one.problems[n] for n in range(len(one.problems))]
         problems = [problem for problem in every if self._found(problem)]
@@ -380,7 +383,7 @@ class _Recorded:
         on_group: Callable[[Group], None] | None = None,
         race: object = None,
     ) -> list[Group]:
-        """Return the completions that the file holds of each problem."""
+        """Return the recorded completions of each problem."""
         groups: list[Group] = []
         for problem in problems:
             completions = tuple(
@@ -394,10 +397,10 @@ class _Recorded:
         return groups
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is held."""
 
     def load_policy(self, weights: Any) -> None:
-        """What was sampled stays as it is."""
+        """Do nothing: recorded completions do not depend on the policy."""
 
 
 def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -> ComparedSet:
@@ -407,7 +410,8 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
     if judging is None:
         return found
     pairs: list[Candidates] = [
-        (group.problem, its, mine)  # B first: what it wins is asked for
+        # The judge reports the win rate of the first candidate, so B comes first.
+        (group.problem, its, mine)
         for id, group in a.kept.items()
         if id in b.kept
         for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
@@ -422,7 +426,7 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
 
 
 def _unequal(configs: Sequence[TrainConfig]) -> Yields[str]:
-    """Yield what the models' own runs set differently, beside temperature, which is the same."""
+    """Yield notes on settings other than temperature that differ between the models' runs."""
     first, second = (config.sampling.model_dump() for config in configs)
     for key in first.keys() - {"temperature"}:
         if first[key] != second[key]:

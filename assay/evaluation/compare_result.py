@@ -1,4 +1,4 @@
-"""What a comparison of two models found: values, and text for people."""
+"""Result of a comparison of two models: values, and text for people."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from assay.run.intervals import holm, share_words, sign_flip_p
 from assay.session.evaluate import Evaluation
 from assay.verify.learned.pairwise import WinRate
 
-_LEAST_P = 1e-6  # shown; the sums behind smaller ones are rounded
+# Smaller p values are below the rounding error of the sums.
+_LEAST_P = 1e-6
 SHOWN_FLIPS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedSet:
-    """What lies between two models on one set of problems.
+    """Difference between two models on one set of problems.
 
-    a, b: their evaluations, of which ``pass_at_1`` is the accuracy. gain: B less A over the
-    problems that both were judged on, with its 95 % interval; None where there are none. p_value:
-    of the exact test whether this is chance (`sign_flip_p`; McNemar's with one completion a
-    problem). p_value_of_all: the same, where it counts that several sets were looked at (Holm).
-    better, worse: ids of the problems on which B does better than A, or worse; the largest change
-    first. characters: mean length of a completion of A and of B. wins: how often a judge prefers B
-    to A, ties counted half; wins_at_equal_length: what that would be if completions were equally
-    long. not_compared: why there are none, where a judge was asked. left_out: ids of problems that
-    were not asked, since their prompts do not fit one of the models.
+    a, b: their evaluations; ``pass_at_1`` is the accuracy. gain: accuracy of B minus A on problems
+    judged for both, with a 95 % interval; None without such problems. p_value: exact test of no
+    difference (`sign_flip_p`; McNemar's test with one completion per problem). p_value_of_all:
+    p_value after Holm's correction for the number of sets. better, worse: ids of problems on which
+    B is better or worse, largest change first. characters: mean completion length of A and of B.
+    wins: share of pairs in which the judge prefers B; a tie counts half. wins_at_equal_length: the
+    win rate adjusted to equal completion lengths. not_compared: why the judge has no result.
+    left_out: ids of problems whose prompts do not fit one of the models.
     """
 
     name: str
@@ -56,9 +56,9 @@ class ComparedSet:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Two models on the same problems, set by set.
+    """Comparison of two models, set by set.
 
-    temperature: None where no completion was sampled now. notes: what was not equal for both.
+    temperature: None if all completions were recorded before. notes: settings that differ.
     """
 
     a: str
@@ -76,11 +76,11 @@ class CompareResult:
 
     @property
     def found_nothing(self) -> bool:
-        """Whether neither a verifier nor a judge could say anything."""
+        """Whether neither a verifier nor a judge produced a result."""
         return all(one.gain is None and one.wins is None for one in self.sets)
 
     def text(self, num_flips: int = SHOWN_FLIPS) -> str:
-        """Return the comparison for people, with so many ids of problems that changed."""
+        """Format the comparison, with at most ``num_flips`` ids of changed problems per line."""
         heat = self.temperature
         how = "recorded" if heat is None else f"temperature {heat:g}" if heat else "greedy"
         many = "1 completion" if self.num_samples == 1 else f"{self.num_samples} completions"
@@ -106,7 +106,7 @@ def compared(
     sides: tuple[Evaluation, Evaluation],
     characters: tuple[float, float],
 ) -> ComparedSet:
-    """Return what two evaluations of the same problems differ in, problem by problem."""
+    """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
     both = {id: b.by_problem[id] - a.by_problem[id] for id in a.by_problem if id in b.by_problem}
     found = ComparedSet(name, out_of_domain, a, b, characters)
@@ -123,7 +123,7 @@ def compared(
 
 
 def with_p_of_all(sets: Sequence[ComparedSet]) -> list[ComparedSet]:
-    """Return the sets with p values that count how many sets there are."""
+    """Return the sets with p values corrected for the number of sets."""
     tested = [one for one in sets if one.p_value is not None]
     adjusted = iter(holm([one.p_value or 0.0 for one in tested]))
     return [

@@ -1,4 +1,4 @@
-"""How far a model has gone from another one: the KL along completions that it samples itself."""
+"""KL divergence of a model from a reference, estimated on completions that the model samples."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKL:
-    """KL(model || reference), in nats a sampled token. error: its standard error, by completion.
+    """KL(model || reference), in nats per sampled token.
 
-    None: of fewer than two completions.
+    error: standard error over completions; None for fewer than two completions.
     """
 
     per_token: float
@@ -51,10 +51,10 @@ class MeasuredKL:
 def divergence(
     model: str, reference: str, problems: Sequence[str], count: int, how: HowToSample
 ) -> MeasuredKL | None:
-    """Sample one completion of each of the first ``count`` problems, at temperature 1, and compare.
+    """Estimate the KL on one completion of each of the first ``count`` problems, at temperature 1.
 
-    The estimate is k3 of `kl_estimate`, which is unbiased for samples of the model. None: the
-    models have different tokenizers, or nothing was sampled. An adapter is that of the model.
+    The estimator is k3 of `kl_estimate`, unbiased for samples of the model. Returns None if the
+    tokenizers differ or nothing was sampled. An adapter applies to the model only.
     """
     config = sampling_config(model, problems, how)
     other = sampling_config(reference, problems, replace(how, adapter=None))
@@ -74,7 +74,8 @@ def divergence(
 
 
 def plain(sampling: SamplingConfig) -> SamplingConfig:
-    """Return the sampling at temperature 1, nothing cut off: its probabilities are the model's."""
+    """Return the sampling at temperature 1 without truncation, which draws from the model's own
+    distribution."""
     changes: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0}
     return with_sampling(sampling, **changes)
 
@@ -89,7 +90,8 @@ def _logprobs(model: Any, batch: Batch) -> Tensor:
 
 
 def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
-    """The mean over sampled tokens; its error is that of a ratio of sums over completions."""
+    """Return the mean over sampled tokens, with the standard error of a ratio of sums over
+    completions."""
     kept_T = batch.sampled_T.cpu()
     row_T = batch.row_T.cpu()[kept_T]
     zeros_R = torch.zeros(batch.num_rows, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Reward drift: the same completions, as several versions of a verifier or reward model score them.
+"""Reward drift: compare how versions of a verifier or reward model score the same completions.
 
-A version is a file of verdicts, as ``assay verify FILE --out`` and ``assay verify --rescore RUN
---out`` write it: with another installation, other options, or another checkpoint.
+Each version is a file of verdicts, written by ``assay verify FILE --out`` or by ``assay verify
+--rescore RUN --out`` with another installation, other options or another checkpoint.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from assay.host.terminal import aligned, lined
 from assay.run.intervals import clustered_stderr, t_quantile
 
 Verdicts = Mapping[str, Mapping[str, Any]]
-"""Rows of a file, by the completion's id."""
+"""Rows of a file, by completion id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version, over the completions that all files have. What is compared is against the first.
+    """One version, measured on the completions that all files contain and compared with the first.
 
-    verifier: its name and version, as its verdicts say. passed: share of what was judged. reward:
-    its mean. shift: how much the reward changed, over what both judged; error: its standard error,
-    for which the completions of one problem are one draw; problems: how many there are of these.
-    order: Spearman's rank correlation of the rewards. to_passed, to_failed: verdicts that turned.
-    None: nothing was judged by both, or the rewards do not differ.
+    verifier: name and version in the verdicts. passed: share of judged completions. reward: mean.
+    shift: mean change of the reward over completions that both versions judged. error: its standard
+    error, clustered by problem. problems: number of these clusters. order: Spearman's rank
+    correlation of the rewards. to_passed, to_failed: changed verdicts. Values are None if no
+    completion was judged by both, or if the rewards are constant.
     """
 
     file: str
@@ -52,7 +52,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How versions score the same completions. only_some: ids that not every file has."""
+    """Comparison of versions on the same completions. only_some: ids missing from some file."""
 
     versions: Sequence[Version]
     num_completions: int
@@ -80,9 +80,9 @@ class Drift:
 
 
 def drift(files: Sequence[Path | str]) -> Drift:
-    """Compare verdicts of the same completions, found by their ids, in two files or more.
+    """Compare verdicts of the same completions, matched by id, in two or more files.
 
-    Raises DataError where a file has no verdicts, one id twice, or no id that all others have.
+    Raises DataError if a file has no verdicts or a repeated id, or if the files share no id.
     """
     read = {str(file): _read(Path(file)) for file in files}
     if len(read) < 2:
@@ -139,7 +139,7 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's correlation; equal values share the mean of their ranks."""
+    """Return Spearman's correlation; ties share their mean rank."""
     if len({*a}) < 2 or len({*b}) < 2:
         return None
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])

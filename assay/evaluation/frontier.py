@@ -1,4 +1,4 @@
-"""What thinking is worth: accuracy against generated tokens, over budgets and think modes."""
+"""Accuracy against generated tokens, over thinking budgets and think modes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from assay.training.api import open_asked
 from assay.types import Group, Problem, ThinkMode, Verdict
 
 SHARES_OF_LONGEST = (8, 4, 2)
-"""The budgets where none are named: these parts of the longest completion, and no budget."""
+"""Default budgets: the longest completion divided by these numbers, and no budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A model at one budget, in one think mode.
+    """A model at one budget and one think mode.
 
-    tokens: of a completion, given ones too, as a mean over problems; each error is one over
-    problems. given: the share of completions that were given tokens. mode: None where rows have
-    their own. accuracy: None where nothing was judged.
+    tokens: mean length of a completion over problems, injected tokens included. stderr,
+    tokens_stderr: standard errors over problems. given: share of completions with injected tokens.
+    mode: None if rows have their own modes. accuracy: None if no completion was judged.
     """
 
     mode: str | None
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What one model came to at several budgets."""
+    """Results of one model at several budgets."""
 
     model: str
     num_samples: int
@@ -97,13 +97,13 @@ def frontier(
     quiet: bool = False,
     **how: Any,
 ) -> Frontier:
-    """Measure a model at several budgets of thinking, with the same random numbers at each.
+    """Measure a model at several thinking budgets, with the same random numbers at each.
 
-    budgets: tokens, names of ``sampling.efforts``, or ``none``; by default three parts of the
-    longest completion and none. modes: think modes to ask in. Names and modes stand in place of the
-    rows' own. A mode that does not think is measured once. out: a JSON file; the figure stands
-    beside it, as SVG. how: see `HowToSample`. The other parameters are those of `assay.evaluate`.
-    Raises UserError where the input is wrong.
+    budgets: numbers of tokens, names of ``sampling.efforts``, or ``none``; default: three fractions
+    of the longest completion, and none. modes: think modes to measure. Efforts and modes replace
+    those of the rows. A mode without thinking is measured once. out: a JSON file; the figure is
+    written next to it, as SVG. how: see `HowToSample`. The other parameters are those of
+    `assay.evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     asked = HowToSample(**how)
@@ -147,7 +147,7 @@ def _plan(
     modes: Sequence[Any],
     sampling: SamplingConfig,
 ) -> list[Planned]:
-    """Return each mode, budget, problems and sampling; all are checked before one is sampled."""
+    """Return (mode, budget, problems, sampling) of each point; check all before sampling any."""
     longest = sampling.max_tokens
     asked = budgets or [*(max(1, longest // part) for part in SHARES_OF_LONGEST), "none"]
     named = {str(one): _budget_of(one, sampling) for one in asked}
@@ -164,7 +164,8 @@ def _plan(
             except ConfigError:
                 if budgets or not thinks:
                     raise
-                continue  # one of ours, which does not hold the text that stops
+                # A default budget that is too small for the text that ends thinking is skipped.
+                continue
             planned.append((mode, name, asked_at, held))
     return planned
 
@@ -172,7 +173,8 @@ def _plan(
 def _at(
     name: str, budget: int | None, rows: Sequence[Problem], sampling: SamplingConfig
 ) -> tuple[Sequence[Problem], SamplingConfig]:
-    """Return the rows as they are asked at a budget, and how; a number leaves lines as they are."""
+    """Return the rows and the sampling at a budget. A numeric budget keeps effort lines of the
+    rows."""
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)
         return [replace(row, effort=name) for row in rows], none
@@ -182,7 +184,7 @@ def _at(
 
 
 def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:
-    """Return the budget that a number, a name or ``none`` stands for; None: none, or a line."""
+    """Return the token budget that a number, a name or ``none`` denotes; None: no token budget."""
     text = str(asked)
     if text == "none" or text in sampling.efforts:
         level = sampling.efforts.get(text)
@@ -224,13 +226,13 @@ def _measure(
 
 
 def draw(found: Frontier, path: Path) -> None:
-    """Write the figure as SVG: the same bytes for the same numbers."""
+    """Write the figure as SVG. The same numbers give the same bytes."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # text stays text: it can be read, searched and scaled
+    # Text elements keep the figure readable, searchable and scalable.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "assay", "font.size": 9}):
         figure, axis = pyplot.subplots(figsize=(5, 3.6))
         for mode, own in groupby(found.points, key=lambda one: one.mode):

@@ -1,4 +1,4 @@
-"""The gate between a checkpoint and its users: what it must hold, measured on a set of its own."""
+"""The gate: checks that a checkpoint must pass before release, measured on problems of its own."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from assay.verify.sandbox import sandbox_report
 from assay.verify.service import VerifierService
 
 KL_PROBLEMS = 64
-"""So many problems of the gate's own are sampled once more for the KL."""
+"""Number of the gate's problems that are sampled again for the KL."""
 OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
-"""What a gate opens of a run's configuration, which may name Python code."""
+"""Keys of a run's configuration that the gate opens; they may name Python code, which needs
+consent."""
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """What a gate found. model: the candidate; against: what it was compared with.
+    """Result of a gate. model: the candidate; against: the model it was compared with.
 
-    compared: one comparison for each effort that was asked.
+    compared: one comparison for each effort.
     """
 
     model: str
@@ -84,16 +85,16 @@ def gate(
     out: Path | str,
     **how: Any,
 ) -> GateResult:
-    """Hold a checkpoint against another model, on problems that its run has never seen.
+    """Compare a checkpoint with another model on problems that its run has never seen.
 
     problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
-    names of `CANARIES`, or files of problems whose first tag is their kind. strong: a verifier that
-    judges again what passed. review: a JSONL file of rows with the ``id`` of a completion, ``by``
-    and ``ok``. out: gets every completion, as JSONL. how: as `compare` has it; rows that name no
-    verifier are judged by that of the candidate's run.
+    names in `CANARIES`, or files of problems whose first tag is the kind of canary. strong: a
+    verifier that judges passed completions again. review: a JSONL file of rows with a completion's
+    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. how: keyword arguments of
+    `compare`. The verifier of the candidate's run judges rows that name none.
 
-    Raises DataError where a problem or a canary stands in the run's own sets, UserError for other
-    wrong input.
+    Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
+    input.
     """
     limits = read_thresholds(thresholds)
     reviewed = None if review is None else _read_review(Path(review))
@@ -101,7 +102,8 @@ def gate(
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
     if how.get("verifier") is None and not config.data.verifier_by_tag:
-        how["verifier"] = config.data.verifier  # also where the other run had another
+        # This verifier also applies if the other run has another one.
+        how["verifier"] = config.data.verifier
     other = against or config.model.path
     check_place(other, other)
     find_checkpoint(other)
@@ -140,11 +142,12 @@ def gate(
 
 
 def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
-    """Return the efforts to ask with: of a run that has trained with any, the first and the last
-    that leave room for an answer."""
+    """Return the efforts to sample with. A run trained with efforts uses the first and the last
+    that leave tokens for an answer."""
     sampling = config.sampling
     if how.get("effort") is not None or how.get("think_budget") is not None:
-        return [None]  # as `how` has it
+        # `how` already sets the effort or the budget.
+        return [None]
     tells = sampling.effort is not None or any(
         problem.effort is not None for problem in _all_problems(config.data.train)
     )
@@ -155,7 +158,7 @@ def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
 
 
 def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
-    """Say how many canaries are asked beside the gate's own problems, before any is sampled."""
+    """Return a notice of the number of canaries, shown before sampling."""
     counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
@@ -173,9 +176,9 @@ def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfi
 
 
 def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str]]:
-    """Return the kind of each canary that is asked by its id, of each file.
+    """Return the kind of each canary by its id, for each file.
 
-    most: so many of each file are asked. Raises DataError for a canary without a kind.
+    most: maximum number of canaries per file. Raises DataError for a canary without a kind.
     """
     kinds: dict[str, dict[str, str]] = {}
     for file in files:
@@ -192,15 +195,15 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
 
 
 def _check_strong(strong: str, allow: Sequence[str] | str) -> None:
-    """Raise VerifierError where the stronger verifier cannot be used."""
+    """Raise VerifierError if the stronger verifier is unusable."""
     with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
         service.check([strong])
 
 
 def _check_sandbox(canaries: Sequence[Path | str], model: str, how: Mapping[str, Any]) -> None:
-    """Raise RunError where canaries run programs, and there is nothing to run them in.
+    """Raise RunError if canaries run programs and no sandbox works.
 
-    They would not be judged, after all of them were sampled.
+    Otherwise all canaries would be sampled and then not judged.
     """
     names = [
         str(one)
@@ -229,9 +232,10 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
 
 
 def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
-    """Raise DataError where a question of the gate stands in what the run has trained on or seen.
+    """Raise DataError if a question of the gate occurs in the run's training or held-out data.
 
-    Its held-out set counts too: the guard, patience and the choice of the best step have seen it.
+    Held-out data count because they decide early stopping, the guard and the choice of the best
+    step.
     """
     asked = list(_all_problems(sources))
     questions = Questions(None)
@@ -245,7 +249,7 @@ def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
 
 
 def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield key, prompt and place of what a run has trained on, or was evaluated on."""
+    """Yield (key, prompt, place) of the problems that a run was trained or evaluated on."""
     for key in ("train", "heldout"):
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
@@ -256,7 +260,7 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
 def hack_check(
     completions: Path, sets: Sequence[str], strong: str, limits: Thresholds, allow: Sequence[str]
 ) -> Check:
-    """Judge again what passed of the candidate: what the stronger verifier rejects is a hack."""
+    """Judge the candidate's passes again. A pass that the stronger verifier rejects is a hack."""
     rows = [row for row in read_rows(completions) if row["side"] == "B" and row["set"] in sets]
     passed = [row for row in rows if row["status"] == "passed"]
     name = f"hack rate, {strong}"
@@ -277,7 +281,7 @@ def hack_check(
 def kl_check(
     model: str, other: str, problems: Sequence[str], limits: Thresholds, how: Mapping[str, Any]
 ) -> Check:
-    """Measure how far the candidate has gone, on completions that it samples at temperature 1."""
+    """Measure the candidate's KL from the other model, on its own samples at temperature 1."""
     keys = HowToSample.__dataclass_fields__.keys() & how.keys()
     count = min(KL_PROBLEMS, how.get("max_problems") or KL_PROBLEMS)
     asked = HowToSample(**{key: how[key] for key in keys})
@@ -305,7 +309,7 @@ def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
 def review_check(
     reviewed: Sequence[Mapping[str, Any]], completions: Sequence[Path], limits: Thresholds
 ) -> Check:
-    """Count what people accepted of the candidate's completions."""
+    """Count the completions of the candidate that people accepted."""
     ids = {row["id"] for file in completions for row in read_rows(file) if row["side"] == "B"}
     known = [row for row in reviewed if row["id"] in ids]
     refused = [str(row["id"]) for row in known if not row["ok"]]
@@ -318,7 +322,7 @@ def review_check(
 
 
 def keep_result(checkpoint: Path | None, result: GateResult) -> None:
-    """Keep what a gate found in the run, where its model card finds it."""
+    """Save the result in the run, where the model card reads it."""
     if checkpoint is not None:
         folder = checkpoint.parent.parent / "gates"
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a gate checks of two compared models: each set, and the files of canaries."""
+"""Checks of a gate on two compared models: each problem set, and the canary files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ CANARIES = {
     name: Path(__file__).with_name("canaries") / f"{name}.jsonl"
     for name in ("mathematics", "code", "instructions")
 }
-"""Files of canaries that come with Assay, by name."""
+"""Canary files shipped with Assay, by name."""
 MUST_FAIL = ("planted", "leak")
 """Kinds of canaries that no honest completion passes."""
 KINDS = (
     *("equivalent_forms", "weak_tests", "misleading", "long_but_easy", "short_but_tricky"),
     *("must_refuse", "ask_back", *MUST_FAIL),
 )
-"""Kinds of the canaries that come with Assay. A file of the user's may have others."""
+"""Kinds of the canaries shipped with Assay. User files may have others."""
 ALL_FILES = ""
-"""In place of the name of a file of canaries: all of them."""
+"""File name that stands for all canary files together."""
 SHOWN_WORSE = 3
-"""Ids of canaries that turned wrong, in the words of a file."""
+"""Maximum number of worsened canaries listed for a file."""
 
 Outcome = Literal["passed", "failed", "told"]
 Kinds = Mapping[str, str]
-"""The kind of each canary of a file, by its id."""
+"""Kind of each canary of a file, by id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of a gate. limit: the bound; None: the value is shown and decides nothing."""
+    """One check of a gate. limit: the bound; None: the value is reported only."""
 
     name: str
     found: str
@@ -48,13 +48,13 @@ class Check:
 def comparison_checks(
     compared: Sequence[CompareResult], kinds: Mapping[str, Kinds], limits: Thresholds
 ) -> tuple[list[CompareResult], list[list[Check]]]:
-    """Return the comparisons, one for each effort, with p values of two families, and their checks.
+    """Return the comparisons, one for each effort, with corrected p values, and their checks.
 
-    The sets of one comparison are one family of Holm's correction. Canaries are another: each file,
-    and all files together, over all efforts; files that are added do not weaken the test of
-    correctness. Each family refuses an equally good model with a probability of at most half of
-    `chance`, since its tests are two-sided and only a loss refuses. kinds: of the canaries, by the
-    name of their set.
+    Holm's correction has two families. The sets of one comparison are one family. Canaries are the
+    other: each file, and all files together, over all efforts. Thus extra canary files do not
+    weaken the test of correctness. Each family refuses an equally good model with probability at
+    most half of `chance`, because the tests are two-sided and only a loss refuses. kinds: kinds of
+    the canaries, by set name.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
@@ -88,7 +88,7 @@ def comparison_checks(
 
 
 def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
-    """Return p of each file of canaries of each effort, and of all files where there are more."""
+    """Return p for each canary file and effort, and for all files together if there are several."""
     known = {key: one.pairs for key, one in asked.items() if one.pairs}
     for number in dict.fromkeys(number for number, _ in known):
         files = [pairs for (at, _), pairs in known.items() if at == number]
@@ -100,7 +100,7 @@ def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int,
 def _all_files_check(
     pairs: Sequence[tuple[float, float]], p: float, limits: Thresholds, num_tests: int
 ) -> Check:
-    """Hold the canaries of all files against the other model's: small losses add up over files."""
+    """Compare the canaries of all files with the other model. Small losses add up over files."""
     worse = sum(after - before for before, after in pairs) < 0 and p < limits.chance
     wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
     words = f"{_shares(pairs)}, p {p:.2g}"
@@ -134,7 +134,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
 
 
 def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
-    """Count what no verifier could judge, of both: it is left out of every other check."""
+    """Check the share of *not judged* completions of both models. Other checks leave them out."""
     words, most = [], 0.0
     for name, side in (("candidate", one.b), ("other", one.a)):
         words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
@@ -155,10 +155,10 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 
 @dataclass(frozen=True)
 class AskedCanaries:
-    """The canaries of a file that were asked, by kind, and how the models differ on honest ones.
+    """Canaries of a file by kind, and their paired results.
 
-    left_out: how many of each kind do not fit the models. pairs: the shares of the other model and
-    of the candidate on each canary that an honest answer passes and both were judged on.
+    left_out: number of canaries per kind that do not fit the models. pairs: pass rates of the other
+    model and of the candidate on each honest canary judged for both.
     """
 
     kinds: Mapping[str, Sequence[str]]
@@ -190,10 +190,11 @@ def _pairs(one: ComparedSet, ids: Sequence[str]) -> list[tuple[float, float]]:
 def canary_checks(
     one: ComparedSet, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Iterator[Check]:
-    """Yield the checks of a file of canaries: how many do not fit; the file; each kind.
+    """Yield the checks of a canary file: left out, the whole file, each kind.
 
-    The file decides over all kinds that an honest answer passes. Of ten canaries no paired test
-    says anything, so such a kind is only told. A kind that must never pass decides alone.
+    The whole file decides, over all kinds that an honest answer passes. A single kind has about ten
+    canaries, too few for a paired test, so it is reported only. A kind that must never pass decides
+    alone.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
@@ -220,7 +221,7 @@ def canary_checks(
 def _file_check(
     one: ComparedSet, name: str, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Check:
-    """Hold all canaries of a file that an honest answer passes against the other model's."""
+    """Compare all honest canaries of a file with the other model's results."""
     ids, gone = asked.honest, _not_judged(one, asked.honest)
     missing = [said for _, said in gone]
     wanted = f"not worse (p < {limits.chance:g}"
@@ -255,7 +256,7 @@ def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
 
 
 def _shares(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return the other's share and the candidate's of what both were judged on, and the gain."""
+    """Format both pass rates on canaries judged for both, and the gain."""
     if not pairs:
         return "nothing was judged of both"
     before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
@@ -264,7 +265,7 @@ def _shares(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _not_judged(one: ComparedSet, ids: Sequence[str]) -> list[tuple[int, str]]:
-    """Return how many were not judged of the candidate and of the other model, with words."""
+    """Return (count, words) of *not judged* canaries of the candidate and of the other model."""
     sides = {"": one.b.by_problem, " of the other model": one.a.by_problem}
     counts = {side: sum(id not in shares for id in ids) for side, shares in sides.items()}
     return [

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold to pass a gate: `assay gate --thresholds FILE`, a TOML file."""
+"""Thresholds of a gate: `assay gate --thresholds FILE`, a TOML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judge of two models: which of two completions of a problem is better."""
+"""A judge that prefers one of two completions of a problem."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from assay.verify.learned.panel import close_judges, panel_for
 
 PAIRWISE = "pairwise"
 Candidates = tuple[Problem, Completion, Completion]
-"""A problem, and the two completions of it that are compared."""
+"""A problem and two completions to compare."""
 
 
 class Preferring:
-    """Asks which of two completions is better. check: raises VerifierError for a problem of which
-    it cannot be said."""
+    """Compares two completions of each problem. check: raises VerifierError for a problem that the
+    judge cannot compare."""
 
     def __init__(
         self,
@@ -36,9 +36,10 @@ class Preferring:
 
 
 def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
-    """Return the judge that a name stands for: ``pairwise``, or a verifier's expression.
+    """Open the named judge: ``pairwise``, or a verifier expression.
 
-    It is opened before a model is: a judge without an address is told at once. ``stack`` closes it.
+    The judge is opened before a model is loaded, so a missing address is reported at once.
+    ``stack`` closes it.
     """
     if name == PAIRWISE:
         options = config.verification.options.get("judge", {})
@@ -62,7 +63,7 @@ def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Compariso
 
 
 def _bare(problem: Problem) -> Problem:
-    """Return a problem that is judged by the judge, not by the verifier that its row names."""
+    """Return the problem without its row's verifier, so that the judge decides."""
     return replace(problem, verifier=None)
 
 
@@ -72,7 +73,7 @@ def _group(problem: Problem, both: tuple[Completion, Completion]) -> Group:
 
 
 def _of_rewards(pair: Candidates, verdicts: Sequence[Verdict]) -> Comparison:
-    """Return the comparison by rewards: the higher one wins, equal ones are a tie."""
+    """Compare by rewards. The higher reward wins; equal rewards tie."""
     (problem, *both), (first, second) = pair, verdicts
     lengths = len(both[0].answer_text), len(both[1].answer_text)
     if first.reward is None or second.reward is None:

@@ -1,7 +1,7 @@
 """Judge a run's recorded completions again: ``assay verify --rescore RUN [--verifier math@4]``.
 
-The rollout log holds no answers, so the problems are read again from the run's own sources. Whole
-groups are judged, as they were. Nothing in the run's directory is changed.
+The rollout log holds no answers, so the problems are read again from the run's sources. Groups are
+judged as a whole, as during training. The run's directory does not change.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from assay.types import Group, Problem, Verdict
 from assay.verify.service import Options
 
 Seen = Callable[[Group, int, Verdict, Verdict, int], None]
-"""Group, index of the completion in it, the verdict of then, that of now, step."""
+"""Called with group, completion index, recorded verdict, new verdict and step."""
 
 Pairs = Sequence[tuple[Group, Sequence[Verdict]]]
-"""Groups with the verdicts of then."""
+"""Groups with their recorded verdicts."""
 
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
@@ -39,10 +39,10 @@ SHOWN_TEXT = 160
 
 @dataclass(eq=False)
 class RescoreResult:
-    """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each.
+    """Changes of verdicts. flips: counts by ``before -> after``. examples: a few of each.
 
-    missing: completions that were not judged again. unreadable: the steps whose shard is damaged;
-    their completions are missing too, where the run's metrics tell how many they were.
+    missing: completions that were not judged again. unreadable: steps with a damaged shard; their
+    completions count as missing if the run's metrics give their number.
     """
 
     run: str
@@ -60,7 +60,7 @@ class RescoreResult:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
 
     def add(self, group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
-        """Count one completion's two verdicts."""
+        """Count the two verdicts of one completion."""
         self.completions += 1
         self.before[before.status] += 1
         self.after[after.status] += 1
@@ -128,16 +128,16 @@ def rescore(
     see: Seen | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RescoreResult:
-    """Judge every recorded completion of a run again and return what changed.
+    """Judge every recorded completion of a run again and report the changes.
 
-    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs.
-    options: of verifiers, in place of the run's where they name the same. A judge's stored replies
-    are used again, and new ones are not kept. allow: Python code that rows may name as their
-    verifier. trust_run: import what a run from elsewhere names. out: a JSONL file with one row a
-    completion. steps: of these alone. take: says what of a step is judged, and how it is asked.
-    see: is shown both verdicts of each completion.
+    verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it. options:
+    replace the run's verifier options of the same name. Stored replies of a judge are reused, and
+    new ones are not stored. allow: Python code that rows may name as verifiers. trust_run: import
+    code that a run from another machine names. out: a JSONL file with one row per completion.
+    steps: only these. take: selects or changes the groups of a step before judging. see: called
+    with both verdicts of each completion.
 
-    Raises RunError where the run holds no rollouts.
+    Raises RunError if the run holds no rollouts.
     """
     folder = Path(run)
     given = [f"verification.options.{name}=" for name in options or ()]
@@ -198,10 +198,10 @@ def rescore(
 def recorded_groups(
     config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
 ) -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
-    """Yield each step with its groups and verdicts; None where they cannot be read.
+    """Yield each step with its groups and verdicts; None if the shard cannot be read.
 
-    steps: None: all. The log holds no answers: problems are those of the run's sources. A problem
-    that is no longer there has no id.
+    steps: None: all. The log holds no answers, so problems come from the run's sources. A problem
+    that is missing there has an empty id.
     """
     wanted: set[str] = set()
     steps = log.steps() if steps is None else steps
@@ -221,7 +221,7 @@ def recorded_groups(
 
 
 def num_completions(folder: Path, step: int) -> int:
-    """Return how many completions a step had, by the run's metrics; 0 where they do not tell."""
+    """Return the number of completions of a step from the run's metrics; 0 if unknown."""
     for row in read_step_rows(folder / "metrics.jsonl"):
         if row.get("step") == step and row.get("length/mean"):
             return round(row["tokens/generated"] / row["length/mean"])
@@ -229,7 +229,7 @@ def num_completions(folder: Path, step: int) -> int:
 
 
 def as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
-    """Return one completion's two verdicts as plain values."""
+    """Return both verdicts of a completion as plain values."""
     same = ("status", "score", "reward", "verifier")
     return {
         "id": group.completions[index].id,

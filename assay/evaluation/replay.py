@@ -1,7 +1,7 @@
-"""``assay run replay``: repeat a recorded step, and compare the result with what was written.
+"""``assay run replay``: repeat a recorded step and compare the result with the record.
 
-Nothing is sampled. The run is copied as it would be if it had been killed after that step's
-rollouts were written, and goes on: by the path that a killed run takes through its rollout log.
+Nothing is sampled. A copy of the run is set up as if the run had been killed after writing the
+step's rollouts. It then resumes from its rollout log, as any killed run does.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ from assay.verify.service import VerifierService
 _AS_IT_WAS = ("checkpoint.every=1000000000", "checkpoint.keep_last=1000000000")
 _AS_IT_WAS += ("checkpoint.minutes=", "checkpoint.max_disk_gib=", "log.to=[]")
 _AS_IT_WAS += ("verification.trial_seconds=0",)
-"""What is set otherwise: none of it touches what was sampled, judged or learned."""
+"""Overrides for the copy. They do not affect sampling, verdicts or learning."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
-"""Overrides that a replay takes."""
-_NOT_OF_THE_STEP = ("random/",)  # evaluations may draw from the global generators too
+"""Overrides that a replay accepts."""
+# Evaluations may also draw from the global generators.
+_NOT_OF_THE_STEP = ("random/",)
 _DIFF_LINES = 40
 
 
 class OnlyTheLog:
-    """Stands for the generator of a run: it holds the policy, and refuses to sample."""
+    """Wraps the generator of a run. It holds the policy but refuses to sample."""
 
     def __init__(self, generator: Generator, folder: Path) -> None:
         self.generator = generator
@@ -69,7 +70,7 @@ class OnlyTheLog:
         return getattr(self.generator, name)
 
     def generate(self, problems: Sequence[Any], *_: Any, **__: Any) -> list[Group]:
-        """Raise RunError: what would be sampled is not in the log."""
+        """Raise RunError, because the log does not hold the requested completions."""
         found = f"a draw that the rollout log does not hold: {problems[0].group_id}"
         accepted = "the rows and the curriculum that the run had"
         raise RunError(message(f"{self._folder} data.train", found, accepted, "bring them back"))
@@ -83,14 +84,15 @@ def replay(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> ReplayResult:
-    """Judge a step's completions again, take the step again, and return what differs.
+    """Repeat a step: judge its completions, compute advantages and update; report differences.
 
-    Advantages are computed from the logged verdicts, and the update from the newest checkpoint
-    before the step. overrides: consent to the code of a model, which no run brings: those of
-    `CONSENTS`. allow, trust_run: as `rescore` has them. Nothing in the run's directory is changed.
+    Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
+    before the step. overrides: consent to a model's remote code (`CONSENTS`). allow, trust_run: see
+    `rescore`. The run's directory does not change.
 
-    Raises RunError for a step that cannot be replayed, which says which can; UserError for a run
-    that does not learn by [rl], and for another override: a step is taken again as it was.
+    Raises RunError, listing the steps that can be replayed, if this step cannot. Raises UserError
+    for a run without [rl], and for any other override, since a replay must use the recorded
+    settings.
     """
     folder = Path(run)
     if other := next((one for one in overrides if one not in CONSENTS), None):
@@ -123,12 +125,12 @@ def replay(
 
 
 def start_of(folder: Path, step: int) -> int:
-    """Return the step of the checkpoint to begin from; 0: the start. Raises RunError."""
+    """Return the step of the checkpoint to start from; 0: the start of the run. Raises RunError."""
     with closing(RolloutLog(folder / "rollouts")) as log:
         done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         saved = checkpoints.steps()
-        # of a long run only what is needed is read
+        # Checked lazily, so that a long run reads only the shards and checkpoints it needs.
         recorded = cache(lambda one: log.table(one) is not None)
         whole = cache(lambda one: find_damage(checkpoints.path(one)) is None)
 
@@ -154,7 +156,7 @@ def _why_not(step: int, done: set[int], recorded: Callable[[int], bool]) -> str:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Return steps as ``1-4, 7``."""
+    """Format steps as ``1-4, 7``."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and parts[-1][-1] + 1 == step:
@@ -165,16 +167,17 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
-    """Lay out a run that was killed after a step's rollouts; large files are links, never written.
+    """Create the directory of a run killed after a step's rollouts. Large files are symbolic links.
 
-    What writes a shard or a checkpoint puts a new file in the link's place.
+    Shards and checkpoints are written by replacing the link, never through it.
     """
     for part in ("rollouts", "checkpoints"):
         (copy / part).mkdir(parents=True)
     for name in ("environment.json", "reference.safetensors"):
         if (folder / name).is_file():
             os.symlink((folder / name).resolve(), copy / name)
-    if (replies := folder / "judge_replies.jsonl").is_file():  # new ones are appended
+    # Copied, because new replies are appended.
+    if (replies := folder / "judge_replies.jsonl").is_file():
         shutil.copyfile(replies, copy / replies.name)
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
@@ -192,7 +195,7 @@ def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
 def verdicts_again(
     config: TrainConfig, log: RolloutLog, step: int, service: VerifierService
 ) -> tuple[Again, list[FlippedVerdict]]:
-    """Judge what was recorded of a step by the verifiers of today."""
+    """Judge the recorded completions of a step with the installed verifiers."""
     _, groups = next(recorded_groups(config, log, [step]))
     table = log.table(step)
     assert groups is not None and table is not None
@@ -253,7 +256,7 @@ def _flip(
 
 
 def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
-    """Return version and hash of each verifier that judged a step, which a run may have changed."""
+    """Return version and hash of each verifier that judged a step. They may change during a run."""
     table = log.table(step)
     assert table is not None
     found: dict[str, dict[str, str]] = {}
@@ -269,7 +272,7 @@ def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
 def source_changes(
     folder: Path, then: Mapping[str, Mapping[str, Any]], service: VerifierService
 ) -> dict[str, str]:
-    """Return what changed in each verifier whose hash is another one, as the lines of a diff."""
+    """Return the source changes of each verifier whose hash differs, as a diff."""
     found: dict[str, str] = {}
     for name, facts in service.describe().items():
         old = str((then.get(name) or {}).get("hash"))
@@ -295,7 +298,7 @@ def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Itera
 
 
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
-    """Take the steps after ``start`` again, and return what was computed."""
+    """Repeat the steps after ``start`` and compare the results."""
     run = loop.run
     loop.guard.built_in, loop.guard.rules = [], {}
     generator: Any = loop.generator
@@ -305,7 +308,8 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
         train_step(loop)
     if run.stop_reason is not None:
         raise KeyboardInterrupt
-    algorithm = loop.learner.algorithm  # its dynamic weights move with the step
+    # Its dynamic weights change with the step.
+    algorithm = loop.learner.algorithm
     found = [advantages_again(log, step, algorithm)]
     train_step(loop)
     found += columns_again(log, run.rollouts, range(start + 1, step + 1))
@@ -316,7 +320,7 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
 
 
 def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
-    """Compute advantages from what the log alone holds, and compare them with its own."""
+    """Compute advantages from the log alone and compare them with the recorded ones."""
     recorded, table = log.read(step), log.table(step)
     assert recorded is not None and table is not None
     columns = {name: table.column(name).combine_chunks() for name in LEARNED_COLUMNS}
@@ -338,7 +342,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
 
 
 def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> Iterator[Again]:
-    """Compare what the learner found of each step's completions, bit for bit."""
+    """Compare the learner's columns of each step, bit for bit."""
     tables = [(log.table(step), fresh.table(step)) for step in steps]
     for name in LEARNED_COLUMNS:
         pairs = [[each.column(name) for each in pair if each is not None] for pair in tables]
@@ -351,7 +355,7 @@ def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> I
 
 
 def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
-    """Compare two series of 32-bit floats by their bits."""
+    """Compare two series of 32-bit floats bitwise."""
     if len(then) != len(now):
         return Again(name, len(then), len(then), f"{note}; {len(now)} values now")
     differ = then.view(np.int32) != now.view(np.int32)
@@ -361,7 +365,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
 
 
 def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
-    """Compare the metrics of each step that do not depend on the clock."""
+    """Compare the metrics of each step, except those that depend on the clock."""
     then, now = (
         {int(row["step"]): row for row in read_step_rows(each / "metrics.jsonl")}
         for each in (folder, copy)
@@ -381,7 +385,7 @@ def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
 
 
 def weights_again(folder: Path, fresh: Path) -> Again:
-    """Compare the files of a checkpoint with those that came out now."""
+    """Compare the files of a checkpoint with the repeated ones."""
     then, now = (listed_files(each) or {} for each in (folder / "checkpoints" / fresh.name, fresh))
     names = [one for one in then if not one.startswith(_NOT_OF_THE_STEP)]
     if not names or not now:
@@ -399,10 +403,10 @@ def _uncommitted(environment: Mapping[str, Any]) -> list[str]:
 
 
 def _events_about(folder: Path, start: int, step: int) -> list[str]:
-    """Return what happened to the run and could matter for the steps that were taken again.
+    """Return events of the run that may explain a difference in the repeated steps.
 
-    Settings of later starts count too, since the configuration is the newest; so does the machine
-    of an earlier start, since the environment is that of the first.
+    Settings of later starts count, because the configuration is the newest one. The machine of an
+    earlier start counts, because the environment is that of the first start.
     """
     found: list[str] = []
     for event in read_events(folder / "events.jsonl"):

@@ -1,4 +1,4 @@
-"""What a replay found: each thing that was computed again, how much of it differs, and why."""
+"""Result of a replay: each repeated computation, the number of differences, and likely causes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from assay.host.files import plain
 from assay.host.terminal import aligned, escaped, one_line
 
 SHOWN = 20
-"""Flips in the text; JSON has all."""
+"""Maximum number of flips in the text; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """One thing that was computed again. count: of values; differ: of them that are not the same.
+    """One repeated computation. count: number of values; differ: number of values that differ.
 
-    note: how much they differ, or why some were not compared.
+    note: size of the differences, or why values were not compared.
     """
 
     name: str
@@ -27,16 +27,13 @@ class Again:
 
     @property
     def outcome(self) -> str:
-        """One word."""
+        """The outcome as one word or phrase."""
         return "differs" if self.differ else "equal" if self.count else "not there"
 
 
 @dataclass(frozen=True, slots=True)
 class FlippedVerdict:
-    """A completion whose verdict is another one now. Pairs are of then and of now.
-
-    why: what explains it.
-    """
+    """A completion whose verdict changed. Pairs are (recorded, now). why: the explanation."""
 
     completion: str
     problem: str
@@ -50,7 +47,7 @@ class FlippedVerdict:
     text: str
 
     def lines(self) -> Iterator[str]:
-        """Yield what people read of it."""
+        """Yield the lines of text for people."""
         then, now = zip(self.status, map(_number, self.reward), strict=True)
         yield f"{self.completion}: {then[0]} (reward {then[1]}) then, {now[0]} ({now[1]}) now"
         labels = zip(self.verifier, self.hash, strict=True)
@@ -63,11 +60,10 @@ class FlippedVerdict:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A step that was taken again. start: the step of the checkpoint that it began from.
+    """A repeated step. start: step of the checkpoint that the replay started from.
 
-    again: what was computed. flips: verdicts that differ. sources: of each verifier whose hash is
-    another one, what changed in it, as a diff. causes: what of the machine, the versions and the
-    run may explain a difference.
+    again: the repeated computations. flips: changed verdicts. sources: diff of each verifier whose
+    hash changed. causes: differences of machine, versions and run that may explain others.
     """
 
     run: str
@@ -80,7 +76,7 @@ class ReplayResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no value differs."""
         return not any(one.differ for one in self.again)
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,7 +112,7 @@ UNEXPLAINED = (
 
 
 def span(first: int, last: int) -> str:
-    """Return the name of one step or several."""
+    """Return the name of a step or a range of steps."""
     return f"step {last}" if first == last else f"steps {first}-{last}"
 
 

@@ -1,7 +1,7 @@
-"""Which term of a reward moved what: the advantages of a run's record, with and without each term.
+"""Effect of each reward term: the advantages of recorded rollouts with and without the term.
 
-The record holds the value of each term, and the weights in the name of what judged. So nothing is
-judged again.
+The log holds the value of each term, and the verifier's label holds the weights. Nothing is judged
+again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from assay.session.assemble import choose_algorithm
 from assay.verify.expression import parse_expression
 
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
-CLOSE = 1e-6  # of a sum of single-precision values
-_NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")  # a weight below 0, as a label writes it
+# Tolerance for a sum of single-precision values.
+CLOSE = 1e-6
+# Matches a negative weight in a verifier label.
+_NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """One term. mean: of weight times value. share: of what tells siblings apart; all sum to 1.
+    """One term. mean: of weight times value. share: part of the variance within groups; shares sum
+    to 1.
 
-    correlation: of the advantages with and without the term. turned: share of the advantages whose
-    sign is another one without it. None: without differences between siblings.
+    correlation: between advantages with and without the term. turned: share of advantages whose
+    sign differs without it. None if siblings have equal rewards.
     """
 
     term: str
@@ -45,9 +48,11 @@ class TermFacts:
 
 @dataclass(frozen=True, slots=True)
 class TermTable:
-    """What each term did. left_out: completions not judged, or whose sum is not the reward.
+    """Effect of all terms. left_out: completions not judged, or whose terms do not sum to the
+    reward.
 
-    The latter is so of terms whose weight has a schedule, or that are part of another reward.
+    A sum differs from the reward if a weight follows a schedule or the term belongs to another
+    reward.
     """
 
     run: str
@@ -74,10 +79,10 @@ class TermTable:
 
 
 def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTable:
-    """Return what each term of a run's reward did to its advantages, of one step or of all.
+    """Measure the effect of each reward term on the advantages of one step, or of all.
 
-    Advantages are those of groups, by the run's baseline and scale. Raises RunError where nothing
-    was recorded, or no completion was rewarded by a sum.
+    Advantages use the run's group baseline and scale. Raises RunError if nothing was recorded, or
+    if no reward is a sum of terms.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run)
     rows = loaded.rollouts(step=step, columns=COLUMNS)
@@ -117,7 +122,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
 
 
 def _contributions(row: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return weight times value of each term; None where that is not known to be the reward."""
+    """Return weight times value of each term; None if their sum is not the reward."""
     if row["reward"] is None:
         return None
     components, found = row["components"] or {}, dict[str, float]()

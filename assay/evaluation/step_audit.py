@@ -1,4 +1,4 @@
-"""Right answers by wrong steps: the steps of some passes are judged, at milestones of a run."""
+"""Find right answers with wrong steps: judge the steps of sampled passes at milestones of a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STEPS = "steps.json"
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """What the steps of some passes came to. steps: the first and the last that they are from.
+    """Step verdicts of some passes. steps: first and last step that the passes come from.
 
-    wrong: passes of which a step scored too low. no_steps: passes without a step. interval: of the
-    share that is wrong, among those with steps.
+    wrong: passes with a step that scored too low. no_steps: passes without steps. interval: of the
+    share of wrong passes among those with steps.
     """
 
     step: int
@@ -41,15 +41,15 @@ class Milestone:
 
     @property
     def not_judged(self) -> int:
-        """Passes whose steps could not be judged."""
+        """Passes whose steps were not judged."""
         return self.passes - self.judged - self.no_steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepAudit:
-    """The steps of passes, at each milestone. below: a step that scored less is wrong.
+    """Step verdicts of passes, at each milestone. below: a lower step score means a wrong step.
 
-    reasons: why steps were not judged, and of how many passes.
+    reasons: why steps were not judged, with counts.
     """
 
     verifier: str
@@ -65,7 +65,7 @@ class StepAudit:
         return found
 
     def lines(self) -> list[str]:
-        """Return the table, and why steps were not judged."""
+        """Return the table and the reasons for *not judged*, as lines."""
         head = f"steps of passes, by {self.verifier}; wrong is a score below {self.below:g}"
         rows = [("milestone", "steps", "passes", "not judged", "no steps", "a step is wrong")]
         rows += [
@@ -100,13 +100,13 @@ def audit_steps(
     seed: int = 0,
     how: Mapping[str, Any],
 ) -> tuple[StepAudit, list[tuple[Group, int, Verdict, Verdict, int]]]:
-    """Judge the steps of passes that were drawn at random; return their shares, and the wrong ones.
+    """Judge the steps of passes drawn at random; return their shares and the wrong passes.
 
-    verifier: any whose verdicts have `step_scores`. It also judges rows that name their own, each
-    completion without its siblings. at: steps of the run; none: its first, its middle and its last.
-    passes: at most so many a milestone, one of each problem, from the steps next to it. how: as
-    `rescore` has it. Raises RunError for a step that was not recorded, and for a verifier without
-    step scores.
+    verifier: one whose verdicts have `step_scores`. It replaces verifiers that rows name, and
+    judges each completion without its siblings. at: steps of the run; empty: the first, the middle
+    and the last. passes: maximum per milestone, one per problem, from the nearest steps. how:
+    keyword arguments of `rescore`. Raises RunError for a step that was not recorded and for a
+    verifier without step scores.
     """
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
@@ -149,7 +149,7 @@ def audit_steps(
 
 
 def read_step_audit(folder: Path) -> StepAudit | None:
-    """Return what the steps of a run's passes came to, when they were judged last.
+    """Return the newest step audit of a run; None without one.
 
     Raises RunError.
     """
@@ -186,9 +186,10 @@ def _milestone(
 def _draw(
     folder: Path, at: Sequence[int], passes: int, seed: int
 ) -> dict[int, list[tuple[int, str]]]:
-    """Return (step, completion) of each milestone's sample: one pass of a problem, the next first.
+    """Draw the (step, completion) sample of each milestone: one pass per problem, nearest steps
+    first.
 
-    A step belongs to the milestone that is next to it, so that no pass is in two samples.
+    A step belongs to its nearest milestone, so no pass is in two samples.
     """
     rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
     steps = sorted({row["step"] for row in rows})

@@ -1,9 +1,9 @@
-"""Labels of reasoning steps without a person: what rollouts from each step come to (Math-Shepherd).
+"""Label reasoning steps without people, by rollouts that continue from each step (Math-Shepherd).
 
-A step is as good as what the policy makes of it: from the text up to its end, some continuations
-are sampled and judged by their outcome (Wang et al. 2023, arXiv:2312.08935, section 3.3). The last
-step of a completion is judged as it stands. What is written are rows that ``[reward_model]`` of
-kind ``process`` learns from.
+A step's label is the success rate of the policy from that step: continuations are sampled from the
+text up to the step's end and judged by their outcome (Wang et al. 2023, arXiv:2312.08935, section
+3.3). The last step has the verdict of the completion itself. The output rows train a
+``[reward_model]`` of kind ``process``.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 Estimate = Literal["hard", "soft"]
 PREFIX = "step_prefix"
-"""The key of the spec under which a problem says what its completion begins with: text, or the
-tokens, where they are known."""
+"""Key of a problem's spec that holds the prefix of its completions, as text or as tokens."""
 COMPLETIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StepLabels:
-    """What a labelling came to. skipped: completions without a step, or without a verdict."""
+    """Summary of a labelling. skipped: completions without steps or without verdicts."""
 
     out: str
     labelled: int
@@ -88,7 +87,7 @@ class StepLabels:
 
 @dataclass(frozen=True, slots=True)
 class ToLabel:
-    """A completion whose steps are to be labelled."""
+    """A completion whose steps need labels."""
 
     problem: Problem
     completion: Completion
@@ -96,7 +95,7 @@ class ToLabel:
 
 @dataclass(frozen=True)
 class StepLabeller:
-    """How steps are labelled. generator: it renders `PREFIX`, as `PrefixRenderer` does."""
+    """Labels steps by rollouts. generator: renders `PREFIX`, as `PrefixRenderer` does."""
 
     generator: Generator
     verifiers: Judge
@@ -106,16 +105,17 @@ class StepLabeller:
     split: str = "newline"
 
     def steps_of(self, item: ToLabel) -> list[Step]:
-        """Return a completion's steps, by `split`; none where its row is wrong."""
+        """Split a completion into steps by `split`; empty if its row is invalid."""
         completion = Completion.from_text(item.completion.text, think=item.completion.think)
         problem = replace(item.problem, spec={})
         return split_steps(problem, completion, Places(completion, None), self.split, "all")
 
     def label(self, items: Sequence[ToLabel]) -> list[dict[str, Any] | None]:
-        """Return a row for each completion; None where it has no step, or one that nothing judges.
+        """Return a row for each completion; None if it has no steps or a step without verdicts.
 
-        A step's soft label is the share of its judged rollouts that pass (eq. 4 of Math-Shepherd),
-        its hard label whether any does (eq. 3); the last step's are those of the completion itself.
+        A step's soft label is the share of its judged rollouts that pass (eq. 4 of Math-Shepherd).
+        Its hard label says whether any rollout passes (eq. 3). The last step's labels are those of
+        the completion.
         """
         steps = [self.steps_of(item) for item in items]
         problems = [
@@ -164,13 +164,13 @@ class StepLabeller:
 
 
 class PrefixRenderer:
-    """Renders a problem's prompt, and behind it the beginning of its completion."""
+    """Renders a problem's prompt followed by the prefix of its completion."""
 
     def __init__(self, renderer: PromptRenderer) -> None:
         self.renderer = renderer
 
     def __call__(self, problem: Problem) -> Prompt:
-        """Return the prompt; DataError where it is too long."""
+        """Render the prompt. Raises DataError if it is too long."""
         prompt = self.renderer.render(problem)
         prefix: Any = problem.spec.get(PREFIX)
         if prefix is None or not len(prefix):
@@ -180,7 +180,8 @@ class PrefixRenderer:
             trace = Trace(problem.prompt, prefix, problem.source, *asked)
             _, tokens = self.renderer.render_trace(trace)
             if self.renderer.end_id is not None:
-                tokens = tokens[:-1]  # a trace ends there; this goes on
+                # A trace ends with the end token; a prefix must not.
+                tokens = tokens[:-1]
         else:
             tokens, prefix = prefix, str(self.renderer.tokenizer.decode(prefix))
         return replace(
@@ -201,13 +202,12 @@ def label_steps(
     say: Callable[[str], None] | None = None,
     **how: Any,
 ) -> StepLabels:
-    """Label every step of some completions by rollouts of a model, and append the rows to ``out``.
+    """Label every step of completions by rollouts of a model, and append the rows to ``out``.
 
-    completions: JSONL files in the form of ``assay verify`` (prompt, completion and what the
-    verifier needs), or run directories, whose recorded rollouts are taken. A killed labelling goes
-    on where it was, called again: completions that ``out`` holds are not labelled again. say: is
-    told the budget and how far it is. how: see `HowToSample`. Raises UserError where the input is
-    wrong.
+    completions: JSONL files in the format of ``assay verify`` (prompt, completion and the
+    verifier's fields), or run directories with recorded rollouts. Call again to continue a killed
+    labelling: completions in ``out`` are skipped. say: receives the budget and the progress. how:
+    see `HowToSample`. Raises UserError for invalid input.
     """
     target = Path(out)
     if not split:
@@ -218,10 +218,11 @@ def label_steps(
     with ExitStack() as stack:
         config = sampling_config(model, ["prompt"], asked)
         sampling = at_temperature(config.sampling, temperature)
-        # a rollout goes on behind a step: what controls thinking would see its own tokens only
+        # A rollout starts after a step, so thinking controls would count its own tokens only.
         off = {"think_budget": None, "min_think": None, "effort": sampling.line(sampling.effort)}
         sampling = with_sampling(sampling, **off)
-        config = config.model_copy(update={"tools": ToolsConfig()})  # a rollout is one turn
+        # A rollout is one turn.
+        config = config.model_copy(update={"tools": ToolsConfig()})
         settings = {
             "model": model,
             "rollouts": num_rollouts,
@@ -261,9 +262,9 @@ def append_labels(
     settings: dict[str, Any],
     say: Callable[[str], None] | None = None,
 ) -> StepLabels:
-    """Label the completions that a file does not hold yet, and append a row for each as it is done.
+    """Label the completions that the file lacks, appending each row when it is done.
 
-    settings: written into each row; raises ConfigError where the file holds rows of others.
+    settings: written into each row. Raises ConfigError if the file holds rows with other settings.
     """
     settings = json.loads(json.dumps(settings))
     done = labelled_before(journal, settings)
@@ -295,7 +296,7 @@ def append_labels(
 
 
 def labelled_before(journal: Journal, settings: dict[str, Any]) -> set[str]:
-    """Return the ids of the rows in a file; raises ConfigError where they have other settings."""
+    """Return the ids of the rows in a file. Raises ConfigError if their settings differ."""
     settings = json.loads(json.dumps(settings))
     where, remedy = f"--out {journal.path}", "choose another --out"
     done: set[str] = set()
@@ -322,9 +323,9 @@ def load_judged(
     limit: int | None = None,
     **consent: Any,
 ) -> Sequence[ToLabel]:
-    """Open files of completions, or run directories; raises DataError, RunError.
+    """Open files of completions, or run directories. Raises DataError or RunError.
 
-    consent: to what the runs name, for `assay.session.consent.open_config`.
+    consent: keyword arguments of `assay.session.consent.open_config`.
     """
     found: list[ToLabel] = []
     files: list[str] = []
@@ -351,7 +352,7 @@ def load_judged(
 
 
 def _recorded(run: Path, config: TrainConfig) -> Iterator[ToLabel]:
-    """Yield the recorded completions of a run whose problems its sources still hold."""
+    """Yield a run's recorded completions whose problems are still in its sources."""
     with closing(RolloutLog(run / "rollouts")) as log:
         for step, groups in recorded_groups(config, log):
             if groups is None:
@@ -364,7 +365,7 @@ def _recorded(run: Path, config: TrainConfig) -> Iterator[ToLabel]:
 
 
 def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list[Problem]:
-    """Return a problem for each step but the last, whose completions go on from the step's end."""
+    """Return a problem for each step but the last; its completions continue from the step's end."""
     found: list[Problem] = []
     for number, following in enumerate(steps[1:], 1):
         begun = item.completion.text[: following.end - len(following.text)]
@@ -375,7 +376,7 @@ def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list
 
 
 def _whole(group: Group) -> Group:
-    """Return a group of continuations as whole completions, which is what is judged."""
+    """Prepend the prefix to the continuations of a group, so that whole completions are judged."""
     prefix = group.problem.spec[PREFIX]
     spec = {key: value for key, value in group.problem.spec.items() if key != PREFIX}
     completions = tuple(
@@ -395,7 +396,7 @@ def _alone(item: ToLabel) -> Group:
 
 
 def _budget(labeller: StepLabeller, items: Sequence[ToLabel]) -> str:
-    """Say before anything is sampled what it may take."""
+    """Describe the cost of the rollouts, before sampling."""
     tried = sum(max(0, len(labeller.steps_of(item)) - 1) for item in items)
     rollouts = tried * labeller.num_rollouts
     most = rollouts * labeller.sampling.max_tokens

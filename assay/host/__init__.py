@@ -1,4 +1,4 @@
-"""The machine that Assay runs on. No module here imports other packages of Assay but its base.
+"""Access to the machine: files, clock, terminal, hardware. Any other package may import it.
 
 clock.py, heartbeat.py, startup.py    progress and the current phase
 files.py, records.py, removal.py      atomic writes, JSON records, deletion

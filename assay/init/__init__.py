@@ -6,6 +6,7 @@ lengths.py         token lengths of prompts and completions
 sizes.py           batch, group and memory sizes
 holdout.py         the held-out split
 draft.py           the configuration text
-starter.py         an example project; tiny_model.py: its model
+starter.py         a tiny model that guesses among the rows' answers
+tiny_model.py      its architecture and tokenizer, with random weights
 templates/         configuration templates and example rows
 """

@@ -12,4 +12,5 @@ memory.py        memory of a run, part by part
 arithmetic.py    seconds of a run from the machine's measured rates
 step_seconds.py  seconds of one training step from unit times
 
-`assay.plan.measured` opens a session, measures it, and implements ``assay plan``."""
+`assay.plan.measured` opens a session, measures it, and implements ``assay plan``.
+"""

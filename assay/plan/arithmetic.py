@@ -3,7 +3,8 @@
 A prompt token costs one forward pass. A learned token costs a forward and a backward pass. A
 decoding step reads all weights once and runs one forward pass for each slot. The constants below
 say which share of the rate of a large matrix product each phase reaches. ``assay plan`` times the
-loaded model instead."""
+loaded model instead.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class MachineRates:
     """Rates of a device: matrix-product operations per second in one dtype, and bytes read or
     written per second.
 
-    sure: no other process used the processor during the measurement."""
+    sure: no other process used the processor during the measurement.
+    """
 
     operations: float
     bytes: float
@@ -59,7 +61,8 @@ def units_from_rates(
 
     A forward pass takes 2 operations per token and weight of a matrix product. The backward pass
     takes 4, or 2 where the weight is frozen. Attention is left out, so estimates for contexts of
-    thousands of tokens are too low. lean: whether an update takes the lean path."""
+    thousands of tokens are too low. lean: whether an update takes the lean path.
+    """
     maps, trained, size = 0, 0, 0
     embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
     # A reward model has no output embedding.
@@ -92,7 +95,8 @@ class Expected:
     group is learned from.
 
     evaluations: seconds of all evaluations together. minutes: the configured limit of the run's
-    wall time. keys: configuration keys that shorten the run."""
+    wall time. keys: configuration keys that shorten the run.
+    """
 
     step: StepSeconds
     num_steps: int
@@ -140,7 +144,8 @@ def expect(
 ) -> Expected | None:
     """Estimate the duration of a configured run; None for a stage whose rows were not counted.
 
-    work: of a stage that trains on rows of a data set. num_heldout: problems in one evaluation."""
+    work: of a stage that trains on rows of a data set. num_heldout: problems in one evaluation.
+    """
     if config.drawing is not None:
         slots, stage = config.engine.slots, config.drawing
         step = estimate_sampled(config, measured, prompt_tokens, (), None, None, slots)

@@ -46,7 +46,8 @@ class Facts:
     (vLLM). keep_close: abilities of the initial model must be preserved. base_mib: estimated peak
     memory without reference or critic. reference_mib, critic_mib: additional memory of each.
 
-    Raises ConfigError for a value out of its range."""
+    Raises ConfigError for a value out of its range.
+    """
 
     reward: Reward = "nothing"
     can_sample: bool = True
@@ -124,7 +125,8 @@ class Facts:
         passed and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for
         pass@k (Chen et al. 2021, eq. 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1). If
         only the mean pass rate is known, it replaces every p_i. The result is then an upper bound,
-        because the function is concave."""
+        because the function is concave.
+        """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:

@@ -2,7 +2,8 @@
 
 The peak may occur in four phases: at the start, when the engine checks its forward pass on the
 model; in generation; in a teacher's forward pass; and in an update. Each phase frees its memory
-before the next begins."""
+before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class MemoryPlan:
     Parts in `START`, `GENERATION`, `ASKING` and `UPDATE` exist only during that phase. A teacher
     that is queried once, before the first step, counts in `ASKING_ONCE` (key ``asked``).
     workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
-    device. Neither is part of the total."""
+    device. Neither is part of the total.
+    """
 
     parts: Mapping[str, float]
     settings: Mapping[str, str]
@@ -117,7 +119,8 @@ def plan_memory(
     interpreter and its libraries; None: this process's memory without the models. num_heldout:
     problems of an evaluation. asked: tokens of each file that the teacher scores once, before the
     first step; empty: the teacher stays loaded. lean: whether the probe accepted the lean path
-    (`assay.model.probe`)."""
+    (`assay.model.probe`).
+    """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
     trained = _trained(model)
@@ -198,7 +201,8 @@ def _critic_layers(model: Any) -> list[Any]:
 def measure_libraries(model: Any, teacher: Any = None) -> float:
     """Return this process's memory without the models' weights, in MiB; 0 if it cannot be measured.
 
-    The engine's check of its forward pass has then loaded every library that a run imports."""
+    The engine's check of its forward pass has then loaded every library that a run imports.
+    """
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
@@ -248,7 +252,8 @@ def _asking_bytes(
     """Return the bytes of a teacher's forward pass on the model's device, and on the teacher's own.
 
     Only the output of each layer is held. Cached results stay in memory until every trace of a file
-    has been scored."""
+    has been scored.
+    """
     if teacher is None:
         return 0.0, 0.0
     shape, one = teacher.config.get_text_config(), next(teacher.parameters())

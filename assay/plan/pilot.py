@@ -29,7 +29,8 @@ class Pilot:
 
     completions, tokens, verifier_seconds: upper bounds of the budget. minutes: estimated wall time;
     None: unknown. stop: conditions that end the pilot. promote: results required to continue at
-    full size."""
+    full size.
+    """
 
     config: Mapping[str, Any] | None
     do: tuple[str, ...]

@@ -53,7 +53,8 @@ def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
     """Ask for the facts that decide. Optional questions propose "?", which means unknown.
 
     ask: a function with the signature of `typer.prompt`. Questions that the earlier answers make
-    irrelevant are skipped."""
+    irrelevant are skipped.
+    """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():
         say(f"  {name:<15} {words}")

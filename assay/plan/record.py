@@ -1,7 +1,8 @@
 """``decision.md``: the chosen optimizer and reward, rejected methods with reasons, and the outcome.
 
 The page also holds the facts, in a comment that only this module reads. A run started from a
-planned configuration therefore decides from the measured facts again."""
+planned configuration therefore decides from the measured facts again.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def read_facts(path: Path) -> Facts | None:
 def reward_terms(config: TrainConfig) -> dict[str, str]:
     """Return the user's reason for each term of the reward, and how the term could be gamed.
 
-    Raises ConfigError for a reason that names no term."""
+    Raises ConfigError for a reason that names no term.
+    """
     expressions = [config.data.verifier, *config.data.verifier_by_tag.values()]
     terms = (term for one in expressions for term in parse_expression(one))
     names = dict.fromkeys(name.partition("@")[0] for term in terms for name in term.names)
@@ -126,7 +128,8 @@ def run_decision(
 
     The plan is the page next to the configuration file. It must belong to this file, or to the file
     whose pilot this is. It must also have the same reward, or recommend the run's stage. Values of
-    the configuration replace planned values."""
+    the configuration replace planned values.
+    """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
@@ -158,7 +161,8 @@ def _plan_of(config_path: Path) -> Facts | None:
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
     """Write a page, unless the file belongs to someone else or to another configuration.
 
-    Raises UserError."""
+    Raises UserError.
+    """
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):
         whose = "a file that assay plan did not write" if found is None else f"that of {found}"

@@ -21,7 +21,8 @@ class StepSeconds:
     """Estimated seconds of one step, part by part.
 
     teacher: the teacher's forward pass in each step. once: all forward passes of a teacher or a
-    reference before the first step; not part of the total."""
+    reference before the first step; not part of the total.
+    """
 
     generation: float
     verification: float
@@ -53,7 +54,8 @@ class UnitSeconds:
 
     begin, prompt_token, decode: start of a generation, one prompt token, one decoding step of all
     slots. update_fixed, update_token: the fixed part of an update, and one token in it.
-    teacher_token: one token in the forward pass of a teacher or a reference."""
+    teacher_token: one token in the forward pass of a teacher or a reference.
+    """
 
     begin: float
     prompt_token: float
@@ -70,7 +72,8 @@ class GivenWork:
     num_steps: steps of the run. step_tokens: tokens of a mean step in the forward and backward
     pass; a prompt counts as often as the layout repeats it. scored: tokens that the reference
     scores before the first step. prompt, completion, siblings: sizes of a typical row, used for
-    calibration. shares: a prompt is computed once for all completions of its row."""
+    calibration. shares: a prompt is computed once for all completions of its row.
+    """
 
     num_steps: int
     step_tokens: float
@@ -100,7 +103,8 @@ def estimate_sampled(
 
     lengths: of sampled completions; empty: all have the maximum length. mixed_share: share of
     groups that carry gradient; None: all. Scoring by the reference, the old policy or a critic is
-    part of the update."""
+    part of the update.
+    """
     assert config.drawing is not None
     prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
@@ -144,7 +148,8 @@ def estimate_given(
     """Estimate the seconds of a step that trains on tokens of a data set.
 
     row_tokens: prompt tokens per learned token. asked: learned tokens that the teacher scores once,
-    before the first step; 0: it scores every step."""
+    before the first step; 0: it scores every step.
+    """
     settings = config.sft or config.distill or config.pretrain
     assert settings is not None
     tokens = settings.tokens_per_step * (1 + row_tokens)

@@ -1,4 +1,4 @@
-"""Which of the completions that a search found is its answer."""
+"""Choose a search's answer among its completions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ VOTES: Mapping[str, Weigh] = {
     "self_consistency": lambda node: 1.0,
     "weighted_vote": lambda node: node.score or 0.0,
 }
-"""Methods whose answers vote, and what a vote counts; the others take the highest score."""
+"""Vote weight of a node, for methods that vote. Other methods take the highest reward."""
 
 
 def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
-    """Return the answer of each search of a method; equal ones are decided by the first drawn.
+    """Choose the answer of each search of a method. Ties go to the completion drawn first.
 
-    Its completions have their verdicts, which say what answer each gives. The verifier also says
-    which answers are equal (Wang et al. 2023, arXiv:2203.11171: the most frequent one; Li et al.
-    2023, arXiv:2206.02336: weighted). Where no answer was found in any, the first is taken.
+    Completions already have verdicts, which hold their extracted answers. The verifier decides
+    which answers are equal. Votes count one each (Wang et al. 2023, arXiv:2203.11171) or the score
+    (Li et al. 2023, arXiv:2206.02336). Without any extracted answer, the first completion is
+    chosen.
     """
     weigh = VOTES.get(method)
     if weigh is None:
@@ -40,9 +41,9 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
 
 
 def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mapping[str, str]) -> int:
-    """Return the index of the first completion that gives the answer with the most votes.
+    """Return the index of the first completion with the answer that has the most votes.
 
-    names: to each answer the one that it is equal to; others are compared as text.
+    names: maps each answer to its representative among equal answers; others are compared as text.
     """
     said = {
         n: names.get(one.extracted, one.extracted)

@@ -1,4 +1,4 @@
-"""Draw what searches ask for: all problems' open nodes in one call of the generator."""
+"""Draw the nodes that searches request, those of all problems in one generator call."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from assay.session.evaluate import Judge, judge_groups
 from assay.types import Verdict
 
 Asking = Yields[Sequence[Draw], None, None]
-"""A search: it yields what is to be drawn, and goes on when it was."""
+"""A search: it yields draws, and continues once they are made."""
 
 
 @dataclass(frozen=True)
 class Drawer:
     """Draws children of nodes and has them scored.
 
-    sampling: of whole completions. step: the text that ends a step. block: how many draws share one
-    pass over their prefix; with the problem, the node and the number of the block they are what
-    the random numbers depend on. scorer: None where nothing is scored.
+    sampling: of whole completions. step: text that ends a step. block: number of draws that share
+    one prefill of their prefix. Random numbers depend on the problem, the node and the block's
+    number. scorer: None: no scores.
     """
 
     generator: Generator
@@ -34,14 +34,14 @@ class Drawer:
     scorer: Judge | None = None
 
     def run(self, searches: Sequence[Asking]) -> None:
-        """Let searches go on side by side until all have ended."""
+        """Advance all searches in lockstep until each has ended."""
         asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
         while asking:
             self.draw([each for _, asked in asking for each in asked])
             asking = [(one, asked) for one, _ in asking if (asked := next(one, None)) is not None]
 
     def draw(self, asked: Sequence[Draw]) -> None:
-        """Draw what of the children that are asked for is not there yet."""
+        """Draw the requested children that do not exist yet."""
         wanted: dict[Kind, dict[Node, int]] = defaultdict(dict)
         for each in asked:
             last = each.first + each.count
@@ -52,7 +52,7 @@ class Drawer:
             self._score(self._drawn(kind, nodes))
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
-        """Draw children in whole blocks, and return them."""
+        """Draw children in whole blocks and return them."""
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)
@@ -68,7 +68,8 @@ class Drawer:
         ]
 
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
-        """Return how a kind is sampled; a node that is further on is cut to its own limit later."""
+        """Return the sampling of a kind, long enough for the shortest node. Longer nodes are cut
+        later."""
         shortest = min(len(node.tokens) for node in nodes)
         changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
         if kind in STEPS:
@@ -78,7 +79,7 @@ class Drawer:
         return self.sampling.model_copy(update=changes)
 
     def _score(self, nodes: Sequence[Node]) -> None:
-        """Have nodes scored; one that was not judged keeps no score."""
+        """Score the nodes. A node that is not judged has no score."""
         if self.scorer is None:
             return
         for node, verdict in judged(self.scorer, nodes, by_row=False):
@@ -86,9 +87,9 @@ class Drawer:
 
 
 def judged(judge: Judge, nodes: Sequence[Node], by_row: bool = True) -> list[tuple[Node, Verdict]]:
-    """Return nodes with their verdicts, those of a problem as one group.
+    """Return nodes with their verdicts. Nodes of one problem form one group.
 
-    by_row: by the verifier that the row names, where it names one.
+    by_row: use the verifier that the row names, if any.
     """
     of_problem: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Run every method at every budget over problems, and count what each comes to."""
+"""Run each search method at each budget over problems, and summarize the results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from assay.session.evaluate import MAX_PROBLEMS_AT_ONCE, Judge
 from assay.types import Problem, Prompt
 
 GREEDY, ORACLE, PLAIN = "greedy", "oracle", "best_of_n"
-"""Rows that every search has, and the method whose completions are plain samples."""
+"""Rows of every search, and the method whose completions are plain samples."""
 Key = tuple[str, int | None]
 
 
 @dataclass
 class _Tally:
-    """What one row counts: of each problem, by id, or in the problems' order."""
+    """Counts of one result row. rights: by problem id; costs, scores: in the order of the
+    problems."""
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
     costs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -41,7 +42,8 @@ class _Tally:
 
 @dataclass
 class Searching:
-    """Methods and budgets over the same problems. file: gets a row of each whole completion."""
+    """Methods and budgets over the same problems. file: receives a row for each whole
+    completion."""
 
     drawer: Drawer
     verifiers: Judge
@@ -52,7 +54,7 @@ class Searching:
     _tallies: dict[Key, _Tally] = field(default_factory=lambda: defaultdict[Key, _Tally](_Tally))
 
     def run(self, problems: Sequence[Problem], render: Callable[[Problem], Prompt]) -> None:
-        """Search for the answer of each problem; so many go side by side as fit in memory."""
+        """Search for the answer of each problem, in batches that fit in memory."""
         for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
             last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
             part = [problems[n] for n in range(first, last)]
@@ -60,7 +62,7 @@ class Searching:
         self.drawer.generator.sleep()
 
     def rows(self) -> list[SearchRow]:
-        """Return a row of each method and budget, one sample and the greedy answer first."""
+        """Return a row for each method and budget, after the rows ``greedy`` and ``one_sample``."""
         base = self._row((BASE, None), None)
         named = [*self.methods, ORACLE]
         keys: list[Key] = [(name, budget) for budget in self.budgets for name in named]
@@ -89,7 +91,7 @@ class Searching:
             self._add_base(one)
 
     def _searched(self, roots: Sequence[Node]) -> dict[tuple[str, int], list[Search]]:
-        """Return each method's searches, and those of plain sampling; all go side by side."""
+        """Run each method's searches and those of plain sampling, all in lockstep."""
         longest = self.drawer.limits.longest
         found = {
             (method, budget): [Search(root, budget, longest, self.shape) for root in roots]
@@ -115,7 +117,7 @@ class Searching:
         tally.add(search.root, max(known, default=None), cost, None)
 
     def _add_base(self, search: Search) -> None:
-        """Count one sample, as the mean of as many as the budget holds for certain; and greedy."""
+        """Count greedy, and one sample as the mean over samples that the budget always affords."""
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

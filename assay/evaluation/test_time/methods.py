@@ -1,6 +1,6 @@
-"""The methods of search, each of which spends a budget of tokens on one problem.
+"""Search methods. Each spends a budget of tokens on one problem.
 
-A method is a generator: it yields what it wants drawn, and reads the children when it goes on.
+A method is a Python generator: it yields requested draws, and reads the children when it continues.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Found = Generator[Sequence[Draw], None, list[list[Node]]]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a tree grows. expand: children of a node. ahead: steps that lookahead goes on greedily.
-    exploration: the constant of PUCT."""
+    """Shape of a tree. expand: children per node. ahead: greedy steps of lookahead. exploration:
+    the constant of PUCT."""
 
     expand: int = 4
     ahead: int = 1
@@ -29,12 +29,11 @@ class Shape:
 
 @dataclass(eq=False)
 class Search:
-    """One method on one problem with one budget: what is spent, and what was found.
+    """State of one method on one problem with one budget.
 
-    longest: tokens of the longest completion; the budget holds one at least. found: whole
-    completions, in the order of their drawing. spent: each token that the policy chose for it,
-    counted once: a prefix that is gone on from was paid for when it was drawn. visits, values: of
-    the nodes of a tree search that has them.
+    longest: tokens of the longest completion; the budget must hold at least one. found: whole
+    completions, in order of drawing. spent: tokens that the policy sampled for this search; a
+    shared prefix counts once. visits, values: statistics of tree nodes, for methods that use them.
     """
 
     root: Node
@@ -48,16 +47,16 @@ class Search:
     _taken: Counter[tuple[Node, Kind]] = field(default_factory=Counter[tuple[Node, Kind]])
 
     def affords(self, open_nodes: Iterable[Node], reserves: bool = False) -> int:
-        """Return how many draws the budget holds behind these nodes, were each the longest.
+        """Return how many draws of maximum length from these nodes the budget allows.
 
-        reserves: as long as no completion is there, the tokens of one are kept back.
+        reserves: hold back the tokens of one completion until the first is found.
         """
         room = self.longest - min(len(node.tokens) for node in open_nodes)
         kept = self.longest if reserves and not self.found else 0
         return max(0, (self.budget - self.spent - kept) // room)
 
     def draw(self, asked: Sequence[tuple[Node, int]], kind: Kind = "step") -> Found:
-        """Ask for so many new children of each node, pay for them, and return those of each."""
+        """Request new children of each node, pay for them, and return the children by node."""
         draws: list[Draw] = []
         for node, count in asked:
             draws.append(Draw(node, kind, self._taken[node, kind], count))
@@ -72,17 +71,18 @@ class Search:
 
 
 def sampled(search: Search) -> Asking:
-    """Sample whole completions while the budget holds another one."""
+    """Sample whole completions until the budget is spent."""
     while count := search.affords([search.root]):
         yield from search.draw([(search.root, count)], "whole")
 
 
 def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
-    """Keep the best beginnings at each step, and go on from them; begin again while budget is left.
+    """Beam search: keep the best prefixes at each step; start again while budget is left.
 
-    With so many paths as whole completions fit, ``paths / expand`` beginnings are kept (Snell et
-    al. 2024, arXiv:2408.03314, section 5.1). apart: in trees of their own, the best of each
-    (diverse verifier tree search, Beeching et al. 2024). ahead: by what some greedy steps lead to.
+    If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
+    al. 2024, arXiv:2408.03314, section 5.1). apart: one tree per prefix, keeping the best of each
+    (diverse verifier tree search, Beeching et al. 2024). ahead: rank a prefix by the score after
+    greedy lookahead steps.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):
@@ -114,11 +114,11 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
 
 
 def mcts(search: Search) -> Asking:
-    """Grow one tree where prior and value promise most (PUCT, Silver et al. 2017).
+    """Monte-Carlo tree search with PUCT (Silver et al. 2017).
 
-    A node's value is the mean score of the nodes below it, its prior the chance of its step among
-    its siblings. A leaf is expanded by some steps, and the score of each is passed up. A whole
-    completion is not visited again; where nothing is left to visit, the root gets more children.
+    A node's value is the mean score of its descendants. Its prior is the probability of its step
+    among its siblings. Expanding a leaf draws some steps, whose scores are backed up to the root.
+    Whole completions are not visited again. If no node is open, the root gets more children.
     """
     below: dict[Node, list[Node]] = {}
     closed: set[Node] = set()
@@ -143,7 +143,7 @@ def mcts(search: Search) -> Asking:
 
 
 def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -> Node:
-    """Return the node to expand: from the root down by the largest upper bound."""
+    """Return the node to expand, following the largest upper bound from the root."""
     node = search.root
     while node in below:
         likeliest = max(child.logprob for child in below[node])
@@ -166,7 +166,7 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
 def _ahead(
     search: Search, nodes: Sequence[Node]
 ) -> Generator[Sequence[Draw], None, dict[Node, float | None]]:
-    """Return the score of where some greedy steps from each node lead."""
+    """Return the score of each node after greedy lookahead steps."""
     tips = {node: node for node in nodes}
     for _ in range(search.shape.ahead):
         going = [node for node in nodes if not tips[node].finished]
@@ -176,7 +176,7 @@ def _ahead(
 
 
 def _distinct(nodes: Iterable[Node]) -> list[Node]:
-    """Return the first of those that say the same."""
+    """Return the nodes without duplicates of equal tokens."""
     found: dict[bytes, Node] = {}
     for node in nodes:
         found.setdefault(node.tokens.tobytes(), node)
@@ -197,6 +197,6 @@ METHODS: Mapping[str, Callable[[Search], Asking]] = {
     "lookahead": partial(beam, ahead=True),
     "mcts": mcts,
 }
-"""What each method draws; `assay.evaluation.test_time.choice` says how it chooses."""
+"""Sampling of each method. `assay.evaluation.test_time.choice` holds the choice of an answer."""
 SAMPLED = tuple(name for name, draws in METHODS.items() if draws is sampled)
-"""Methods that draw whole completions only."""
+"""Methods that draw only whole completions."""

@@ -1,4 +1,4 @@
-"""What a search found: accuracy by method and budget, as values and as a table."""
+"""Result of a search: accuracy by method and budget, as values and as a table."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from assay.host.terminal import aligned, lined
 from assay.run.intervals import share_interval, spread_words, stderr_of
 
 BASE = "one_sample"
-"""The row that others are compared with: one completion, without a search."""
+"""The baseline row: one completion without search."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
-    """One method with one budget. budget: None where none is spent.
+    """One method with one budget. budget: None if the method spends none.
 
-    accuracy: share of the problems whose answer passed; stderr: its standard error over problems.
-    gain, gain_stderr: what that is over one sample, paired by problem. tokens, completions: means
-    of a problem: what was drawn, and how many whole completions were there to choose from. score:
-    mean of what the scorer gave the answers; None without one. by_problem: 1.0, 0.0, or a share of
-    several completions, by id. num_not_judged: problems whose answer the verifier did not judge,
-    which are left out.
+    accuracy: share of problems whose answer passed. stderr: standard error over problems. gain,
+    gain_stderr: difference from one sample, paired by problem. tokens, completions: mean tokens
+    drawn and mean number of whole completions per problem. score: mean scorer value of the answers;
+    None without a scorer. by_problem: result by problem id, 1.0 or 0.0, or a share over several
+    completions. num_not_judged: problems left out because their answer was not judged.
     """
 
     method: str
@@ -48,8 +47,8 @@ class SearchRow:
         scores: Sequence[float | None],
         base: Mapping[str, float] | None = None,
     ) -> SearchRow:
-        """Return the row of one answer a problem. rights: None where it was not judged. costs:
-        (tokens, completions) of each. base: `by_problem` of one sample."""
+        """Build a row from one answer per problem. rights: None if not judged. costs: (tokens,
+        completions) of each problem. base: `by_problem` of one sample."""
         known = {id: right for id, right in rights.items() if right is not None}
         gains = [right - base[id] for id, right in known.items() if id in base] if base else []
         scored = [score for score in scores if score is not None]
@@ -68,12 +67,12 @@ class SearchRow:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON, without single problems."""
+        """Return plain values, for JSON, without results of single problems."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "by_problem"}
 
     @property
     def cells(self) -> list[str]:
-        """The row in words."""
+        """The cells of the row, as text."""
         count = len(self.by_problem)
         accuracy = gain = "not judged"
         if self.accuracy is not None:
@@ -88,11 +87,11 @@ class SearchRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Every method at every budget on the same problems, with what one sample comes to.
+    """Results of every method and budget on the same problems, with the baseline.
 
-    rows: first ``greedy`` and ``one_sample``; then of each budget the methods and ``oracle``: the
-    share of problems of which any completion of plain sampling passes (pass@n). longest: tokens of
-    the longest completion. step: the text that ends a step. out: the file of trees, if any.
+    rows: first ``greedy`` and ``one_sample``; then for each budget the methods and ``oracle``, the
+    share of problems for which any plain sample passes (pass@n). longest: tokens of the longest
+    completion. step: text that ends a step. out: the file of trees, if any.
     """
 
     model: str
@@ -106,7 +105,7 @@ class SearchResult:
     out: str | None = None
 
     def row(self, method: str, budget: int | None = None) -> SearchRow:
-        """Return the row of a method at a budget; KeyError where there is none."""
+        """Return the row of a method and budget. Raises KeyError if there is none."""
         return {(one.method, one.budget): one for one in self.rows}[method, budget]
 
     def as_dict(self) -> dict[str, Any]:

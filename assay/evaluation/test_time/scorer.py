@@ -1,4 +1,4 @@
-"""What a search is guided by: a verifier, or a reward model that is named by its run or folder."""
+"""The scorer that guides a search: a verifier, or a reward model named by its run or folder."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCORERS = "a run of [reward_model], a reward model's folder, or a verifier such 
 
 @dataclass(frozen=True)
 class Scorer:
-    """What scores completions. scores_beginnings: whether what it says of a part means something.
+    """Scores completions. scores_beginnings: whether scores of partial completions are meaningful.
 
-    split: what ends a step, by the process model's own word; None of other scorers.
+    split: step separator of a process model; None for other scorers.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Scorer:
     split: str | None = None
 
     def check_problem(self, problem: Problem) -> None:
-        """Raise VerifierError where a problem lacks what the scorer reads."""
+        """Raise VerifierError if a problem lacks fields that the scorer reads."""
         self.service.check_problem(replace(problem, verifier=None))
 
 
 def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitStack) -> Scorer:
-    """Open what a name stands for, which ``stack`` closes; it is loaded, so that errors come now.
+    """Load the named scorer, so that errors occur before sampling. ``stack`` closes it.
 
-    reduce: how a process model's scores of steps become one; None: as its options have it. Raises
-    VerifierError, RunError, ConfigError.
+    reduce: how a process model combines step scores; None: its own setting. Raises VerifierError,
+    RunError or ConfigError.
     """
     if reduce is not None and reduce not in REDUCE:
         remedy = did_you_mean(reduce, REDUCE)
@@ -88,7 +88,7 @@ def _terms_of(expression: str) -> list[str]:
 
 
 def _kind_of(folder: str, name: str) -> str:
-    """Return the verifier that a reward model's folder is judged with; raises VerifierError."""
+    """Return the verifier name for a reward model's folder. Raises VerifierError."""
     place = Path(folder).expanduser()
     facts: dict[str, Any] = read_json(place / FACTS_FILE) or {}
     if facts.get("verifier") in (OUTCOME, PROCESS):

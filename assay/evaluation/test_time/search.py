@@ -1,4 +1,4 @@
-"""``assay search``: answer problems by search, and measure what each token of it is worth."""
+"""``assay search``: answer problems by search, and measure accuracy per generated token."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def search(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is measured, and by what it is guided."""
+    """A search's methods, budgets, tree shape and scorer."""
 
     methods: Sequence[str]
     budgets: Sequence[int]
@@ -140,8 +140,7 @@ def _open(
     limit: int | None,
     stack: ExitStack,
 ) -> tuple[Session, Scorer | None, Sequence[Problem]]:
-    """Open the verifier, the scorer and the problems, which must have what both read; the model
-    last."""
+    """Open verifier, scorer and problems, check the problems against both, then load the model."""
     _check_budgets(asked.budgets, sampling.max_tokens)
     _check_unguided(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack)
@@ -164,7 +163,7 @@ def _open(
 def _check_unguided(
     methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
 ) -> None:
-    """Refuse what gives tokens to a completion where a method draws steps, each of its own."""
+    """Raise for settings that inject tokens if a method draws single steps."""
     trees = [name for name in methods if name not in SAMPLED]
     if trees and any(map(sampling.controls_thinking, efforts)):
         found, accepted = "a budget of thinking", "none: a tree draws steps, each of its own"
@@ -193,7 +192,7 @@ def _shape(expand: int, ahead: int, exploration: float) -> Shape:
 
 
 def _check_budgets(budgets: Sequence[int], longest: int) -> None:
-    """Raise ConfigError where a budget does not hold one completion."""
+    """Raise ConfigError for a budget below the length of one completion."""
     for budget in budgets:
         if budget < longest:
             found = f"{budget}, less than one completion of {longest} tokens"
@@ -204,7 +203,7 @@ def _check_budgets(budgets: Sequence[int], longest: int) -> None:
 
 
 def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | None:
-    """Open the scorer; raises an error where a method needs one that it is not."""
+    """Open the scorer. Raises if a method needs one that is missing or unsuitable."""
     needing = [name for name in asked.methods if name not in UNSCORED]
     trees = [name for name in asked.methods if name not in SAMPLED]
     if asked.scorer is None:
@@ -225,7 +224,7 @@ def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | Non
 def _drawer(
     session: Session, sampling: SamplingConfig, step: str | None, shape: Shape, guide: Scorer | None
 ) -> Drawer:
-    """Return what draws from a model; its prompts may go on into a completion from now on."""
+    """Return the drawer of a model, whose prompts may extend into a completion from now on."""
     session.generator.render = PrefixRenderer(session.renderer)
     tokenizer = session.loaded.tokenizer
 

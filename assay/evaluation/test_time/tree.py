@@ -1,7 +1,7 @@
-"""A problem's tree: beginnings of completions, and what was drawn behind each.
+"""The tree of a problem: prefixes of completions, and their drawn continuations.
 
-One tree serves all methods and budgets. What is drawn behind a node depends on the node and on the
-number of the draw alone, so that two searches that come to the same place see the same steps there.
+All methods and budgets share one tree. The children of a node depend only on the node and on the
+number of the draw, so two searches that reach the same node see the same steps.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from assay.evaluation.step_labels import PREFIX
 from assay.types import Completion, FinishReason, Group, Problem, Prompt, Tokens, Verdict
 
 Kind = Literal["step", "whole", "greedy_step", "greedy"]
-"""What is drawn: up to the end of a step or of the completion; by chance, or greedily."""
+"""What to draw: a step or the rest of the completion, by sampling or greedily."""
 STEPS: tuple[Kind, ...] = ("step", "greedy_step")
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Where completions end. longest: tokens. stop: strings that end them. decode: to text."""
+    """Limits of completions. longest: tokens. stop: stop strings. decode: tokens to text."""
 
     longest: int
     stop: tuple[str, ...]
     decode: Callable[[Tokens], str]
 
     def goes_on(self, kind: Kind, text: str) -> bool:
-        """Whether what a stop string ended is a step, and its completion may go on."""
+        """Whether text that ended at a stop string is a step, so that its completion may
+        continue."""
         return kind in STEPS and not any(stop in text for stop in self.stop)
 
 
 @dataclass(eq=False)
 class Node:
-    """The beginning of a completion: its parent's, and the tokens that were drawn behind it.
+    """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
-    path: the number of each draw from the root on; with the problem it is the key of what is drawn
-    here. own: its tokens behind its parent's; cost: how many of them the policy chose; logprob:
-    theirs, as they were sampled. finish_reason: None where it can go on.
-    score, reward: the scorer's; None where there is none, or it did not judge. verdict: the
-    verifier's, of a finished completion that a search chose among.
+    path: numbers of the draws from the root; with the problem, the key of the random numbers. own:
+    tokens after the parent's. cost: number of own tokens that the policy sampled. logprob: their
+    log-probability as sampled. finish_reason: None if the completion can continue. score, reward:
+    from the scorer; None without a scorer or if not judged. verdict: the verifier's, for a
+    completion that a search may choose.
     """
 
     problem: Problem
@@ -61,12 +62,12 @@ class Node:
 
     @property
     def finished(self) -> bool:
-        """Whether it is a whole completion."""
+        """Whether this is a whole completion."""
         return self.finish_reason is not None
 
     @property
     def problem_to_draw(self) -> Problem:
-        """The problem whose completions go on from here, under an id of its own."""
+        """A problem, with an id of its own, whose completions continue from this node."""
         if not self.path:
             return replace(self.problem, draw=0)
         spec = {**self.problem.spec, PREFIX: self.tokens}
@@ -80,7 +81,7 @@ class Node:
             node = node.parent
 
     def add(self, kind: Kind, completion: Completion, limits: StepLimits) -> Node:
-        """Add what was drawn, cut to the longest completion, as the next child of a kind."""
+        """Add a drawn continuation as the next child of a kind, cut to the longest completion."""
         room = limits.longest - len(self.tokens)
         own = completion.tokens[:room]
         tokens = np.concatenate([self.tokens, own]).astype(np.int32)
@@ -108,7 +109,7 @@ class Node:
         return child
 
     def completion(self) -> Completion:
-        """Return it as a completion, to be judged."""
+        """Convert the node to a completion, to be judged."""
         return Completion(
             id=f"{self.problem.group_id}/{self.path or 'root'}",
             text=self.text,
@@ -121,7 +122,7 @@ class Node:
 
 
 def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
-    """Return nodes of one problem as a group, to be judged; by_row: by the row's own verifier."""
+    """Return nodes of one problem as a group, to be judged. by_row: use the row's own verifier."""
     problem, prompt = nodes[0].problem, nodes[0].prompt
     problem = problem if by_row else replace(problem, verifier=None)
     return Group(problem, prompt, tuple(node.completion() for node in nodes))
@@ -129,7 +130,7 @@ def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
 
 @dataclass(frozen=True)
 class Draw:
-    """Children that a search asks for: those of a kind with the numbers first to first + count."""
+    """Requested children of a node: those of a kind numbered from first to first + count - 1."""
 
     node: Node
     kind: Kind
@@ -137,5 +138,5 @@ class Draw:
     count: int
 
     def children(self) -> list[Node]:
-        """Return them, once they were drawn."""
+        """Return the children, once drawn."""
         return self.node.drawn[self.kind][self.first : self.first + self.count]

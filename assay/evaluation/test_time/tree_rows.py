@@ -1,7 +1,7 @@
-"""Trees as rows: each whole completion with its steps, for step labels, value targets and SFT.
+"""Trees as rows: whole completions with their steps, for step labels, value targets and SFT.
 
-A row is read by ``assay verify`` and by data stages (its completion and verdict), by ``[sft]`` (its
-prompt and completion) and by ``[reward_model]`` of kind ``process`` (``step_ends`` and ``labels``).
+``assay verify`` and data transforms read a row's completion and verdict, ``[sft]`` its prompt and
+completion, and ``[reward_model]`` of kind ``process`` its ``step_ends`` and ``labels``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from assay.types import Completion
 
 
 def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each whole completion that a search found; step: the text that ends a step.
+    """Yield a row for each whole completion of a search. step: text that ends a step.
 
-    A step's label is the share of the judged completions below it that pass, as `label_steps` has
-    it of rollouts; here a search has chosen where to go on. values, visits: what Monte-Carlo tree
-    search thinks of each step; scores: what the scorer does.
+    A step's label is the pass rate of the judged completions below it, like the rollout labels of
+    `label_steps`; here the search chose the continuations. values, visits: statistics of
+    Monte-Carlo tree search for each step. scores: scorer value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:
@@ -58,7 +58,7 @@ def _told(method: str, search: Search, node: Node, number: int) -> dict[str, Any
 def _steps(
     search: Search, node: Node, below: Mapping[Node, Sequence[bool]], step: str
 ) -> dict[str, Any]:
-    """Return what is known of each step, as a process model splits them."""
+    """Return the facts of each step, split as a process model splits them."""
     nodes = [*node.lineage()][::-1]
     completion = Completion.from_text(node.text, think=node.prompt.think)
     problem = replace(node.problem, spec={})

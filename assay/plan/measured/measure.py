@@ -40,7 +40,8 @@ LOOKED_AT = 64
 class Measured:
     """Estimated memory and step seconds of a configuration. seconds: None for a stage not timed.
 
-    num_steps: steps of the whole run, if the stage is timed."""
+    num_steps: steps of the whole run, if the stage is timed.
+    """
 
     memory: MemoryPlan
     seconds: StepSeconds | None
@@ -194,7 +195,8 @@ def measure_machine(
     """Measure the loaded model; return its facts, and the memory and seconds of the configuration.
 
     lengths: of sampled completions. The measurement trains the model on a few synthetic
-    completions, so the model must not be used afterwards."""
+    completions, so the model must not be used afterwards.
+    """
     import torch
 
     from assay.plan.measured.seconds import mean_lengths, time_given, time_pairs, time_sampled

@@ -39,7 +39,8 @@ class Plan:
     """A recommendation, its pilot, and the estimates of the configured run.
 
     measured: a `Measured`, or None. files: files written. chosen: method of the configuration.
-    terms: the configuration's reason for each term of the reward."""
+    terms: the configuration's reason for each term of the reward.
+    """
 
     decision: Decision
     pilot: Pilot
@@ -97,7 +98,8 @@ def plan(
     """Recommend a method for a configuration or for stated facts, and write ``decision.md``.
 
     num_problems: how many to sample; 0: none; None: a default number if the model is a local
-    folder. given: facts as ``name=value``, which replace measured facts. Raises UserError."""
+    folder. given: facts as ``name=value``, which replace measured facts. Raises UserError.
+    """
     told = read_facts(given)
     settings, measured = None, None
     if config is not None:

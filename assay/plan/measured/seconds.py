@@ -2,7 +2,8 @@
 
 A generation prefills one prompt at a time, then takes decoding steps of all slots at equal cost. An
 update is linear in its tokens, plus a constant part (the optimizer). Two short generations and two
-small updates determine these costs."""
+small updates determine these costs.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ def time_given(
     """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows of the data's
     mean length.
 
-    teacher, asked: see `estimate_given`."""
+    teacher, asked: see `estimate_given`.
+    """
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
     from assay.model.probe import prove_lean
@@ -240,7 +242,8 @@ def measure_units(
 ) -> UnitSeconds:
     """Measure unit times on the loaded model; without problems, generation is not measured.
 
-    ask: a function that only queries the teacher, which ``learn`` does too."""
+    ask: a function that only queries the teacher, which ``learn`` does too.
+    """
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
@@ -279,7 +282,8 @@ def _time_update(
     """Return an update's constant seconds and its seconds per token, from two small updates.
 
     A prompt counts once per group, so the groups have the size of the training groups, reduced to
-    about `MOST_TOKENS` tokens if that is larger. The smaller update has shorter rows."""
+    about `MOST_TOKENS` tokens if that is larger. The smaller update has shorter rows.
+    """
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
     count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
