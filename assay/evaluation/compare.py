@@ -95,7 +95,8 @@ def compare(
             _check_one_verifier(configs, sets)
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
-        for name, side, config, recorded in zip(names, "AB", configs, files, strict=True):
+        shown = (names[0], names[1] if adapter is None else f"{names[1]} with {adapter}")
+        for name, side, config, recorded in zip(shown, "AB", configs, files, strict=True):
             sampling = configuration.at_temperature(config.sampling, temperature)
             asked = _Asked(name, side, sampling, file, judging is not None)
             if recorded is not None:
@@ -113,7 +114,7 @@ def compare(
         for side, own in zip("AB", found, strict=True)
         if how.asks_thinking and all(one.useless for one in own)
     ]
-    return CompareResult(*names, with_p_of_all(results), judge, heat, most, notes)
+    return CompareResult(*shown, with_p_of_all(results), judge, heat, most, notes)
 
 
 @dataclass(frozen=True)

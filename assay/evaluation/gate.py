@@ -41,7 +41,7 @@ consent."""
 class GateResult:
     """Result of a gate. model: the candidate; against: the model it was compared with.
 
-    compared: one comparison for each effort.
+    compared: one comparison for each effort. adapter: on the candidate, if any.
     """
 
     model: str
@@ -49,6 +49,7 @@ class GateResult:
     checks: Sequence[Check]
     compared: Sequence[CompareResult]
     thresholds: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    adapter: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -57,14 +58,16 @@ class GateResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        found = {"model": self.model, "against": self.against, "passed": self.passed}
+        found: dict[str, Any] = {"model": self.model, "against": self.against}
+        found |= {"adapter": self.adapter, "passed": self.passed}
         found |= {"checks": [asdict(one) for one in self.checks]}
         compared = [one.as_dict() for one in self.compared]
         return plain({**found, "thresholds": self.thresholds, "compared": compared})
 
     def __str__(self) -> str:
         rows = [(one.outcome, one.name, one.found, one.limit or "") for one in self.checks]
-        lines = [f"candidate: {self.model}", f"against:   {self.against}", "", *aligned(rows)]
+        candidate = self.model if self.adapter is None else f"{self.model} with {self.adapter}"
+        lines = [f"candidate: {candidate}", f"against:   {self.against}", "", *aligned(rows)]
         failed = [one.name for one in self.checks if one.outcome == "failed"]
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
         return lined(lines)
@@ -136,7 +139,8 @@ def gate(
     checks.append(kl_check(model, other, problems, limits, how))
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
-    result = GateResult(model, other, checks, compared, limits.model_dump())
+    adapter = None if how.get("adapter") is None else str(how["adapter"])
+    result = GateResult(model, other, checks, compared, limits.model_dump(), adapter)
     keep_result(checkpoint, result)
     return result
 

@@ -53,7 +53,7 @@ def export(
         raise RunError(message(str(model), found, "a run directory or a checkpoint"))
     if format == "hf":
         made = export_model(folder, place, adapted)
-        write_card(adapted or folder, made)
+        write_card(adapted or folder, made, None if adapted is None else str(model))
         return made
     from assay.model.gguf_export import write_gguf
 

@@ -25,24 +25,32 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _MOST_KNOWN_ERRORS = 12
 
 
-def write_card(checkpoint: Path, out: Path) -> None:
-    """Write ``README.md`` beside a model that was exported; nothing for one without a run."""
+def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
+    """Write ``README.md`` beside a model that was exported; nothing for one without a run.
+
+    base: the model that a checkpoint's adapters were merged into; None: the one that they name.
+    """
     run, step = checkpoint.parent.parent, step_of(checkpoint)
     if step is not None and (run / "config.toml").is_file():
-        (out / "README.md").write_text(model_card(load_run(run), step), encoding="utf-8")
+        (out / "README.md").write_text(model_card(load_run(run), step, base), encoding="utf-8")
 
 
-def model_card(run: LoadedRun, step: int) -> str:
+def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
     """Return the README of a run's checkpoint: what it is, what was measured, how it was made."""
+    own = run.config.model.path
+    other = None if base is None or Path(base).resolve() == Path(own).resolve() else base
     version = run.environment.get("versions", {}).get("assay") or "?"
     made = f"Step {step} of a run of Assay {version}: {stage_words(run.config)}"
     lines = [
-        *_front_matter(run),
+        *_front_matter(run, other or own),
         "",
         f"# {run.folder.name}, step {step}",
         "",
-        f"{made}, from `{run.config.model.path}`.",
+        f"{made}, from `{own}`.",
     ]
+    if other is not None:  # whose evidence would pass for that of a model which nobody measured
+        told = "What was measured below was measured on the run's own model."
+        lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {told}"]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
     lines += _gate_lines(run, step)
     lines += _lineage_lines(run, step)
@@ -60,9 +68,8 @@ def model_card(run: LoadedRun, step: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _front_matter(run: LoadedRun) -> Iterator[str]:
+def _front_matter(run: LoadedRun, base: str) -> Iterator[str]:
     yield from ("---", "library_name: transformers")
-    base = run.config.model.path
     if _HUB_NAME.fullmatch(base) and not Path(base).exists():
         yield f"base_model: {base}"
     yield from ("tags:", "- assay", *(["- reinforcement-learning"] if run.config.rl else []), "---")
@@ -104,7 +111,9 @@ class _Gate(BaseModel):
     """The keys of a gate's result that a card shows."""
 
     passed: bool
+    model: str = ""
     against: str
+    adapter: str | None = None
     checks: list[_Check]
 
 
@@ -114,7 +123,8 @@ def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
     if found is None:
         return
     said = "passed" if found.passed else "refused: it did not pass"
-    yield from ("", "## Gate", "", f"{said.capitalize()}, against {_code(found.against)}.", "")
+    on = "" if found.adapter is None else f" with the adapters on {_code(found.model)},"
+    yield from ("", "## Gate", "", f"{said.capitalize()},{on} against {_code(found.against)}.", "")
     yield from ("| | found | asked for | |", "|---|---|---|---|")
     for check in found.checks:
         cells = (check.name, check.found, check.limit or "", check.outcome)

@@ -15,6 +15,9 @@ from assay import cli
 from assay.errors import ConfigError, ModelError
 from assay.evaluation.compare import compare
 from assay.evaluation.divergence import divergence
+from assay.evaluation.gate import gate
+from assay.release.model_card import model_card
+from assay.report.loaded import load_run
 from assay.session.sampling import HowToSample, sampling_config
 from assay.testing import save_tiny_model
 
@@ -72,7 +75,8 @@ def test_in_a_comparison_the_adapter_is_of_b(world: World, adapter: str) -> None
     base, rows = str(world.folder / "model"), str(world.folder / "heldout.jsonl")
     alone, both = world.folder / "alone.jsonl", world.folder / "both.jsonl"
     assay.evaluate(base, rows, out=alone, **HOW)
-    compare(base, base, rows, adapter=adapter, out=both, **HOW)
+    found = compare(base, base, rows, adapter=adapter, out=both, **HOW)
+    assert (found.a, found.b) == (base, f"{base} with {adapter}")
     assert texts(both, "A") == texts(alone) != texts(both, "B")
     with pytest.raises(ConfigError, match="with an adapter: found completions"):
         compare(base, both, rows, adapter=adapter, **HOW)
@@ -94,7 +98,21 @@ def test_an_export_of_a_base_with_an_adapter(world: World, run: str, adapter: st
     assert texts(world.folder / "got.jsonl") == texts(want)
     assert not (out / "README.md").exists()
     assay.export(base, world.folder / "carded", adapter=f"{run}@2")
-    assert "step 2" in (world.folder / "carded/README.md").read_text()
+    card = (world.folder / "carded/README.md").read_text()
+    assert "step 2" in card and "merged into" not in card
+    other = str(save_tiny_model(world.folder / "other", max_positions=64, seed=1))
+    assay.export(other, world.folder / "elsewhere", adapter=f"{run}@2")
+    card = (world.folder / "elsewhere/README.md").read_text()
+    assert f"from `{base}`.\n\nHere the adapters of that step are merged into `{other}`." in card
+
+
+def test_a_gate_says_which_base_had_the_adapters(world: World, run: str) -> None:
+    base, rows = str(world.folder / "model"), world.folder / "unseen.jsonl"
+    rows.write_text(json.dumps({"prompt": "9 + 9 =", "answer": "18"}) + "\n")
+    out = world.folder / "gate.jsonl"
+    found = gate(base, [str(rows)], canaries=[], adapter=run, out=out, **HOW)
+    assert f"candidate: {base} with {run}" in str(found)
+    assert f"with the adapters on `{base}`, against `{base}`" in model_card(load_run(Path(run)), 2)
 
 
 def test_the_settings_are_those_of_the_adapters_run(world: World, run: str) -> None:
