@@ -1,4 +1,4 @@
-"""The state of a run after its last finished step, while the next step is under way."""
+"""The state of a run after its last finished step, while the next step is in progress."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from assay.run.checkpoints import Stateful
 
 @runtime_checkable
 class Copied(Protocol):
-    """A part that a step changes before its update, as a curriculum does by drawing."""
+    """A part that a step changes before its update; drawing changes a curriculum, for example."""
 
     def state_copy(self) -> Stateful:
-        """Return the state as it is now, in memory, to be saved later."""
+        """Copy the current state in memory, to be saved later."""
         ...
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A part that is too large to be copied, as a learner. Only its update changes it."""
+    """A part that is too large to copy, such as a learner. Only its update changes it."""
 
     @property
     def state_version(self) -> int:
-        """A number that every change of the state raises."""
+        """A number that increases with every change of the state."""
         ...
 
 
 class BetweenSteps:
-    """What a checkpoint of the last finished step holds, also while the next step is under way.
+    """Contents of a checkpoint of the last finished step, valid during the next step.
 
-    Parts that are `Copied` are copied as this is made; all others are the live ones.
+    Parts that are `Copied` are copied on construction. All others are live references.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
@@ -41,7 +41,7 @@ class BetweenSteps:
         self._versions = self._versions_now()
 
     def parts(self) -> Mapping[str, Stateful] | None:
-        """Return the parts; None where the step under way has changed one that is not copied."""
+        """Return the parts; None if the current step has changed a part that is not copied."""
         return self._parts if self._versions_now() == self._versions else None
 
     def _versions_now(self) -> dict[str, int]:

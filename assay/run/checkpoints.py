@@ -27,7 +27,7 @@ _PREFIX = "step-"
 
 
 class Stateful(Protocol):
-    """Anything whose state belongs into a checkpoint."""
+    """An object whose state belongs in a checkpoint."""
 
     def save_state(self, folder: Path) -> None: ...
     def load_state(self, folder: Path) -> None: ...
@@ -43,12 +43,12 @@ class Checkpoints:
 
     @property
     def is_late(self) -> bool:
-        """Whether so many minutes have gone since the last one that another is to be saved."""
+        """Whether the configured minutes have passed since the last checkpoint."""
         minutes = self.config.minutes
         return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is, or would be."""
+        """Return the path of a step's checkpoint, which may not exist."""
         return self.folder / f"{_PREFIX}{step:06d}"
 
     def steps(self) -> list[int]:
@@ -57,10 +57,10 @@ class Checkpoints:
         return sorted(step for path in folders if (step := step_of(path)) is not None)
 
     def save(self, step: int, parts: Mapping[str, Stateful], best: int | None = None) -> Path:
-        """Write all parts as the checkpoint of a step, then drop what retention no longer wants.
+        """Write all parts as the checkpoint of a step, then apply retention.
 
-        best: the step that did best on held-out problems so far. Raises DiskFull, which says what
-        the last usable checkpoint is; that one is untouched.
+        best: step with the best held-out result so far. Raises DiskFull, naming the last usable
+        checkpoint, which is left untouched.
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
@@ -71,33 +71,33 @@ class Checkpoints:
             self._discard(self.path(step))
             move(temporary, self.path(step))
             sync_file(self.folder)
-        except Exception as error:  # whatever a part raises: a full disk has many names
+        except Exception as error:  # parts raise different exceptions for a full disk
             if is_disk_full(error) or not has_room(self.folder):
                 what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
                 raise DiskFull(self.full_words(what)) from error
             raise
         finally:
             remove_temporary(temporary)
-        # from the end of the save, so that slow disks do not save all the time
+        # Measured from the end of the save, so that a slow disk does not cause constant saving.
         self._saved = time.monotonic()
         self.prune(best)
         return self.path(step)
 
     def prune(self, best: int | None) -> None:
-        """Drop what retention does not want; the newest always stays, and what is pinned."""
+        """Remove checkpoints beyond the retention limits, except the newest and pinned ones."""
         for dropped in to_drop(self._sizes(), self.config, best):
             self._discard(self.path(dropped))
 
     def pin(self, step: int, why: str) -> None:
-        """Leave the checkpoint of a step where it is, whatever retention says."""
+        """Exempt the checkpoint of a step from retention."""
         write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
 
     def pinned(self) -> dict[str, Any]:
-        """Return why checkpoints are pinned, by their steps; raises RunError."""
+        """Return the reasons of pinned checkpoints by step. Raises RunError."""
         return read_facts(self.folder / PINNED) or {}
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
-        """Return the newest step whose files are whole, and what is wrong with later ones."""
+        """Return the newest step with undamaged files, and the damage of later ones."""
         complaints: list[str] = []
         for step in reversed(self.steps()):
             wrong = find_damage(self.path(step))
@@ -119,14 +119,14 @@ class Checkpoints:
                 part.load_state(part_folder(folder, name))
             except (AssayError, OSError, MemoryError):
                 raise
-            except Exception as error:  # a part, or its library, reads a damaged file
+            except Exception as error:  # a part, or a library it uses, may fail on a damaged file
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename the damaged checkpoints that are newer than a step; returns the new names.
+        """Rename damaged checkpoints newer than a step; return the new names.
 
-        They are not removed: some of their files may be whole.
+        They are not removed, because some of their files may be undamaged.
         """
         names: list[str] = []
         for folder in (self.path(newer) for newer in self.steps() if newer > step):
@@ -134,7 +134,7 @@ class Checkpoints:
         return names
 
     def clean(self) -> None:
-        """Remove what killed processes left half written or half removed."""
+        """Remove temporary files of killed processes."""
         for leftover in filter(is_temporary, self.folder.glob(".*")):
             remove_temporary(leftover)
 
@@ -152,17 +152,18 @@ class Checkpoints:
         write_json(folder / MANIFEST, manifest)
 
     def _sizes(self) -> dict[int, int]:
-        """Return the bytes that each step's checkpoint takes; of those that may be dropped."""
+        """Return the bytes of each checkpoint that retention may remove, by step."""
         try:
             pinned = self.pinned()
-        except RunError:  # damaged: any may be pinned, so none may be dropped
+        # The list of pins is damaged. Any checkpoint may be pinned, so none is removed.
+        except RunError:
             return {}
         free = [step for step in self.steps() if str(step) not in pinned]
         files = {step: _files_of(self.path(step)) for step in free}
         return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
     def _make_room(self, best: int | None) -> None:
-        """Drop what the next checkpoint will push out of the disk budget, but never the newest."""
+        """Remove checkpoints to keep the next one within the disk budget, but never the newest."""
         sizes = self._sizes()
         if sizes and self.config.max_disk_gib is not None:
             budget = self.config.max_disk_gib * 2**30 - sizes[max(sizes)]
@@ -170,9 +171,9 @@ class Checkpoints:
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint; killed half way, it is already out of sight.
+        """Remove a checkpoint, renaming it first so that a kill leaves no partial checkpoint.
 
-        One with files that were not written with it is set aside: they may be somebody's own.
+        A checkpoint with additional files is renamed only, because users may have put them there.
         """
         if not os.path.lexists(folder):
             return
@@ -185,7 +186,7 @@ class Checkpoints:
         remove_temporary(out_of_sight)
 
     def full_words(self, what: str) -> str:
-        """Return what is said where the disk is full: ``what`` failed, and which one is usable."""
+        """Return the message for a full disk: ``what`` failed, and which checkpoint is usable."""
         steps = self.steps()
         usable = (
             f"the last checkpoint, {self.path(steps[-1])}, is usable"
@@ -197,22 +198,22 @@ class Checkpoints:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's folder is named after; None of other names."""
+    """Return the step in a checkpoint folder's name; None for other names."""
     number = folder.name.removeprefix(_PREFIX)
     named = number.isdecimal() and folder.name == f"{_PREFIX}{int(number):06d}"
     return int(number) if named else None
 
 
 def part_folder(checkpoint: Path, name: str) -> Path:
-    """Return where a part's state lies in a checkpoint."""
+    """Return the folder of a part's state in a checkpoint."""
     return checkpoint if name == "model" else checkpoint / name
 
 
 def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
     """Return the steps that retention removes.
 
-    First those beyond the last k, but for the best; then what is over the disk budget. sizes: bytes
-    by step. The newest always stays, whatever the budget says; the best goes last.
+    First all but the last k and the best; then more until the rest fits the disk budget. sizes:
+    bytes by step. The newest step always stays, and the best is removed last.
     """
     newest_first = sorted(sizes, reverse=True)
     stays = {*newest_first[: config.keep_last], *newest_first[:1]}
@@ -235,13 +236,13 @@ def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what differs between a checkpoint's files and its manifest; None when nothing does."""
+    """Return the first difference between a checkpoint's files and its manifest, else None."""
     files = listed_files(folder)
     if files is None:
         return f"{MANIFEST} is missing or damaged"
     for name, facts in files.items():
         path = folder / name
-        # not `Path.is_file`, which raises for a name that is too long
+        # `Path.is_file` raises for names that are too long.
         if not os.path.isfile(path):
             return f"{name} is missing"
         if _describe(path) != facts:
@@ -250,14 +251,14 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _is_as_listed(folder: Path) -> bool:
-    """Whether a checkpoint holds no file but those that its manifest lists."""
+    """Whether a checkpoint holds only files that its manifest lists."""
     listed = listed_files(folder)
     found = {str(path.relative_to(folder)) for path in _files_of(folder)}
     return listed is not None and found <= {MANIFEST, *listed}
 
 
 def listed_files(folder: Path) -> dict[str, Any] | None:
-    """Return size and digest of each file that a checkpoint's manifest lists; None: damaged."""
+    """Return size and digest of each file in a checkpoint's manifest; None if it is damaged."""
     listed = (read_json(folder / MANIFEST) or {}).get("files")
     return cast("dict[str, Any]", listed) if isinstance(listed, dict) else None
 

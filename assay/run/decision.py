@@ -1,4 +1,4 @@
-"""``decision.md`` of a run: `assay.plan` writes it as the run begins; each end adds a line."""
+"""``decision.md`` of a run: `assay.plan` writes it at the start; each end adds a line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def add_outcome(
     num_steps: int | None,
     evaluations: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add how a run ended to its decision, where it has one that can be written."""
+    """Add the outcome of a run to its decision page, if the page is writable."""
     line = f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {reason}, after step {step}"
     line += f" of {num_steps}" if num_steps is not None else ""
     try:
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
             file.write(f"{line}; {_accuracies(evaluations)}\n")
-    except OSError:  # it has none, or the disk is full, which the run itself says
+    # The page is missing, or the disk is full, which the run reports itself.
+    except OSError:
         return
 
 

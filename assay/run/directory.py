@@ -56,18 +56,18 @@ from assay.run.stop import StepInterrupted, StopSignal
 from assay.types import Group, Verdict
 
 Verifiers = Mapping[str, Mapping[str, Any]]
-"""Name to facts of each verifier; ``version`` and ``hash`` are compared on resume."""
+"""Facts of each verifier by name; resume compares ``version`` and ``hash``."""
 
 
 class Run:
-    """One run directory, locked while it is open; use it as a context so that it ends in order.
+    """One run directory, locked while open. Use it as a context manager, so that it ends properly.
 
-    step: how many steps are finished; first_step: before this start. metrics: the row of the last
-    one; history: the whole series of each. put_back: what the step at hand has sampled and given
-    up, which `record` writes down. config: as it was written, without the time limit of
-    this start. why_not_judged: what was said most often of the newest completions that were not
-    judged.
-    Made by `create` or `resume`, never directly. Opening one seeds the global random generators.
+    step: number of finished steps; first_step: its value at this start. metrics: the newest row;
+    history: all values of each metric. put_back: what this step sampled and gave up, for `record`.
+    config: as saved, without the time limit of this start. why_not_judged: the most common reason
+    of the newest *not judged* completions.
+
+    Use `create` or `resume`, not the constructor. Opening a run seeds the global random generators.
     """
 
     def __init__(
@@ -118,10 +118,11 @@ class Run:
         decision: str | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Make the directory of a new run; a name that is taken gets a number.
+        """Create the directory of a new run. A number is appended to an existing name.
 
-        num_steps: steps in all, where ``rl.steps`` does not say so. decision: the text of its
-        ``decision.md``. Raises RunError where the directory cannot be made.
+        num_steps: all steps, if ``rl.steps`` does not apply. decision: text of ``decision.md``.
+
+        Raises RunError if the directory cannot be created.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
@@ -154,11 +155,13 @@ class Run:
         num_steps: int | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Open a run to go on from its newest whole checkpoint, or from the start without any.
+        """Open a run to continue from its newest valid checkpoint, or from the start without one.
 
-        Its files are as they were until `attach` has loaded the checkpoint. overrides: changes of
-        its configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError, also where
-        none of its checkpoints is whole, or where a verifier has changed and that is not accepted.
+        Files do not change until `attach` has loaded the checkpoint. overrides: configuration
+        changes; ``rl.steps=500`` extends a finished run.
+
+        Raises RunError, also if all checkpoints are damaged, or if a verifier changed without
+        consent.
         """
         folder = Path(path)
         file = files.config_of(folder)
@@ -174,10 +177,10 @@ class Run:
         return run
 
     def attach(self, **parts: Stateful) -> None:
-        """Name the objects whose state makes a checkpoint, and on resume load it into them.
+        """Register the objects whose state forms a checkpoint, and on resume load it into them.
 
-        The part called ``model`` is saved to the checkpoint's own folder, all others to one of
-        their name. On resume this is the moment when the run goes back to its checkpoint.
+        The part ``model`` is saved in the checkpoint's own folder, each other part in a folder of
+        its name. On resume, this call rolls the run back to its checkpoint.
         """
         self._parts.update(parts)
         if self._resumed is not None:
@@ -193,7 +196,7 @@ class Run:
         verdicts: Sequence[Sequence[Verdict]],
         sampling: SamplingConfig | None = None,
     ) -> None:
-        """Write the rollouts of the step at hand; they are on disk before it is learned from.
+        """Write the rollouts of the current step; they are on disk before learning.
 
         sampling: of this step; None: as configured.
         """
@@ -212,16 +215,13 @@ class Run:
         self._journals.tell("rollouts", {**told, "groups": groups, "verdicts": verdicts})
 
     def recorded(self, step: int) -> Recorded | None:
-        """Return what was recorded of a step before the run was killed; None where nothing was.
-
-        Its problems have no spec.
-        """
+        """Return the recorded rollouts of a step, without specs; None if there are none."""
         return self.rollouts.read(step)
 
     def finish_step(self, update: StepUpdate) -> dict[str, float]:
-        """Write the step's metrics, complete its rollouts, and save a checkpoint when one is due.
+        """Write the step's metrics, complete its rollouts, and save a checkpoint if one is due.
 
-        Returns the row. Raises DiskFull.
+        Return the row. Raises DiskFull.
         """
         step = self.step + 1
         with self.clock.phase("record"):
@@ -250,17 +250,18 @@ class Run:
         return row
 
     def hold_state(self) -> None:
-        """Hold the state between two steps: a step that is stopped has drawn problems already."""
+        """Record the state between two steps, because an interrupted step has already drawn
+        problems."""
         self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
-        """Start the clock of the coming step: what came before is no part of it."""
+        """Start the clock of the next step, excluding the time before."""
         self.clock.begin_step()
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
         """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
 
-        A new best is worth a checkpoint, where the configuration keeps the best.
+        A new best result saves a checkpoint if the configuration keeps the best.
         """
         row = {"step": self.step if step is None else step, **result}
         self._append("evaluations", row)
@@ -272,20 +273,21 @@ class Run:
         self.begin_step()  # an evaluation is no part of a step
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Return the evaluations so far, or those of one step."""
+        """Return all evaluations, or those of one step."""
         return [row for row in self._evaluated if step is None or row["step"] == step]
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Write down that something happened; safe from any thread."""
+        """Record an event. Safe to call from any thread."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._append("events", {"time": now, "step": self.step, "kind": kind, **facts})
 
     def note(self, text: str) -> None:
-        """Tell whoever listens a line for people."""
+        """Send a line for people to the listeners."""
         self._journals.tell("notes", {"text": text})
 
     def listen(self, listener: Listener) -> None:
-        """Tell a listener of every row from now on, behind the run directory; see `Listener`."""
+        """Send every row from now on to a listener, after it is in the run directory; see
+        `Listener`."""
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
@@ -298,17 +300,17 @@ class Run:
             self._journals.append(journal, row)
 
     def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
-        """Ask ``source`` for more metrics whenever a step is finished."""
+        """Call ``source`` for more metrics whenever a step is finished."""
         self._sources.append(source)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time inside as ``time/NAME`` of the step at hand."""
+        """Count the time in this context as ``time/NAME`` of the current step."""
         return self.clock.phase(name)
 
     def save_checkpoint(self) -> Path | None:
         """Save the state after the last step, unless it is saved or its loss is not finite.
 
-        Nothing is saved where the step under way has changed the weights already.
+        Nothing is saved if the current step has already changed the weights.
         """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
@@ -323,11 +325,10 @@ class Run:
         return path
 
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
-        """Hold verifiers against those that this run has used; new ones are written down.
+        """Compare verifiers with those that this run has used, and record new ones.
 
-        Raises RunError where a version or hash has changed, or the reward of the configuration.
-        A change that is accepted is recorded; rollouts that were judged before it, and are not yet
-        saved as learned, are dropped.
+        Raises RunError if a version, a hash or the configured reward changed. An accepted change is
+        recorded. Rollouts judged before it that no saved update has learned from are discarded.
         """
         reward = surroundings.reward_of(self.config)
         changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
@@ -351,11 +352,10 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no further step should begin; None where one should.
+        """Why no further step should begin; None if one should.
 
-        One of ``interrupted``, ``finished early``, ``max_minutes``, and the words of a pause. The
-        time limit lets each start take one step, so that a run that is started again and again goes
-        forward.
+        One of ``interrupted``, ``finished early``, ``max_minutes``, and the reason of a pause. The
+        time limit allows one step per start, so that a repeatedly restarted run makes progress.
         """
         if self._stop.requested:
             return "interrupted"
@@ -369,7 +369,7 @@ class Run:
         return None
 
     def pause(self, why: str) -> None:
-        """Let the run end in order, with a checkpoint, before its next step."""
+        """End the run with a checkpoint before its next step."""
         self._paused = why
 
     def __enter__(self) -> Run:
@@ -380,9 +380,9 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
-        """End the run: save what can be saved, write down why it ended, release the lock.
+        """End the run: save its state, record the reason of the end, release the lock.
 
-        An interrupt within a step is not raised: `stop_reason` tells of it.
+        An interrupt within a step is not raised; `stop_reason` reports it.
         """
         interrupted = isinstance(error, StepInterrupted)
         try:
@@ -423,7 +423,7 @@ class Run:
             self._lock.release()
 
     def _find_checkpoint(self, before: TrainConfig) -> None:
-        """Choose the checkpoint to go on from; nothing is changed yet."""
+        """Choose the checkpoint to continue from, without changing any file."""
         step, damaged = self.checkpoints.newest_valid()
         if step is None:
             rows, events = self._journals.rows("metrics"), self._journals.rows("events")
@@ -455,7 +455,7 @@ class Run:
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
-        """Take out of the directory what lies beyond the checkpoint and will be made again."""
+        """Remove data after the checkpoint from the directory; the run will write it again."""
         last = self.step
         with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)

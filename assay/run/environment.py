@@ -1,4 +1,4 @@
-"""What a run ran on (versions, hardware, threads, git), and what differs when it is resumed."""
+"""Environment of a run (versions, hardware, threads, git), and its changes on resume."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _PACKAGES = [
 ]
 
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
-"""Sections whose change leaves what was sampled, judged and learned as it was."""
+"""Sections whose changes do not affect sampling, verdicts or learning."""
 _HARMFUL = ("verification.options", "verification.schedule", "scale.steps_ahead")
-"""Keys of them of which that is not true."""
+"""Keys of these sections whose changes do."""
 
 SOURCES = "verifiers"
-"""The folder of a run that has the source of users' verifiers, by their hash."""
+"""Folder of a run with the source of user verifiers, by hash."""
 
 _TELLING = ("version", "hash", "options", "checkpoint")
 
 
 def collect_environment(config: TrainConfig) -> dict[str, Any]:
-    """Return plain facts about the process and the machine; whatever cannot be learned is None."""
+    """Collect facts about the process and the machine; None for unknown values."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -58,7 +58,10 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Return what `collect_environment` found for a run; None: nothing. Raises RunError."""
+    """Read the environment that `collect_environment` recorded for a run; None without one.
+
+    Raises RunError.
+    """
     path = folder / "environment.json"
     facts = read_facts(path)
     if facts is None:
@@ -76,13 +79,13 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two environments and can change a result, one phrase each."""
+    """Return the differences of two environments that can change a result, one phrase each."""
     then = telling(before)
     return _differences(then, {key: value for key, value in telling(now).items() if key in then})
 
 
 def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of an environment can change a result, as one flat table."""
+    """Return the facts of an environment that can change a result, as one flat table."""
     found = {key: facts.get(key) for key in ("threads", "platform")}
     for key in ("versions", "hardware"):
         found |= facts.get(key) or {}
@@ -98,9 +101,9 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 
 
 def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the verifiers known to both of which a fact differs, one phrase each.
+    """Return the verifiers in both tables with different facts, one phrase each.
 
-    Facts: version, content hash, and where they apply digests of the options and of a checkpoint.
+    Facts are version, content hash, and digests of options and checkpoint if there are any.
     """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
@@ -111,7 +114,7 @@ def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
-    """Return each key whose value differs, as ``rl.steps: 100 before, 200 now``."""
+    """Return each key with a changed value, as ``rl.steps: 100 before, 200 now``."""
     old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
     changes: list[str] = []
     for section in new_tree:
@@ -121,12 +124,12 @@ def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
 
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """Return a configuration as one flat table of dotted keys; without those that are None."""
+    """Flatten a configuration to dotted keys, without None values."""
     return dict(flat(config.model_dump(mode="json", exclude_none=True)))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a tree of tables under its dotted key."""
+    """Yield each value of a nested table under its dotted key."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")
@@ -135,12 +138,12 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def is_harmful(change: str) -> bool:
-    """Whether one of `find_config_changes` makes what was sampled and judged another run's."""
+    """Whether one of `find_config_changes` affects sampling or verdicts."""
     return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
 
 
 def reward_of(config: TrainConfig) -> dict[str, Any]:
-    """Return what a configuration says of the reward, beside the options of its verifiers."""
+    """Return the configured reward, without the options of verifiers."""
     tree = config.model_dump(mode="json")
     found = {f"data.{key}": tree["data"][key] for key in ("verifier", "verifier_by_tag")}
     found["verification.schedule"] = tree["verification"]["schedule"]
@@ -150,7 +153,7 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the keys of `reward_of` that differ, one phrase each."""
+    """Return the changed keys of `reward_of`, one phrase each."""
     return _differences(
         before,
         {key: now[key] for key in now if key in before}
@@ -159,12 +162,12 @@ def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def hashes_of(verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the content hash of each verifier by its name and version, as ``math@4``."""
+    """Return content hashes of verifiers by name and version, such as ``math@4``."""
     return {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in verifiers.items()}
 
 
 def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Write the source of users' verifiers into a run, by their hash; return the other facts."""
+    """Save the source of user verifiers in a run, by hash; return the other facts."""
     for facts in verifiers.values():
         for module, text in (facts.get("source") or {}).items():
             names = re.sub(r"\W", "", str(facts["hash"])), re.sub(r"[^\w.]", "", module)
@@ -179,7 +182,7 @@ def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def kept_source(run: Path, hash: str) -> dict[str, str]:
-    """Return the text of each module that a run has kept of a user's verifier, by its hash."""
+    """Return the saved source of a user verifier by module."""
     files = sorted((run / SOURCES / re.sub(r"\W", "", hash)).glob("*.py"))
     return {file.stem: file.read_text("utf-8") for file in files}
 

@@ -1,8 +1,8 @@
-"""The evaluation log: what was answered to held-out problems, with verdicts, by step and kind.
+"""The evaluation log: completions of held-out problems with verdicts, by step and kind.
 
     runs/NAME/evaluations/greedy/step-000020.parquet
 
-A file has the columns of the rollout log (docs/rollouts.md), less what a learner finds.
+The files have the columns of the rollout log (docs/rollouts.md), except those of the learner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = ("problem_id", "prompt", "text", "status", "reward", "extracted", "num_
 
 
 def log_of(run: Path, kind: str) -> RolloutLog:
-    """Return the log of one kind of a run's evaluations, as ``greedy`` or ``temperature 1``."""
+    """Return the log for one kind of evaluation, such as ``greedy`` or ``temperature 1``."""
     return RolloutLog(run / FOLDER / kind.replace(" ", "-"))
 
 
@@ -34,7 +34,7 @@ def record_answers(
     sampling: SamplingConfig,
     verifiers: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Write what was answered after a step; in place of what an earlier start wrote."""
+    """Write the completions of an evaluation, replacing those of an earlier start."""
     (run / FOLDER).mkdir(exist_ok=True)
     groups, verdicts = [one for one, _ in judged], [one for _, one in judged]
     plain = sampling.model_dump(mode="json")
@@ -43,7 +43,7 @@ def record_answers(
 
 
 def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, Any]]]:
-    """Return what was answered after a step, by problem; empty where nothing was kept."""
+    """Read the completions of an evaluation by problem; empty without a file."""
     found: dict[str, list[dict[str, Any]]] = {}
     with closing(log_of(run, kind)) as log:
         for row in read_columns(log.path(step), _SHOWN) or ():
@@ -52,7 +52,7 @@ def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, An
 
 
 def discard_answers(run: Path, step: int) -> None:
-    """Remove what was answered after a step."""
+    """Remove the completions of an evaluation."""
     for folder in (run / FOLDER).glob("*/"):
         with closing(RolloutLog(folder)) as log:
             log.discard_after(step)

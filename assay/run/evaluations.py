@@ -1,4 +1,4 @@
-"""What rows of evaluations say: accuracy, the best step, the gain, and whether it has settled."""
+"""Statistics of evaluation rows: accuracy, best step, gain, and early stopping."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from assay.run.intervals import Interval, paired_interval, spread_words, stderr_
 
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
-"""How a run has ended whose accuracy settled."""
+"""Reason of a run that ended because its accuracy stopped improving."""
 TEXTS = "texts"
-"""The kind of an evaluation on documents, which has a perplexity and no accuracy."""
+"""Kind of evaluation on documents. It has a perplexity instead of an accuracy."""
 
 
 def accuracy_of(evaluation: Row) -> float | None:
@@ -26,13 +26,14 @@ def accuracy_of(evaluation: Row) -> float | None:
 
 
 def merit_of(evaluation: Row) -> float | None:
-    """Return what is to rise: accuracy, or of documents the log-likelihood of a token."""
+    """Return the value to maximize: accuracy, or for documents the mean log-likelihood of
+    a token."""
     nll = evaluation.get("eval/nll")
     return accuracy_of(evaluation) if nll is None else -float(nll)
 
 
 def perplexity_words(evaluation: Row) -> str:
-    """Return what an evaluation on documents says: the one way to print it."""
+    """Format an evaluation on documents."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
@@ -46,7 +47,7 @@ def on_texts(evaluations: Sequence[Row]) -> list[Row]:
 
 
 def kind_of(evaluation: Row) -> str:
-    """Return the series of an evaluation row: greedy, its temperature, or what it counts."""
+    """Return the kind of an evaluation row: greedy, its temperature, or its unit."""
     if "eval/kind" in evaluation:
         return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
@@ -54,7 +55,7 @@ def kind_of(evaluation: Row) -> str:
 
 
 def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the evaluations with an accuracy, by their kind; the kind of the first row decides."""
+    """Group evaluations with an accuracy by kind, starting with the first row's kind."""
     kinds: dict[str, list[Row]] = {}
     for row in evaluations:
         if accuracy_of(row) is not None:
@@ -63,15 +64,15 @@ def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def by_think_mode(evaluation: Row) -> dict[str, Row]:
-    """Return what an evaluation says of each think mode, as rows; empty where there is only one."""
+    """Return an evaluation's results per think mode, as rows; empty for a single mode."""
     modes: Mapping[str, Row] = evaluation.get("eval/by_think") or {}
     return {mode: _as_row(own) for mode, own in modes.items()}
 
 
 def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
-    """Return what an evaluation says of each source in each think mode, as rows.
+    """Return an evaluation's results per source and think mode, as rows.
 
-    Empty where there is only one of both, and of evaluations that do not tell them apart.
+    Empty for a single source and mode, and for evaluations without this breakdown.
     """
     sources: Mapping[str, Mapping[str, Row]] = evaluation.get("eval/by_source") or {}
     return {
@@ -82,7 +83,7 @@ def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
 
 
 def without_problems(evaluation: Row) -> dict[str, Any]:
-    """Return an evaluation without the shares of single problems."""
+    """Return an evaluation without its results per problem."""
     return {
         key: without_problems(cast("Row", value)) if isinstance(value, dict) else value
         for key, value in evaluation.items()
@@ -95,24 +96,24 @@ def _as_row(rates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
-    """Return the evaluations by which a step is best, or accuracy has settled."""
+    """Return the evaluations that determine the best step and early stopping."""
     rows = [row for row in evaluations if merit_of(row) is not None]
     return [row for row in rows if kind_of(row) == kind_of(rows[0])]
 
 
 def best_step(evaluations: Sequence[Row]) -> int | None:
-    """Return the step after 0 that did best on held-out problems; among equals the earliest."""
+    """Return the step after 0 with the best held-out result; the earliest of equal ones."""
     rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
     return max(rows, key=lambda row: (merit_of(row), -row["step"]))["step"] if rows else None
 
 
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
-    """Return why a run may end by ``evaluation.patience``; None where it goes on.
+    """Return the reason to stop by ``evaluation.patience``; None to continue.
 
-    The first evaluation is an improvement. A later one is where its accuracy lies above that of the
-    last improvement by more than the standard error of that one. Only evaluations that are due by
-    ``evaluation.every`` count: a time limit adds one at another step, and a resumed run would then
-    end elsewhere than one that was never stopped.
+    The first evaluation is an improvement. A later one is an improvement if its accuracy exceeds
+    that of the last improvement by more than the last improvement's standard error. Only
+    evaluations scheduled by ``evaluation.every`` count. A time limit adds an unscheduled one, and
+    counting it would make a resumed run end elsewhere than an uninterrupted one.
     """
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
@@ -137,10 +138,10 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What accuracy gained between two evaluations, over the problems that both judged.
+    """Gain in accuracy between two evaluations, over problems judged in both.
 
-    stderr: of the mean of the problems' differences, since both met the same problems with the same
-    random numbers. None of a single problem. interval: 95 %, as `paired_interval` has it.
+    stderr: standard error of the mean difference per problem, paired because both evaluations use
+    the same random numbers; None for one problem. interval: 95 %, see `paired_interval`.
     """
 
     value: float
@@ -162,51 +163,51 @@ class Gain:
 
 
 def gain_between(first: Row, last: Row) -> Gain | None:
-    """Return the paired difference of two rows; None where they do not tell it by problem."""
+    """Return the paired gain of two rows; None if they lack results per problem."""
     differences = [*differences_between(first, last).values()]
     return None if first is last or not differences else gain_of(differences)
 
 
 def differences_between(first: Row, last: Row) -> dict[str, float]:
-    """Return the difference of each problem's share of right answers, by its id."""
+    """Return the difference of each problem's share of right completions, by id."""
     before, after = (row.get("eval/by_problem") or {} for row in (first, last))
     return {id: after[id] - before[id] for id in before if id in after}
 
 
 def gain_of(differences: Sequence[float]) -> Gain:
-    """Return the gain that the differences of at least one problem come to."""
+    """Return the gain from the differences of at least one problem."""
     interval = paired_interval(differences)
     return Gain(float(np.mean(differences)), stderr_of(differences), len(differences), interval)
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The first and the last evaluation of one kind, by which a run is known."""
+    """The first and the last evaluation of one kind."""
 
     first: Row
     last: Row
 
     @property
     def kind(self) -> str:
-        """Which series of evaluations it is."""
+        """Kind of the evaluations."""
         return kind_of(self.last)
 
     @property
     def before(self) -> float:
-        """Accuracy at the first look."""
+        """Accuracy of the first evaluation."""
         return accuracy_of(self.first) or 0.0
 
     @property
     def after(self) -> float:
-        """Accuracy at the last look."""
+        """Accuracy of the last evaluation."""
         return accuracy_of(self.last) or 0.0
 
     @property
     def gain(self) -> Gain | None:
-        """The difference problem by problem; None where that is not known."""
+        """Paired gain; None without results per problem."""
         return gain_between(self.first, self.last)
 
 
 def lifts_of(evaluations: Sequence[Row]) -> list[Lift]:
-    """Return before and after of each kind of evaluation, in the order of their first rows."""
+    """Return first and last evaluation of each kind, in order of their first rows."""
     return [Lift(rows[0], rows[-1]) for rows in by_kind(evaluations).values()]

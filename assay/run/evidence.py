@@ -25,7 +25,8 @@ _COLUMNS = (
     *("step", "problem_id", "prompt", "text", "status", "reward", "score", "components"),
     *("extracted", "detail", "reason", "num_tokens", "finish_reason", "verifier", "completion_id"),
 )
-_LONGEST = 4000  # characters of a text that are shown
+# Maximum number of characters of a shown text.
+_LONGEST = 4000
 
 Key = Callable[[Mapping[str, Any]], Any]
 SHOWS: Mapping[str, Key] = {
@@ -35,12 +36,12 @@ SHOWS: Mapping[str, Key] = {
     "failed": lambda row: (row["status"] == "failed", row["step"], -(row["reward"] or 0.0)),
     "longest": lambda row: (row["num_tokens"], row["step"]),
 }
-"""By what the rollouts that show a finding best are ranked; those with the largest come first."""
+"""Ranking key of the rollouts that illustrate each metric; largest values come first."""
 
 
 @dataclass(frozen=True)
 class GuardFinding:
-    """What a rule found. since: the step where it began. series: the metrics that decided."""
+    """Finding of a guard rule. since: step where it began. series: the deciding metrics."""
 
     rule: Rule
     step: int
@@ -50,13 +51,14 @@ class GuardFinding:
 
     @property
     def text(self) -> str:
-        """The reason and the remedy, in one line."""
+        """Reason and remedy in one line."""
         return f"{self.reason}; {self.rule.remedy}" if self.rule.remedy else self.reason
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where it lies, and how the run can go on. well: the step of the newest sound checkpoint."""
+    """Folder of the evidence, and advice. well: step of the newest checkpoint before the
+    finding."""
 
     path: str
     well: int | None
@@ -64,9 +66,9 @@ class Evidence:
 
 
 def write_evidence(run: Run, found: GuardFinding) -> Evidence:
-    """Write what a rule saw: its words, its series as a figure, and the rollouts that show it.
+    """Write the evidence of a finding: its text, its metrics as a figure, and typical rollouts.
 
-    The newest checkpoint from before it began is pinned, so that there is one to go back to.
+    The newest checkpoint before the finding is pinned, so that the run can be rolled back to it.
     """
     name = found.rule.name.replace(":", ".")
     folder = run.folder / "guard" / f"step-{found.step:06d}-{name}"
@@ -86,7 +88,7 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
 
 
 def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
-    """Return the command that goes on from the newest checkpoint that was still well."""
+    """Return the command to continue from the newest checkpoint before the finding."""
     again = f"assay train --resume {run.folder}"
     if found.rule.action == "pause":
         return again
@@ -96,7 +98,7 @@ def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
 
 
 def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
-    """Return the rollouts of the newest steps that show a finding best."""
+    """Return the recent rollouts that illustrate a finding best."""
     run.rollouts.flush()
     steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
     read = (read_columns(run.rollouts.path(step), _COLUMNS) for step in steps)
@@ -144,6 +146,6 @@ def _page(
 
 
 def _quoted(text: str) -> list[str]:
-    """Return text of a model as an indented block, in which nothing is read as Markdown."""
+    """Indent a model's text as a Markdown code block, in which no markup is interpreted."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     return [f"    {line}" for line in cut.splitlines() or [""]]

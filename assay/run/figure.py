@@ -1,4 +1,4 @@
-"""Series as a small SVG figure that needs no library: a panel each, one above the other."""
+"""A small SVG figure of series, one panel each, drawn without a library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 70, 24
 
 
 def draw_series(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], mark: int) -> str:
-    """Return the figure of series, each as (steps, values), with a line at the step ``mark``."""
+    """Draw series, each as (steps, values), with a vertical line at step ``mark``."""
     steps = [step for some, _ in series.values() for step in some] or [0]
     low, high = min(steps), max(max(steps), min(steps) + 1)
     tall = len(series) * (_HEIGHT + _TOP) + 20

@@ -1,4 +1,4 @@
-"""The guard: what stops a run before it wastes more time, or a good policy."""
+"""The guard stops a run whose metrics show that it fails or degrades the policy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 GuardRule = Callable[["Run"], str | None]
 _QUIET = 10
-"""Steps at least in which a rule that made a note says nothing more."""
+"""Minimum number of steps between two notes of the same rule."""
 _SPOKEN = ("guard_note", "guard_pause", "guard_stop")
 
 
 class Guard:
-    """Checks every finished step, and every evaluation, against built-in rules and the user's."""
+    """Checks every finished step and every evaluation with built-in and user rules."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -32,11 +32,11 @@ class Guard:
         self._spoke: dict[str, int] | None = None
 
     def check(self, run: Run) -> None:
-        """Act on what the rules find in the series up to the step that just finished.
+        """Apply the rules to all series up to the step that just finished.
 
-        A rule that has spoken looks only at what came after, also in a run that was resumed. Raises
-        RunStopped where one says so; also where a rule of the user's raises: it was asked to guard
-        the run, and cannot.
+        A rule that has fired ignores earlier steps from then on, also after resume. Raises
+        RunStopped if a rule stops the run, or if a user's rule raises, because the run would
+        continue unguarded.
         """
         if self._spoke is None:
             self._spoke = _spoken(run)
@@ -79,7 +79,7 @@ class Guard:
         name = rule.name
         try:
             reason = function(run)
-        except (Exception, SystemExit) as error:  # a user's code
+        except (Exception, SystemExit) as error:  # user code may raise anything
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)
             raise RunStopped(
@@ -92,27 +92,28 @@ class Guard:
 
 
 def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
-    """Return whether a rule has been silent for as long as it must be."""
+    """Return whether enough steps have passed since the rule last fired."""
     quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
     return rule.name not in spoke or run.step >= spoke[rule.name] + quiet
 
 
 def _spoken(run: Run) -> dict[str, int]:
-    """Return the step at which each rule spoke last, up to the step at hand."""
+    """Return the step at which each rule last fired, up to the current step."""
     spoke: dict[str, int] = {}
     for event in read_events(run.folder / "events.jsonl"):
         step, kind = int(event.get("step") or 0), event.get("kind")
         if kind in _SPOKEN:
             spoke[str(event.get("rule"))] = step
-        elif kind in ("resumed", "rolled_back"):  # what was said of later steps is said again
+        # The steps after the resume point are repeated, so their findings are reported again.
+        elif kind in ("resumed", "rolled_back"):
             spoke = {name: at for name, at in spoke.items() if at <= step}
     return spoke
 
 
 def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
-    """Yield what a built-in rule finds."""
+    """Yield the findings of a built-in rule."""
     planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
-    # a resumed run whose metrics.jsonl was lost has no row of its step
+    # A resumed run that lost metrics.jsonl has no row of its step.
     row = {"step": float(run.step), **run.metrics}
     seen = Seen(run.history, run.evaluations(), row, after, price, planned)
     found = CHECKS[rule.check](rule, seen)
@@ -124,7 +125,7 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFindin
 
 
 def _check_measured(rule: Rule, run: Run) -> None:
-    """Raise ConfigError where a rule that was asked for has nothing to look at."""
+    """Raise ConfigError if a configured rule has no metric to read."""
     measured = any(map(run.history.names, rule.reads))
     if "eval/pass_at_1" in rule.reads or rule.check == "against_heldout":
         measured = bool(run.evaluations())

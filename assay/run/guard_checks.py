@@ -1,7 +1,7 @@
-"""What the guard's rules look at: small functions of a rule and of the series that a run has.
+"""Checks of the guard's rules: functions of a rule and of a run's series.
 
-Each returns what it found, or None. They are named by `check` in the rows of
-``assay/config/guard.toml``, whose `limit`, `floor` and `window` they compare with.
+Each returns a finding or None. The rows of ``assay/config/guard.toml`` name them in `check` and
+give their `limit`, `floor` and `window`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PASSED = "verdict/passed"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rule may look at. after: the step at which it spoke last; windows begin behind it.
+    """Data for a rule. after: step at which it last fired; windows start after it.
 
-    row: of the newest step. price: of an hour. planned: steps that the run will take.
+    row: metrics of the newest step. price: cost per hour. planned: steps of the run.
     """
 
     history: History
@@ -47,9 +47,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class CheckFound:
-    """What a check found. since: the step where it began. numbers: for the words of the rule.
+    """Result of a check. since: step where it began. numbers: figures for the rule's text.
 
-    series: the metrics that decided, of which the first is the one that the rule is about.
+    series: the deciding metrics; the rule is about the first.
     """
 
     since: int
@@ -58,7 +58,7 @@ class CheckFound:
 
 
 def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The newest value of a metric is not a number, or infinite."""
+    """Fire if the newest value of a metric is NaN or infinite."""
     heads = tuple(name.removesuffix("*") for name in rule.reads)
     for name, value in seen.row.items():
         if name.startswith(heads) and not math.isfinite(value):
@@ -67,16 +67,19 @@ def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def above(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The mean over the window is above the limit."""
+    """Fire if the window's mean is above the limit."""
     for name, part in seen.windows(rule):
-        if not part.mean <= rule.bound:  # also where it is no number
+        # Negated, so that NaN fires too.
+        if not part.mean <= rule.bound:
             return CheckFound(part.steps[0], [name], {"value": part.mean})
     return None
 
 
 def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `above`, where steps that the window still lacks count as 0: a whole step that is above
-    limit times window speaks at once."""
+    """As `above`, counting steps missing from the window as 0.
+
+    A single step above limit times window therefore fires at once.
+    """
     for name in rule.reads if rule.reads[0] in seen.history else ():
         part = seen.history.part(name, -rule.window)
         known = [n for n, step in enumerate(part.steps) if step > seen.after]
@@ -88,7 +91,7 @@ def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def below(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The mean over the window is below the limit."""
+    """Fire if the window's mean is below the limit."""
     for name, part in seen.windows(rule):
         if part.mean < rule.bound:
             return CheckFound(part.steps[0], [name], {"value": part.mean})
@@ -96,9 +99,10 @@ def below(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def jump(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The newest value is above the floor, and above limit times the median of the window before.
+    """Fire if the newest value is above the floor and above limit times the previous window's
+    median.
 
-    The median, since one outlier before must not hide the next.
+    The median is used because a single earlier outlier must not hide the next one.
     """
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
@@ -112,14 +116,14 @@ def jump(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 LASTING = 3
-"""Steps of which the median must have jumped, where one outlier says nothing."""
+"""Number of newest steps whose median must jump."""
 
 
 def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `jump`, of the median of the newest `LASTING` values: one outlier is no jump.
+    """As `jump`, for the median of the newest `LASTING` values, so that one outlier does not fire.
 
-    The estimator of the KL has a heavy tail: one token that the policy finds a hundred times
-    likelier than the reference did can be most of a step's mean.
+    The KL estimator has a heavy tail: a single token that the policy finds a hundred times likelier
+    than the reference can dominate a step's mean.
     """
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
@@ -135,7 +139,7 @@ def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The mean over the window is above the floor, and above limit times the very first value."""
+    """Fire if the window's mean is above the floor and above limit times the first value."""
     for name, part in seen.windows(rule):
         first = float(seen.history.part(name, 0, 1).values[0])
         if part.mean > max(rule.floor, rule.bound * first):
@@ -144,9 +148,9 @@ def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean is below limit times the first one's, and fewer than the floor pass.
+    """Fire if the mean fell below limit times the first window's and the pass rate is below floor.
 
-    Over four windows, or as many steps as there are: the share that passes is noisier than entropy.
+    The pass rate is averaged over up to four windows, because it is noisier than entropy.
     """
     for name, part in seen.windows(rule) if PASSED in seen.history else ():
         first = seen.history.part(name, 0, rule.window)
@@ -160,19 +164,20 @@ def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 SURE = 0.9
-"""Share that passes, above which a policy that is sure of itself is what was wanted."""
+"""A pass rate above which low entropy is the desired result."""
 
 
 LOOKS = 5
-"""How often a rule that tests against chance looks within one window."""
+"""Number of significance tests per window."""
 
 
 def _strict(rule: Rule, seen: Seen) -> float | None:
-    """Return the standard errors by which noise alone exceeds nothing at any look of the run.
+    """Return the critical value, in standard errors, for all tests of a run; None if none is due
+    now.
 
-    None where the rule does not look at this step. Each look spends an equal part of the rule's
-    `chance` (Bonferroni: looks at windows that overlap depend on each other, which only makes the
-    sum smaller). The steps of both halves, or of two windows, give the degrees of freedom.
+    Each test spends an equal part of the rule's `chance` (Bonferroni). Tests of overlapping windows
+    depend on each other, which only lowers the error rate. Both halves of a window, or two windows,
+    give the degrees of freedom.
     """
     stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
     if not step or step % stride:
@@ -183,8 +188,7 @@ def _strict(rule: Rule, seen: Seen) -> float | None:
 
 
 def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
-    """Return the rise of a metric from its very first window to its newest; None while they
-    overlap."""
+    """Return the rise of a metric from its first window to its newest; None while they overlap."""
     newest = seen.history.newest(name, rule.window, seen.after)
     first = seen.history.part(name, 0, rule.window) if newest is not None else None
     if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
@@ -194,7 +198,7 @@ def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
 
 
 def grown(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean is above the very first window's by limit, and beyond chance."""
+    """Fire if the window's mean exceeds the first window's by limit, and significantly."""
     errors = _strict(rule, seen)
     for name in rule.reads if errors is not None else ():
         rise = _since_start(rule, seen, name) if name in seen.history else None
@@ -205,11 +209,11 @@ def grown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean of the first metric is below limit times the very first window's, and
-    nothing was won for it.
+    """Fire if the first metric falls below limit times its first window without any benefit.
 
-    That is: a gain of floor in the second metric, a share, is ruled out at the rule's `chance`, the
-    share is not above `SURE`, and no other metric rose by more than two standard errors.
+    No benefit means: a gain of floor in the second metric, a pass rate, is ruled out at the rule's
+    `chance`, that rate is not above `SURE`, and no other metric rose by more than two standard
+    errors.
     """
     errors = _strict(rule, seen)
     if errors is None:
@@ -230,7 +234,8 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean is below limit times the best earlier window's, and by the floor too."""
+    """Fire if the window's mean is below limit times the best earlier window's, and lower
+    by floor."""
     for name, part in seen.windows(rule):
         earlier = seen.history.part(name, 0, -rule.window)
         if len(earlier.steps) < rule.window:
@@ -246,11 +251,12 @@ def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def against(rule: Rule, seen: Seen) -> CheckFound | None:
-    """A metric rises over the window's halves while fewer pass, both beyond chance.
+    """Fire if a metric rises over the window's halves while the pass rate falls, both
+    significantly.
 
-    The metric by more than limit standard errors of a difference of means. Correctness by the floor
-    at least, by limit standard errors, and by what the rule's `chance` asks of every look: the
-    metric may rise in a healthy run, so that the test of correctness alone must hold the rate.
+    The metric must rise by more than limit standard errors. The pass rate must fall by at least the
+    floor, by limit standard errors, and significantly at the rule's `chance` over all tests. The
+    metric may rise in a healthy run, so the pass rate alone must bound the false-alarm rate.
     """
     errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
@@ -269,9 +275,9 @@ def against(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The second half of the window is limit times the first, and no more pass than did.
+    """Fire if the window's second half is above limit times the first while the pass rate stays.
 
-    That is: a rise of floor in the share that passes is ruled out at the rule's `chance`.
+    A rise of the pass rate by floor must be ruled out at the rule's `chance`.
     """
     errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
@@ -287,10 +293,10 @@ def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Held-out accuracy fell since the best of the last evaluations, and the reward did not.
+    """Fire if held-out accuracy fell from its recent best while the training reward did not.
 
-    Problem by problem, by more than limit standard errors and by the floor. The reward did not fall
-    by more than one standard error. window: evaluations.
+    Accuracy must fall, paired by problem, by more than limit standard errors and by the floor. The
+    reward must not fall by more than one standard error. window: number of evaluations.
     """
     (reward,) = rule.reads
     fall = _heldout_fall(rule, seen)
@@ -308,7 +314,7 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Held-out accuracy fell below floor times the best of the last evaluations, beyond chance."""
+    """Fire if held-out accuracy fell significantly below floor times its recent best."""
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.best - fall.value >= rule.floor * fall.best:
         return None
@@ -317,7 +323,7 @@ def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Fall:
-    """From the best of the last evaluations to the newest. value: by how much, with its error."""
+    """Fall from the recent best evaluation to the newest. value: its size, with standard error."""
 
     first: int
     last: int
@@ -332,7 +338,7 @@ class _Fall:
 
 
 def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
-    """Return a fall of more than limit standard errors, problem by problem."""
+    """Return a paired fall of more than limit standard errors."""
     rows = [row for row in of_deciding_kind(seen.evaluations) if row["step"] >= seen.after]
     rows = [row for row in rows if accuracy_of(row) is not None][-rule.window :]
     if len(rows) < 2:
@@ -341,7 +347,8 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
     gain = gain_between(best, last)
     if gain is None or gain.stderr is None:
         return None
-    # where all problems change alike there is no spread: one of them is what chance may do
+    # If all problems change alike, the estimated error is 0, although one problem may change by
+    # chance.
     fall, error = -gain.value, max(gain.stderr, 1 / gain.num_problems)
     if fall < rule.bound * error:
         return None
@@ -349,7 +356,7 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
 
 
 def total(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The sum of the series is above the limit; where both are there, of the larger one."""
+    """Fire if the sum of a series is above the limit; of two series, the larger sum counts."""
     sums = {name: seen.history.total(name) for name in rule.reads}
     name = max(sums, key=lambda one: sums[one])
     return (
@@ -360,7 +367,7 @@ def total(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def spent(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The hours so far, times the price of one, are above the limit."""
+    """Fire if the hours so far times the price per hour exceed the limit."""
     value = seen.row.get("time/elapsed", 0.0) / 3600 * (seen.price if rule.name == "money" else 1.0)
     if value <= rule.bound:
         return None
@@ -369,7 +376,7 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """The halves of a window. error: of their difference; times: the difference in errors."""
+    """Means of a window's halves. error: of their difference; times: difference over error."""
 
     before: float
     after: float
@@ -384,7 +391,7 @@ class _Rise:
         return self.value / self.error
 
     def at_most(self, errors: float) -> float:
-        """The rise that so many standard errors still allow."""
+        """Upper bound of the rise at this many standard errors."""
         return self.value + errors * self.error
 
 

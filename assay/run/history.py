@@ -1,4 +1,4 @@
-"""The whole series of each metric of a run, in memory; on resume read back from its file."""
+"""All values of each metric of a run, in memory; read back from the file on resume."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _KEPT = ("time/elapsed",)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some values of a series in a row, and the steps that they are of."""
+    """Consecutive values of a series, with their steps."""
 
     steps: Sequence[int]
     values: np.ndarray
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the values."""
         return float(self.values.mean())
 
 
 class History:
-    """Series by the name of their metric, without those of the clock (but ``time/elapsed``).
+    """Series by metric name, without timing metrics except ``time/elapsed``.
 
         run.history["reward/mean"].values[-10:].mean()
 
-    A step that did not measure a metric has no value in its series.
+    A step without a value of a metric is missing from its series.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class History:
         self._values: dict[str, array[float]] = {}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step."""
+        """Append the metrics of a step."""
         for name, value in row.items():
             if value is None or name == "step" or (is_timing(name) and name not in _KEPT):
                 continue
@@ -53,29 +53,28 @@ class History:
         return name in self._steps
 
     def __getitem__(self, name: str) -> Window:
-        """Return a whole series; KeyError where the run has not measured it."""
+        """Return a whole series. Raises KeyError if the run has not measured it."""
         return self.part(name)
 
     def names(self, pattern: str) -> list[str]:
-        """Return the metrics of a name, in which ``*`` stands for any text, once."""
+        """Return the metric names that match a pattern, in which ``*`` stands for any text."""
         head, star, tail = pattern.partition("*")
         if not star:
             return [pattern] if pattern in self else []
         return [one for one in self._steps if one.startswith(head) and one.endswith(tail)]
 
     def part(self, name: str, first: int = 0, last: int | None = None) -> Window:
-        """Return the values from the ``first`` to before the ``last``, as a list is cut."""
+        """Return a slice of a series, from ``first`` to before ``last``."""
         cut = slice(first, last)
         return Window(self._steps[name][cut], np.array(self._values[name][cut]))
 
     def newest(self, name: str, count: int, after: int = 0) -> Window | None:
-        """Return the newest ``count`` values, all of steps after ``after``; None where fewer are
-        there."""
+        """Return the newest ``count`` values after step ``after``; None if there are fewer."""
         steps = self._steps.get(name, ())
         if len(steps) < count or steps[-count] <= after:
             return None
         return self.part(name, len(steps) - count)
 
     def total(self, name: str) -> float:
-        """Return the sum of a series; 0 of one that is not there."""
+        """Return the sum of a series; 0 if the series does not exist."""
         return float(np.sum(self._values.get(name, ())))

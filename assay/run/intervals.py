@@ -1,7 +1,7 @@
-"""Intervals and tests of shares and of paired differences: what few problems allow one to say.
+"""Confidence intervals and tests of shares and paired differences, valid for few problems.
 
-All intervals are at 95 %. What is paired is paired by problem: the model's problems are the sample,
-and the completions of one problem are not independent (Miller 2024, arXiv 2411.00640, section 4).
+Intervals are at 95 %. Pairs are formed by problem. Problems are the sample, because completions of
+one problem are not independent (Miller 2024, arXiv 2411.00640, section 4).
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import numpy as np
 
 CONFIDENCE = 0.95
 FEW = 10
-"""Of fewer problems a standard error promises more than is known, so that an interval is shown."""
+"""Below this number of problems, intervals are shown instead of standard errors."""
 
 _NORMAL_QUANTILE = 1.959963984540054
-_MOST_DEGREES = 1000  # of freedom: beyond, Student's quantile is the normal one to a thousandth
-_MOST_POINTS = 2**18  # of the grid on which sums of differences are counted
+# With more degrees of freedom, Student's quantile equals the normal one to a thousandth.
+_MOST_DEGREES = 1000
+# Size limit of the grid that counts sums of differences.
+_MOST_POINTS = 2**18
 
 Interval = tuple[float, float]
 
 
 def stderr_of(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of independent values; None of fewer than two."""
+    """Return the standard error of the mean of independent values; None for fewer than two."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1)) / len(values) ** 0.5
@@ -116,7 +118,7 @@ def _whole_numbers(differences: Sequence[float]) -> list[int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values that count how many were looked at (Holm 1979), in the order given."""
+    """Correct p values for the number of tests (Holm 1979), in the input order."""
     order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, n in enumerate(order):
@@ -156,9 +158,9 @@ def _within(t: float, degrees: int) -> float:
 def spread_words(
     stderr: float | None, interval: Interval | None, count: int | None, style: str = ".1%"
 ) -> str:
-    """Return ` ± 1.2%`, or the interval where the error of few or equal problems says too much.
+    """Format an error as ` ± 1.2%`, or the interval if the standard error is unreliable.
 
-    interval: None where it is not known. style: how numbers are written.
+    interval: None if unknown. style: number format.
     """
     if _tells(stderr, interval, count):
         return f" ± {stderr:{style.lstrip('+')}}"
@@ -168,17 +170,17 @@ def spread_words(
 
 
 def _tells(stderr: float | None, interval: Interval | None, count: int | None) -> TypeGuard[float]:
-    """Whether the standard error says enough."""
+    """Whether the standard error is reliable."""
     return bool(stderr) and (interval is None or count is None or count >= FEW)
 
 
 def share_words(row: Mapping[str, Any], style: str = ".1%") -> str:
-    """Return what an evaluation row's accuracy leaves open, in words: the one way to print it."""
+    """Format the uncertainty of an evaluation row's accuracy."""
     return spread_words(row.get("eval/stderr"), *_share_interval(row), style)
 
 
 def shown_range(row: Mapping[str, Any]) -> Interval | None:
-    """Return the range that `share_words` tells, for a figure; None where nothing is known."""
+    """Return the range shown by `share_words`, for a figure; None if unknown."""
     share, stderr = row.get("eval/pass_at_1"), row.get("eval/stderr")
     interval, count = _share_interval(row)
     if share is not None and _tells(stderr, interval, count):

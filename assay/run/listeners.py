@@ -1,4 +1,4 @@
-"""A run's journals and its listeners: the run directory has every row before a listener does."""
+"""A run's journals and listeners: every row is in the run directory before a listener gets it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from assay.host.files import Journal
 
 Listener = Callable[[str, Mapping[str, Any]], None]
-"""Is told of a run: ``(kind, row)``.
+"""Receives events of a run as ``(kind, row)``.
 
-kind: ``metrics``, ``evaluations`` and ``events``, with the row of the file of that name;
-``rollouts``, with ``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``;
-``progress``, every second of work that takes longer, with ``what``, ``seconds`` and, where they are
-known, ``done``, ``of``, ``unit`` and ``eta`` in seconds.
+kind: ``metrics``, ``evaluations`` and ``events``, with the row of that file; ``rollouts``, with
+``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``; ``progress``, every
+second of longer work, with ``what``, ``seconds`` and, if known, ``done``, ``of``, ``unit`` and
+``eta`` in seconds.
 """
 
 MOST_WAITING = 10_000
-"""Rows that a listener may be behind."""
+"""Maximum number of unprocessed rows of a listener."""
 CLOSE_SECONDS = 5.0
-"""How long the end of a run waits for a listener that has no ``close_seconds`` of its own."""
+"""Seconds that the end of a run waits for a listener without its own ``close_seconds``."""
 
 
 class Journals:
-    """The metrics, evaluations and events of a run; safe to use from any thread.
+    """Metrics, evaluations and events of a run. Safe to use from any thread.
 
-    Each listener has a thread of its own, so one that hangs holds up nothing. One that raises, or
-    is too far behind, hears no more, and an event says so.
+    Each listener has its own thread, so a hanging listener blocks nothing. A listener that raises
+    or falls too far behind is dropped, and an event records it.
     """
 
     def __init__(self, folder: Path, failed: Callable[[str, str], None]) -> None:
@@ -39,18 +39,18 @@ class Journals:
         self._failed = failed
 
     def listen(self, listener: Listener) -> None:
-        """Tell a listener of everything from now on."""
+        """Send all rows from now on to a listener."""
         ear = _Ear(listener, self._failed)
         ear.start()
         self._ears.append(ear)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append a row to a journal, then tell the listeners."""
+        """Append a row to a journal, then notify the listeners."""
         self._files[name].append(row)
         self.tell(name, dict(row))
 
     def tell(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Tell the listeners of something that is in the directory already, or in no journal."""
+        """Notify the listeners of data that is already in the directory, or in no journal."""
         for ear in self._ears:
             ear.tell(kind, row)
 
@@ -59,16 +59,16 @@ class Journals:
         return self._files[name].rows()
 
     def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite a journal with the rows that are wanted."""
+        """Rewrite a journal with only the wanted rows."""
         self._files[name].keep(wanted)
 
     def sync(self) -> None:
-        """Make all rows survive a power failure."""
+        """Sync all rows to disk, so that they survive a power failure."""
         for file in self._files.values():
             file.sync()
 
     def close(self) -> None:
-        """Wait a little for the listeners, then close the files."""
+        """Wait briefly for the listeners, then close the files."""
         ears, self._ears = self._ears, []
         for ear in ears:
             ear.close()
@@ -77,7 +77,7 @@ class Journals:
 
 
 class _Ear(threading.Thread):
-    """What one listener still has to hear."""
+    """Thread and queue of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
         super().__init__(name="run-listener", daemon=True)
@@ -96,7 +96,7 @@ class _Ear(threading.Thread):
         while not self._deaf and (told := self._waiting.get()) is not None:
             try:
                 self._listener(*told)
-            except (Exception, SystemExit) as error:  # a user's code, or a terminal that is gone
+            except (Exception, SystemExit) as error:  # user code, or a terminal that is closed
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def close(self) -> None:

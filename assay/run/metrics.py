@@ -19,9 +19,9 @@ from assay.types import Completion, Group, Verdict
 
 
 class StepUpdate(Protocol):
-    """What `Run.finish_step` reads of a learner's update.
+    """The fields of a learner's update that `Run.finish_step` reads.
 
-    batch, advantages_T: what was learned from, for the rollout log; None where nothing was sampled.
+    batch, advantages_T: for the rollout log; None if nothing was sampled.
     """
 
     @property
@@ -39,15 +39,16 @@ _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
 
 
 def is_timing(key: str) -> bool:
-    """Return whether a metric depends on the clock or the machine."""
+    """Whether a metric depends on the clock or the machine."""
     return key.startswith(TIMING_PREFIXES) or key.endswith("/seconds")
 
 
 def rollout_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[str, float]:
-    """Return what a step's rollouts say; a metric without a single value is left out, never a 0."""
-    found: dict[str, list[float]] = defaultdict(list)  # values whose mean is the metric
+    """Compute the metrics of a step's rollouts. A metric without values is left out, never 0."""
+    # Metrics are the means of these values.
+    found: dict[str, list[float]] = defaultdict(list)
     rewarded: list[float] = []
     num_sampled = 0
     for group, judged in zip(groups, verdicts, strict=True):
@@ -78,14 +79,14 @@ def rollout_metrics(
 
 
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
-    """The group table: what kinds of groups there are, as shares.
+    """Return the kinds of groups as shares.
 
-    all_pass, all_fail and mixed are of the groups that have a judged completion, and add up to 1;
-    shaped_only is the part of them whose rewards differ although correctness does not: their
-    gradient is made of shaping alone. all_fail_equal is the part of all_fail without any difference
-    of rewards. not_judged is of all groups: those with no judged completion; often_not_judged:
-    those of which a quarter, and two completions at least, were not judged. reward_std is the mean
-    over groups of the deviation of rewards within one.
+    all_pass, all_fail and mixed: shares of groups with a judged completion; they add up to 1.
+    shaped_only: part of these groups with equal correctness but different rewards, whose gradient
+    comes from shaping alone. all_fail_equal: part of all_fail with equal rewards. not_judged: share
+    of all groups without a judged completion. often_not_judged: share with at least a quarter, and
+    at least two, completions not judged. reward_std: mean standard deviation of rewards within a
+    group.
     """
     counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0, "all_fail_equal": 0}
     num_judged, spreads = 0, list[float]()
@@ -114,7 +115,8 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
 
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of questions that are rendered to the prompt of another question; 0 is sound."""
+    """Return the share of questions rendered to the same prompt as another question;
+    should be 0."""
     prompts = {group.problem.question: group.prompt.tokens.tobytes() for group in groups}
     counts = Counter(prompts.values())
     shared = sum(counts[one] > 1 for one in prompts.values())
@@ -122,16 +124,17 @@ def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
-    """Return the share of runs of ``n`` tokens that stood before in a completion.
+    """Return the share of n-grams that occurred earlier in a completion.
 
-    Of its last ``most`` tokens, since loops stand at the end.
+    Only the last ``most`` tokens count, because loops occur at the end.
     """
     tokens = tokens[-most:].astype(np.int64)
     num_runs = len(tokens) - n + 1
     if num_runs < 2:
         return 0.0
     codes = np.zeros(num_runs, np.int64)
-    for place in range(n):  # a hash of each run: one in 2^64 is that of another
+    # Hashes of n-grams; two n-grams collide with probability 2^-64.
+    for place in range(n):
         codes = codes * np.int64(6364136223846793005) + tokens[place : place + num_runs] + 1
     return 1.0 - len(np.unique(codes)) / num_runs
 
@@ -169,7 +172,7 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:
-    """Return what was said most often of completions that were not judged; "" where all were."""
+    """Return the most common reason of *not judged* completions; "" if all were judged."""
     said = Counter(
         one.detail or one.reason or "" for group in verdicts for one in group if one.reason
     )
@@ -205,7 +208,7 @@ def memory_metrics() -> dict[str, float]:
 
 
 def find_non_finite(metrics: Mapping[str, float]) -> str | None:
-    """Return the name of a loss or gradient metric that is not a number, or infinite."""
+    """Return the name of a loss or gradient metric that is NaN or infinite, else None."""
     for name, value in metrics.items():
         if name.startswith(("loss/", "optimizer/")) and not math.isfinite(value):
             return name

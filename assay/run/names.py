@@ -15,25 +15,25 @@ from assay.run.rollback import newest_stop
 
 
 def find_checkpoint(name: str) -> Path | None:
-    """Return the folder of the checkpoint that a name stands for; None where it names none.
+    """Return the folder of the named checkpoint; None if the name denotes no checkpoint.
 
-    ``RUN@120`` is that of a step, ``RUN@best`` the one that did best on held-out problems,
-    ``RUN@last`` the newest. Plain ``RUN`` is the newest too; where a guard stopped the run, the
-    checkpoint must be named.
-
-    Every file is read and held against the manifest: a second or two for each GiB. Raises RunError
-    where one differs, or where there is no such checkpoint.
+    ``RUN@120`` is the checkpoint of a step, ``RUN@best`` the best on held-out problems,
+    ``RUN@last`` the newest. Plain ``RUN`` is the newest too, unless a guard stopped the run; then a
+    step must be named. Every file is checked against the manifest, at a second or two per GiB.
+    Raises RunError if a file differs or the checkpoint does not exist.
     """
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):
         return _checked(folder)
-    if folder.is_dir() and _is_checkpoint(folder.parent):  # a part of one, such as its critic
+    # A part of a checkpoint, such as its critic.
+    if folder.is_dir() and _is_checkpoint(folder.parent):
         return _checked(folder.parent) / folder.name
     run, which = folder, ""
     if not folder.exists() and "@" in name:
         place, _, which = name.rpartition("@")
         run = Path(place).expanduser()
-        if not which and (run / "config.toml").is_file():  # as of RUN@$STEP without a STEP
+        # ``RUN@$STEP`` with an empty variable, for example.
+        if not which and (run / "config.toml").is_file():
             accepted = f"{place}, {place}@best, {place}@last or {place}@STEP"
             raise RunError(message(name, "nothing after the @", accepted))
     if (run / "config.toml").is_file():
@@ -44,13 +44,13 @@ def find_checkpoint(name: str) -> Path | None:
 
 
 def check_place(name: str, where: str) -> None:
-    """Raise RunError where a name can only be a path, and nothing lies there.
+    """Raise RunError if a name can only be a path and the path does not exist.
 
-    ``OWNER/NAME`` may also be a model on the hub, which would be asked for it: unless ``OWNER`` is
-    a folder of runs.
+    ``OWNER/NAME`` may also be a model on the hub, unless ``OWNER`` is a folder of runs.
     """
     folder = Path(name).expanduser()
-    if folder.exists() or "@" in name:  # of RUN@best, `find_checkpoint` says what is missing
+    # For ``RUN@best`` and the like, `find_checkpoint` reports the fault.
+    if folder.exists() or "@" in name:
         return
     runs = sorted(one.parent.name for one in folder.parent.glob("*/config.toml"))
     in_runs = bool(runs) or str(folder.parent) == RunConfig.model_fields["directory"].default
@@ -72,7 +72,8 @@ def _is_checkpoint(folder: Path) -> bool:
     if is_named_so and folder.is_dir() and (checkpoints.parent / "config.toml").is_file():
         return True
     manifest = folder / MANIFEST
-    # Others' models may hold a file of this name; one that cannot be read may be ours, damaged.
+    # Models of other programs may contain a file of this name. An unreadable one may be a damaged
+    # checkpoint.
     return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
 
 
@@ -113,7 +114,7 @@ def _choose(run: Path, which: str) -> Path:
 
 
 def _guard_stop(run: Path, newest: int) -> str:
-    """Return why the newest checkpoint is not taken unasked; nothing where it may be."""
+    """Return why the newest checkpoint must be named explicitly; empty if it need not be."""
     stop = newest_stop(run)
     if stop is None or int(stop.get("step") or 0) < newest:
         return ""
@@ -123,7 +124,7 @@ def _guard_stop(run: Path, newest: int) -> str:
 
 
 def _choices(run: Path) -> list[tuple[int, str]]:
-    """Return each checkpoint of a run as its step and what it may be called."""
+    """Return (step, possible names) of each checkpoint of a run."""
     steps, best = _checkpoints(run).steps(), _best(run)
     found: list[tuple[int, str]] = []
     for step in reversed(steps):

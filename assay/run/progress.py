@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live display on a terminal and in a notebook, else lines."""
+"""Progress of a run: a live display on a terminal and in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from assay.run.intervals import share_words
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
-_SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is
+# Seconds without output after which a line reports the progress of a generation.
+_SAMPLING_EVERY = 30.0
 _SILENT_AFTER = 5.0
 _LIVE_EVERY = 0.25
 _WORDS = {
@@ -52,7 +53,7 @@ _WINDOW = 32
 
 
 class SamplingCall(Protocol):
-    """What a generator tells at each decoding step, of one of its calls."""
+    """State of a generator call, reported at each decoding step."""
 
     @property
     def num_wanted(self) -> int: ...
@@ -66,7 +67,7 @@ class SamplingCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HowFar:
-    """How far a generation is. call: the generator's newest."""
+    """Progress of a generation. call: the generator's newest call."""
 
     what: str
     num_completions: int
@@ -75,7 +76,7 @@ class HowFar:
 
     @property
     def numbers(self) -> str:
-        """The numbers without what they are of."""
+        """The numbers without their unit."""
         of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
         return f"{of}, {self.call.tokens:,} tokens, {self.call.tokens_per_second:,.0f} tokens/s"
 
@@ -84,10 +85,10 @@ class HowFar:
 
 
 class SamplingWatch:
-    """Takes what a generator tells at each decoding step, and shows it every so often.
+    """Receives the progress of a generator and prints it at intervals.
 
-    every: seconds in which nothing was shown; `showed` says that something else was. The end of a
-    call is shown where a part of it was.
+    every: seconds without output before a line is printed; `showed` reports other output. The end
+    of a call is printed if any earlier part of it was.
     """
 
     def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
@@ -100,7 +101,7 @@ class SamplingWatch:
         self._shown: SamplingCall | None = None
 
     def __call__(self, call: SamplingCall) -> None:
-        """Take in how far a call of the generator is."""
+        """Receive the progress of a generator call."""
         self._heard = time.monotonic()
         if call is not self._call:
             if self._call is not None and self._num_wanted:
@@ -115,21 +116,21 @@ class SamplingWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether nothing was shown for so long that something should be."""
+        """Whether the interval without output has passed."""
         return time.monotonic() - self._last >= self._every
 
     @property
     def is_silent(self) -> bool:
-        """Whether the generator has told nothing for long."""
+        """Whether the generator has not reported for long."""
         return time.monotonic() - self._heard >= _SILENT_AFTER
 
     def showed(self) -> None:
-        """Begin the wait for the next line anew."""
+        """Restart the interval before the next line."""
         self._last = time.monotonic()
 
     @contextmanager
     def doing(self, what: str, num_wanted: int) -> Iterator[None]:
-        """Count all calls inside as one piece of work, of so many completions."""
+        """Count all calls in this context as one task of ``num_wanted`` completions."""
         self._what, self._num_wanted, self._num_before = what, num_wanted, 0
         self._call = None
         try:
@@ -139,7 +140,7 @@ class SamplingWatch:
 
 
 class NotebookDisplay:
-    """What a notebook's cell shows and replaces in place, as `Live` does on a terminal."""
+    """A notebook cell's display, updated in place as `Live` does on a terminal."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -147,17 +148,17 @@ class NotebookDisplay:
         self._shown = float("-inf")
 
     def update(self, shown: ConsoleRenderable) -> None:
-        """Show this in place of what was shown, at most once every so often."""
+        """Replace the display, at a limited rate."""
         self._newest = shown
         if time.monotonic() - self._shown >= _LIVE_EVERY:
             self.stop()
 
     def stop(self) -> None:
-        """Show the newest, if it is not shown yet."""
+        """Show the newest content if it is not shown yet."""
         if self._newest is None:
             return
         text = io.StringIO()
-        # kernels ask for colors, as a terminal's codes, which a page does not know
+        # Without this, kernels request terminal color codes, which a page cannot display.
         plainly: dict[str, Any] = {"force_terminal": False, "color_system": None}
         console = Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False, **plainly)
         console.print(self._newest)
@@ -173,15 +174,12 @@ class NotebookDisplay:
 
 
 class Progress:
-    """The display of one run, on standard error so that standard output stays clean; a `Listener`.
+    """Display of one run on standard error, so that standard output stays clean; a `Listener`.
 
-    On a terminal, and in a notebook's cell: a bar, the last numbers and how the reward went, and
-    how far the generation is.
-    Elsewhere: a line a step, at most one every few seconds, and one where a generation has been
-    silent for long. Quiet: nothing.
-
-    evaluate_every, max_minutes: as configured, for the time that is left. evaluations: those there
-    are. sampling: takes what the generator tells.
+    On a terminal and in a notebook: a progress bar, the newest metrics, the reward curve, and the
+    progress of generation. Elsewhere: a line per step, at most one every few seconds, and one if a
+    generation is silent for long. Quiet: nothing. evaluate_every, max_minutes: as configured, for
+    the remaining time. evaluations: those so far. sampling: receives the generator's progress.
     """
 
     def __init__(
@@ -215,7 +213,7 @@ class Progress:
         self.sampling = SamplingWatch(self._show_sampling, every)
 
     def __call__(self, kind: str, row: Row) -> None:
-        """Show a finished step, an evaluation, or a line that stays."""
+        """Show a finished step, an evaluation, or a permanent line."""
         if kind == "metrics":
             self._step(row["step"], row)
         elif kind == "evaluations":
@@ -240,9 +238,9 @@ class Progress:
                 self._print(self._line(step, metrics))
 
     def _working(self, row: Row) -> None:
-        """Show what takes long: at once on a terminal, elsewhere where all was silent for long.
+        """Show long work: at once on a terminal, elsewhere after a silence.
 
-        How far a generation is says the generator itself, for as long as it says anything.
+        The generator reports its own progress, as long as it reports any.
         """
         if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return
@@ -265,15 +263,15 @@ class Progress:
             self._print(f"step {row['step']}: held-out {shown} ({kind_of(row)})")
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def eta(self, step: int) -> float | None:
-        """Return the seconds to the end of the run: steps at the recent pace, and evaluations.
+        """Estimate the seconds to the end of the run from the recent pace, plus evaluations.
 
-        Evaluations that went are no part of the pace.
+        Past evaluations do not count toward the pace.
         """
         if self.num_steps is None or len(self._pace) < 2:
             return None
@@ -327,7 +325,7 @@ def _shown(metrics: Row) -> list[tuple[str, str]]:
 
 
 def working_words(row: Row) -> str:
-    """Return what takes long: ``update: 3 of 17 micro-batches, 41 s, ETA 3 min 10 s``."""
+    """Describe long work, as ``update: 3 of 17 micro-batches, 41 s, ETA 3 min 10 s``."""
     what = _WORDS.get(row["what"], row["what"])
     parts = [f"{row['done']:,} of {row['of']:,} {row['unit']}"] if "of" in row else []
     parts.append(format_seconds(row["seconds"]))
@@ -338,7 +336,7 @@ def working_words(row: Row) -> str:
 def evaluation_seconds_left(
     evaluations: Sequence[Row], every: int | None, step: int, num_steps: int | None
 ) -> float:
-    """Return what the evaluations from ``step`` on will take, if each is as long as the newest."""
+    """Estimate the seconds of the evaluations from ``step`` on, each as long as the newest."""
     if num_steps is None or not evaluations:
         return 0.0
     newest = [row for row in evaluations if row["step"] == evaluations[-1]["step"]]
@@ -350,7 +348,7 @@ def evaluation_seconds_left(
 
 
 def sparkline(values: deque[float] | list[float]) -> str:
-    """Return the values as a line of small bars, from the lowest to the highest."""
+    """Draw the values as a line of small bars, scaled from lowest to highest."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)

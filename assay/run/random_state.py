@@ -21,14 +21,15 @@ class GlobalRandomState:
 
     @staticmethod
     def seed(seed: int) -> None:
-        """Seed all three, so that a run killed before its first checkpoint begins again alike."""
+        """Seed all three, so that a run killed before its first checkpoint repeats the same
+        numbers."""
         random.seed(seed)
         np.random.seed(seed % 2**32)
         if torch := sys.modules.get("torch"):
             torch.manual_seed(seed)
 
     def state_copy(self) -> SavedRandomState:
-        """Return the states as they are now."""
+        """Copy the current states."""
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {
             "python": random.getstate(),
@@ -41,11 +42,11 @@ class GlobalRandomState:
         return SavedRandomState(states)
 
     def save_state(self, folder: Path) -> None:
-        """Write the states; equal states make equal files."""
+        """Write the states. Equal states give equal files."""
         self.state_copy().save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore the states; those of devices that are not there are passed over."""
+        """Restore the states, skipping devices that do not exist here."""
         states = json.loads((folder / _FILE).read_text())
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words), gauss))
@@ -60,7 +61,7 @@ class GlobalRandomState:
 
 
 class SavedRandomState(GlobalRandomState):
-    """The states that there were when this was made."""
+    """The states at the time of construction."""
 
     def __init__(self, states: dict[str, Any]) -> None:
         self._states = states

@@ -1,4 +1,4 @@
-"""What a run may be gone on with, and what a changed configuration does to it."""
+"""Checks and notes for resuming a run, possibly with a changed configuration."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ LENGTHS = [
     "pairs_per_step",
     "rows_per_step",
 ]
-"""Keys of a stage that say how many optimizer steps it takes."""
+"""Configuration keys that set the number of optimizer steps of a stage."""
 
 
 def check_beginning(
     folder: Path, rows: Sequence[Row], events: Sequence[Row], every: int, damaged: Sequence[str]
 ) -> None:
-    """Raise RunError where a run without a whole checkpoint must have had one.
+    """Raise RunError if a run without a valid checkpoint should have one.
 
-    A run that was killed before its first checkpoint begins again, and nothing is lost. Otherwise
-    its steps would be trained a second time, over weights that may be there.
-
-    rows, events: its metrics and events. every: steps between its checkpoints. damaged: what is
-    wrong with those that are there.
+    A run killed before its first checkpoint starts over without loss. Otherwise its steps would be
+    trained a second time, over weights that may still exist. rows, events: the run's metrics and
+    events. every: steps between checkpoints. damaged: faults of existing checkpoints.
     """
     done = max((int(row.get("step") or 0) for row in rows), default=0)
     had_one = done > every or any(event.get("checkpoint") for event in events)
@@ -47,10 +45,10 @@ def check_beginning(
 def check_has_use(
     folder: Path, step: int, num_steps: int | None, changes: Sequence[str], early: bool = False
 ) -> None:
-    """Raise RunError where a run that is done is resumed with settings that no step would use.
+    """Raise RunError if a finished run is resumed with settings that no step would use.
 
-    Its configuration would then say what no step has done. changes: those that a step would notice.
-    early: that it is done by ``evaluation.patience``.
+    Its configuration would then describe steps that never ran. changes: settings that affect a
+    step. early: the run ended by ``evaluation.patience``.
     """
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
@@ -64,7 +62,7 @@ def check_has_use(
 
 
 def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
-    """Return what people should know of a run that goes on. facts: of its event ``resumed``."""
+    """Return notes for people about a resumed run. facts: of its event ``resumed``."""
     bits = "the result may differ in the last bits"
     notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
     notes += [
@@ -77,9 +75,9 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 
 
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
-    """Return a line where the learning rate's schedule no longer spans what it did; None otherwise.
+    """Return a line if the learning-rate schedule spans different steps than before, else None.
 
-    rate: of the last step that was taken. Schedules that are given as points stay where they are.
+    rate: learning rate of the last step. Schedules given as points do not change.
     """
     kind, stage = now.optimizer.schedule, now.stage
     old, new = getattr(before, stage), getattr(now, stage)
@@ -99,5 +97,5 @@ def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None
 
 
 def without_limit(config: TrainConfig) -> TrainConfig:
-    """Return what a run keeps of its configuration: a time limit is of one start."""
+    """Return the configuration without the time limit, which applies to one start only."""
     return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})

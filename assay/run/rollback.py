@@ -1,6 +1,6 @@
-"""Going back to an earlier checkpoint, and who answers for going on after a severe stop.
+"""Roll a run back to an earlier checkpoint, and record approvals after a severe stop.
 
-What lies beyond the checkpoint is set aside in the run's ``rolled_back/``, never removed.
+Data after the checkpoint is moved to the run's ``rolled_back/``, never removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from assay.run.evaluation_log import FOLDER
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run that went back. before: its newest step until then. kept: where the rest lies now."""
+    """A run that was rolled back. before: its newest step until then. kept: folder of the moved
+    data."""
 
     run: str
     to: int
@@ -42,9 +43,9 @@ class RolledBack:
 
 
 def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
-    """Make the checkpoint of a step the newest one of a run; it is written down who did, and why.
+    """Make the checkpoint of a step the newest one of a run, and record who did it and why.
 
-    Raises RunError where there is no such checkpoint, or it is damaged, or nothing lies beyond it.
+    Raises RunError if the checkpoint is missing or damaged, or if nothing follows it.
     """
     folder = Path(run)
     config_of(folder)
@@ -60,7 +61,8 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     try:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
-        read_events(folder / "events.jsonl")  # before anything is moved: one is written at the end
+        # Read before any file is moved, because an event is appended at the end.
+        read_events(folder / "events.jsonl")
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
@@ -87,7 +89,7 @@ def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) 
 
 
 def _later_files(folder: Path, to: int) -> list[Path]:
-    """Return the checkpoints, rollouts, answers and gates of steps after ``to``."""
+    """Return checkpoints, rollouts, evaluation logs and gate results of steps after ``to``."""
     found = [*folder.glob("checkpoints/step-*"), *folder.glob("rollouts/step-*.parquet")]
     found += [*folder.glob(f"{FOLDER}/*/step-*.parquet"), *folder.glob("gates/step-*.json")]
     found += folder.glob("rollouts/sampled-*.parquet")
@@ -96,9 +98,9 @@ def _later_files(folder: Path, to: int) -> list[Path]:
 
 
 def newest_stop(run: Path) -> Mapping[str, Any] | None:
-    """Return the event of the guard's stop that nobody has answered for yet; None: there is none.
+    """Return the newest guard stop without an approval; None without one.
 
-    Who rolled the run back, or approved that it goes on, has answered for it.
+    A rollback, or an approval to continue, counts as approval.
     """
     stop: Mapping[str, Any] | None = None
     for event in read_events(run / "events.jsonl"):
@@ -110,7 +112,7 @@ def newest_stop(run: Path) -> Mapping[str, Any] | None:
 
 
 def check_approved(run: Path, approved_by: str | None) -> None:
-    """Raise RunError where a run may only go on with somebody's approval; write that down."""
+    """Raise RunError if a run needs an approval to continue; otherwise record the approval."""
     stop = newest_stop(run)
     if stop is None or not stop.get("severe"):
         return

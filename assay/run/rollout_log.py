@@ -1,8 +1,8 @@
-"""The rollout log, the spine of a run: one Parquet shard a step, one row a completion.
+"""The rollout log, the primary record of a run: a Parquet shard per step, a row per completion.
 
-A shard is written before its step is learned from, and once more, in the background, with what the
-learner found: log-probabilities, values and advantages. Floats and tokens come back bit for bit.
-What a step has sampled before its shard is written is in `SampledLog`.
+A shard is written before learning. Afterwards it is rewritten in the background with the learner's
+log-probabilities, values and advantages. Floats and tokens round-trip bit for bit. `SampledLog`
+holds completions of a step before its shard is written.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from assay.types import Group, Problem, Verdict
 _VERSION = b"assay.version"
 _PUT_BACK = b"assay.put_back"
 _DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
-"""What a damaged shard raises: its checksums first, then its decoders."""
+"""Exceptions for a damaged shard. Checksums are verified before decoding."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
 
 
 class Recorded(NamedTuple):
-    """A shard read back: what was sampled, and what was judged."""
+    """Contents of a shard: groups and verdicts."""
 
     groups: list[Group]
     verdicts: list[tuple[Verdict, ...]]
 
 
 class PutBack(NamedTuple):
-    """Groups that a step sampled and gave up, whose problems wait; and their tokens."""
+    """Groups that a step sampled and gave up, so that their problems wait, with their
+    token counts."""
 
     groups: Sequence[str]
     tokens: int
 
     def metrics(self) -> dict[str, float]:
-        """Return how many there are."""
+        """Return the counts as metrics."""
         return {
             "oversample/groups": float(len(self.groups)),
             "oversample/tokens": float(self.tokens),
@@ -72,7 +73,7 @@ class RolloutLog:
         self._pending_step = 0
 
     def path(self, step: int) -> Path:
-        """Return where the shard of a step is, or would be."""
+        """Return the path of a step's shard, which may not exist."""
         return self.folder / f"step-{step:06d}.parquet"
 
     def steps(self) -> list[int]:
@@ -91,7 +92,7 @@ class RolloutLog:
     ) -> None:
         """Write the shard of a step; it is on disk when this returns.
 
-        put_back: has no rows, and stands beside them.
+        put_back: stored in the shard without rows.
         """
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
@@ -104,12 +105,12 @@ class RolloutLog:
         self._open = (step, table)
 
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
-        """Add what the learner found to the shard of a step, in the background.
+        """Add the learner's columns to the shard of a step, in the background.
 
         batch: has ``length_R``, ``row_T`` (row of each token, ascending), ``old_logprobs_T``,
-        ``ref_logprobs_T`` and ``values_T`` (the last two may be None), tensors or arrays over the
-        completion tokens in the order in which the groups were recorded; rows that were recorded
-        after the batch's last are left without.
+        ``ref_logprobs_T`` and ``values_T`` (the last two may be None): tensors or arrays over the
+        completion tokens, in the order of the recorded groups. Rows after the batch's last stay
+        without these values.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
@@ -121,10 +122,10 @@ class RolloutLog:
     def read(
         self, step: int, problem_of: Callable[[str], Problem] | None = None
     ) -> Recorded | None:
-        """Return what a shard holds; None where there is no shard, or it cannot be read.
+        """Read a shard; None if it is missing or damaged.
 
-        problem_of: gives the problem of an id, with its spec. Without it problems carry only what
-        the log holds: id, prompt text, tags, draw.
+        problem_of: maps an id to its problem with its spec. Without it, problems carry only the
+        logged fields: id, prompt text, tags, draw.
         """
         table = self.table(step)
         if table is None:
@@ -138,7 +139,7 @@ class RolloutLog:
         return Recorded(groups, verdicts)
 
     def table(self, step: int) -> pa.Table | None:
-        """Return all columns of a shard; None where there is no shard, or it cannot be read."""
+        """Return all columns of a shard; None if it is missing or damaged."""
         if step == self._pending_step:
             self.flush()
         try:
@@ -147,14 +148,14 @@ class RolloutLog:
             return None
 
     def put_back(self, step: int) -> PutBack | None:
-        """Return what the step put back; None where it put nothing back, or cannot be read."""
+        """Return what the step put back; None if nothing, or if the shard is damaged."""
         table = self.table(step)
         said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
         found = None if said is None else as_object(said)
         return None if found is None else checked(found, PutBack, str(self.path(step)))
 
     def discard_after(self, step: int) -> list[int]:
-        """Remove the shards of steps after this one; returns those steps."""
+        """Remove the shards of later steps; return those steps."""
         newer = [one for one in self.steps() if one > step]
         for one in reversed(newer):
             remove_file(self.path(one))
@@ -162,7 +163,7 @@ class RolloutLog:
         return newer
 
     def flush(self) -> None:
-        """Wait for the background write and raise what went wrong in it."""
+        """Wait for the background write and raise its exception, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -214,9 +215,9 @@ def _with_problem(group: Group, problem: Problem) -> Group:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Return some columns of a shard as plain rows, for showing; None where it cannot be read.
+    """Read columns of a shard as plain rows; None if it is damaged.
 
-    Those of `DERIVED` may be named too.
+    Columns of `DERIVED` may be named too.
     """
     stored = dict.fromkeys(DERIVED[name][0] if name in DERIVED else name for name in columns)
     try:
@@ -233,7 +234,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Return the columns of a shard; one that an older version did not write is null."""
+    """Read columns of a shard. Columns newer than the shard are null."""
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     check_regular(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:

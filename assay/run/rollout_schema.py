@@ -1,4 +1,4 @@
-"""The columns of the rollout log: what each holds of a completion, and the way back."""
+"""Columns of the rollout log: conversion from completions and back."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _INTS, _FLOATS, _BOOLS = pa.list_(_INT), pa.list_(pa.float32()), pa.list_(pa.boo
 _THINK = pa.struct([("mode", _TEXT), ("open_tag", _TEXT), ("close_tag", _TEXT)])
 _STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
-"""Of lists that come from arrays, and come back as such."""
+"""NumPy types of list columns that come from arrays."""
 
 SCHEMA_VERSION = 4
-"""One more whenever a column is added."""
+"""Increase by one whenever a column is added."""
 ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3, "step_weight": 4}
-"""Columns that came after version 1, with their version; in older shards they are null."""
+"""Columns added after version 1, with their version. They are null in older shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One completion, and what is around it. position: of its group in the step."""
+    """A completion with its context. position: index of its group in the step."""
 
     step: int
     position: int
@@ -58,12 +58,14 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "think": (_THINK, lambda row: row.completion.think),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
-    "token_versions": (_INTS, lambda row: row.completion.token_versions),  # null: all the same
+    # Null if all tokens have the same version.
+    "token_versions": (_INTS, lambda row: row.completion.token_versions),
     "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
     "said": (pa.list_(pa.list_(_INT)), lambda row: row.completion.said),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
-    "old_logprobs": (_FLOATS, None),  # None: what the learner finds
+    # Columns with None are filled by the learner.
+    "old_logprobs": (_FLOATS, None),
     "ref_logprobs": (_FLOATS, None),
     "values": (_FLOATS, None),
     "advantages": (_FLOATS, None),
@@ -95,7 +97,7 @@ def recorded_columns(
     sampling: Mapping[str, Any],
     verifier_hashes: Mapping[str, str],
 ) -> list[pa.Array]:
-    """Return the columns as they are before learning; verdicts are aligned with the groups."""
+    """Return the columns before learning. Verdicts are aligned with the groups."""
     about = (cache(lambda label: hash_of_label(label, verifier_hashes)), json.dumps(dict(sampling)))
     rows = [
         _Row(step, position, group, completion, verdict, *about)
@@ -117,7 +119,8 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         offsets = pa.array([0, *accumulate(map(len, known))], _INT)
         missing = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
-    if kind == _THINK:  # few differ: each is converted once
+    # Few values differ, so each is converted once.
+    if kind == _THINK:
         known = {think: place for place, think in enumerate(dict.fromkeys(values))}
         fields = [(think.mode, think.open_tag, think.close_tag) for think in known]
         return _as_plain_array(fields, kind).take(pa.array([known[one] for one in values], _INT))
@@ -127,7 +130,8 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
 def _as_plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
-    except UnicodeEncodeError:  # half a surrogate pair, which no UTF-8 file can hold
+    # An unpaired surrogate, which UTF-8 cannot encode.
+    except UnicodeEncodeError:
         return pa.array(_whole(values), kind)
 
 
@@ -140,23 +144,23 @@ def _whole(value: Any) -> Any:
 
 
 def names_in_label(label: str) -> list[str]:
-    """Return the verifiers of a label, each with its version."""
+    """Return the verifiers in a label, each with its version."""
     terms = label.split(" + ")
     return [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
 
 
 def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
-    """The content hash of ``math@1``; of ``math@1*1 + think_format@1*0.1`` those of its terms."""
+    """Return the content hash of ``math@1``; for a sum of verifiers, the hashes of its terms."""
     names = [label] if label in known else names_in_label(label)
     hashes = [known.get(name, "?") for name in names]
     return " + ".join(hashes) if {*hashes} != {"?"} else None
 
 
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
-    """Return the columns that the learner found, cut into rows like the tokens column.
+    """Return the learner's columns, cut into rows like the tokens column.
 
-    The batch holds the first rows of the log, or all: groups that dynamic sampling passed over are
-    recorded last, are not learned from, and stay without.
+    The batch holds the first rows of the log, or all. Groups rejected by dynamic sampling are
+    recorded last, are not learned from, and have no values.
     """
     lengths_R = tokens.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
     row_T = as_numpy(batch.row_T, np.int64)
@@ -185,7 +189,7 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
 
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
-    """Return the groups and verdicts that were recorded; their problems have no spec."""
+    """Rebuild the recorded groups and verdicts. Problems have no spec."""
     names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
     columns = [_values_of(table.column(name), _COLUMNS[name][0]) for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -223,7 +227,7 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
 
 
 def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
-    """Return a column's values; arrays are parts of one that can be written."""
+    """Return a column's values; arrays are writable views of one buffer."""
     if kind == _THINK:
         parts = [part.to_pylist() for part in column.combine_chunks().flatten()]
         return list(map(cache(ThinkFormat), *parts))
@@ -241,7 +245,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int | None]:
 
 
 def _means(column: pa.ChunkedArray) -> list[float | None]:
-    """The mean of each list; None of one that is empty or not there."""
+    """Return the mean of each list; None for empty and null lists."""
     lists = _values_of(column, _FLOATS)
     return [None if one is None or not len(one) else float(one.mean()) for one in lists]
 
@@ -255,11 +259,11 @@ DERIVED: Mapping[str, tuple[str, Callable[[pa.ChunkedArray], list[Any]]]] = {
     "num_given": ("sampled", _counts_of_given),
     "advantage": ("advantages", _means),
 }
-"""What a reader of rollouts wants of a long column: its name, the column, and how it is made."""
+"""Summaries of long columns for readers of rollouts: name, source column, function."""
 
 
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:
-    """Return a tensor (on any device) or an array as a numpy array."""
+    """Convert a tensor (on any device) or an array to a NumPy array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float().numpy() if values.is_floating_point() else values.numpy()

@@ -1,7 +1,7 @@
-"""Completions of a step that is still sampled: a kill in the middle of it does not lose them.
+"""Completions of the step being sampled, saved so that a kill does not lose them.
 
-rollouts/sampled-000012.parquet   the completions of step 12 that have ended; gone once all of the
-                                  step's are in its shard
+rollouts/sampled-000012.parquet    finished completions of step 12; removed once they are in
+                                   the step's shard
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from assay.host.removal import remove_file
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 SECONDS_BETWEEN_WRITES = 20.0
-"""What a kill costs at most; a step that is sampled faster writes nothing."""
+"""Maximum sampling time that a kill loses, in seconds. Faster steps write no file."""
 _PENDING = Verdict.not_judged("unavailable", "pending@1")
 
 Write = Callable[[Path, Sequence[Group], Sequence[Sequence[Verdict]]], None]
@@ -24,7 +24,7 @@ Read = Callable[[Path], Sequence[Group] | None]
 
 @dataclass
 class _Begun:
-    """A group of which some completions have ended, by their names."""
+    """A group with some finished completions, by id."""
 
     problem: Problem
     prompt: Prompt
@@ -32,9 +32,9 @@ class _Begun:
 
 
 class SampledLog:
-    """The completions of one step, in memory and in one file, which is written every so often.
+    """Finished completions of one step, in memory and in a file that is written at intervals.
 
-    write, read: a file in the columns of the rollout log. `turn_to` says which step it is.
+    write, read: access a file with the columns of the rollout log. `turn_to` sets the step.
     """
 
     def __init__(self, folder: Path, write: Write, read: Read) -> None:
@@ -46,13 +46,13 @@ class SampledLog:
         self._written = time.monotonic()
 
     def path(self, step: int) -> Path:
-        """Return where the completions of a step are, while it is sampled."""
+        """Return the path of a step's sampled completions."""
         return self.folder / f"sampled-{step:06d}.parquet"
 
     def turn_to(self, step: int, policy_version: int) -> None:
-        """Read what was sampled of a step before a kill, unless it is the step at hand already.
+        """Load completions sampled before a kill, if this is a new step.
 
-        policy_version: of the policy that the step is sampled from; other completions are not used.
+        policy_version: of the sampling policy; completions of other versions are ignored.
         """
         if step == self._step:
             return
@@ -64,12 +64,12 @@ class SampledLog:
                     self._take(group.problem, group.prompt, one)
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
-        """Return a completion that has ended before; None where there is none."""
+        """Return a completion that was finished before; None without one."""
         begun = self._groups.get(problem.group_id)
         return None if begun is None else begun.done.get(completion_id)
 
     def whole(self, problem: Problem, siblings: range) -> Group | None:
-        """Return the group of these siblings where all of them have ended."""
+        """Return the group of these siblings if all are finished."""
         names = [f"{problem.group_id}/{number}" for number in siblings]
         begun = self._groups.get(problem.group_id)
         if begun is None or any(name not in begun.done for name in names):
@@ -77,7 +77,7 @@ class SampledLog:
         return Group(problem, begun.prompt, tuple(begun.done[name] for name in names))
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
-        """Keep a completion that has ended; it is on disk soon."""
+        """Add a finished completion, to be written to disk soon."""
         if self.find(problem, completion.id) is not None:
             return
         self._take(problem, prompt, completion)
@@ -86,7 +86,7 @@ class SampledLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write unsaved completions."""
         if not self._num_unwritten:
             return
         groups = [
@@ -98,12 +98,12 @@ class SampledLog:
         self._num_unwritten, self._written = 0, time.monotonic()
 
     def recorded(self, step: int) -> None:
-        """Remove what the shards up to this step hold."""
+        """Remove completions that the shards up to this step contain."""
         self._groups, self._num_unwritten = {}, 0
         self._remove(lambda number: number <= step)
 
     def discard_after(self, step: int) -> None:
-        """Remove what was sampled of later steps."""
+        """Remove sampled completions of later steps."""
         self._step, self._groups, self._num_unwritten = 0, {}, 0
         self._remove(lambda number: number > step)
 

@@ -1,8 +1,8 @@
-"""Which runs are this user's own: configurations are signed with a key that stays on the machine.
+"""Identify a user's own runs: configurations are signed with a key that stays on the machine.
 
-The first line of a run's ``config.toml`` is a comment that holds an HMAC over the rest. The key is
-the user's, made at random when it is first needed. So a run from elsewhere has no valid signature,
-and a configuration that was edited since has lost it.
+The first line of a run's ``config.toml`` is a comment with an HMAC of the rest. The key is random
+and created on first use. Runs from other machines and edited configurations have no valid
+signature.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ KEY_BYTES = 32
 
 
 class NoKey(Exception):
-    """The user has no key here, and none can be made; the text says why."""
+    """The user has no key and none can be created; the text says why."""
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write a run's configuration atomically, signed where the user has a key."""
+    """Write a run's configuration atomically, signed if the user has a key."""
     try:
         head = f"{MARK}{_signature(_user_key(), text.encode())}\n"
     except NoKey:
@@ -35,7 +35,7 @@ def write_config(path: Path, text: str) -> None:
 
 
 def why_not_own(path: Path) -> str:
-    """Return why a configuration is not known to be this user's own; "" where it is."""
+    """Return why a configuration is not verified as the user's own; "" if it is."""
     try:
         key = _user_key()
     except NoKey as error:
@@ -47,7 +47,7 @@ def why_not_own(path: Path) -> str:
 
 
 def key_path() -> Path:
-    """Return where the user's key is kept; raises NoKey where there is no home."""
+    """Return the path of the user's key. Raises NoKey without a home directory."""
     try:
         return state_folder() / "key"
     except RuntimeError as error:
@@ -75,7 +75,7 @@ def _user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a key as a whole; where another process was faster, its key stays."""
+    """Write a key atomically. If another process was faster, its key stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".key.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

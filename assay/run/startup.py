@@ -1,4 +1,4 @@
-"""Shows what a command does before a run exists: loading the model, probing it, checking rows."""
+"""Progress display before a run exists: loading the model, probing it, checking rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Startup:
         self._heartbeat.start()
 
     def _show(self, kind: str, row: Mapping[str, Any]) -> None:
-        # a terminal that is gone ends no work
+        # A closed terminal must not end the work.
         with suppress(OSError):
             self._progress(kind, dict(row))
 
@@ -37,7 +37,8 @@ _shown: ContextVar[_Startup | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def show_startup(quiet: bool = False) -> Iterator[None]:
-    """Show on standard error what `doing` names, until this context or `end_startup` ends it."""
+    """Show the work that `doing` names on standard error, until this context or
+    `end_startup` ends."""
     startup = _Startup(quiet)
     token, clock = _shown.set(startup), shown_on.set(startup.clock)
     try:
@@ -49,6 +50,6 @@ def show_startup(quiet: bool = False) -> Iterator[None]:
 
 
 def end_startup() -> None:
-    """Clear the display: a run shows its own from here on."""
+    """Clear the display, because the run's own display follows."""
     if (startup := _shown.get()) is not None:
         startup.end()

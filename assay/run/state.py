@@ -1,4 +1,4 @@
-"""How far a run came and how it ended, from its journals."""
+"""Progress and outcome of a run, read from its journals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from assay.host.records import read_events, read_step_rows
 
 
 def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a run ended; None where it still runs, or was killed."""
+    """Return why a run ended; None if it still runs or was killed."""
     for event in reversed(events):
         if event.get("kind") == "ended":
             return str(event.get("reason"))
@@ -24,13 +24,13 @@ def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def how_far(num_steps: int, ended: str | None) -> str:
-    """Return how far a run came and how it ended, in words that follow its name."""
+    """Describe progress and outcome of a run, in words that follow its name."""
     after = f"after {num_steps} steps"
     return f"runs, or was killed, {after}" if ended is None else f"ended {after}: {ended}"
 
 
 def state_of(folder: Path) -> str:
-    """Return the state of the run in a folder, in words; also where it holds none."""
+    """Describe the state of the run in a folder, also if the folder holds no run."""
     try:
         config_of(folder)
         rows = read_step_rows(folder / "metrics.jsonl")

@@ -13,7 +13,7 @@ NOTICE = b"\nstopping cleanly at the next micro-batch; once more to stop at once
 
 
 class StepInterrupted(KeyboardInterrupt):
-    """Ends a step between two of its parts. A run that meets it ends in order."""
+    """Ends a step between two of its phases. The run then ends in order."""
 
 
 class StopSignal:
@@ -27,7 +27,7 @@ class StopSignal:
         self._before: dict[int, Any] = {}
 
     def check(self) -> None:
-        """Raise StepInterrupted where a stop is asked for."""
+        """Raise StepInterrupted if a stop was requested."""
         if self.requested:
             raise StepInterrupted
 
@@ -46,5 +46,6 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        with suppress(OSError):  # not print(): the signal may have come in the middle of one
+        # print() is not reentrant, and the signal may interrupt one.
+        with suppress(OSError):
             os.write(2, NOTICE)
