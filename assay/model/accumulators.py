@@ -1,9 +1,9 @@
-"""Gradients as large as the vocabulary, added where they add up, in place of making one more of
-that size.
+"""Accumulate vocabulary-sized gradients in place instead of allocating them.
 
-An embedding that is also the output head gets a gradient from either end of the model. Autograd
-makes both, and their sum, before an optimizer sees any of it: with a vocabulary of 50 000 this is
-more memory than all activations. A backward pass that is given accumulators adds to them instead.
+A tied embedding receives two gradients: one from the input and one from the output head. Autograd
+allocates both and their sum before the optimizer reads them. With a vocabulary of 50 000 these
+three tensors are larger than all activations. A backward pass that receives accumulators adds to
+them directly.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from collections.abc import Callable
 from torch import Tensor
 
 Accumulators = Callable[[Tensor], Tensor | None]
-"""From a parameter to the float32 tensor in which its gradient adds up; None where it has none."""
+"""Map a parameter to its float32 gradient accumulator, or to None if it has no accumulator."""
 
 PIECE = 2**18
+"""Elements that one addition converts to the accumulator's type."""
 
 
 def add_in_pieces(total: Tensor, term: Tensor) -> None:
-    """Add ``term`` to ``total`` a few rows at a time: torch makes a copy, in the wider of two
-    types, of whatever is added to a tensor of another."""
+    """Add ``term`` to ``total``, a few rows at a time.
+
+    Adding tensors of two types makes torch copy the narrower operand in the wider type. Small
+    pieces bound the size of this copy.
+    """
     rows = max(1, PIECE // max(1, total[0].numel()))
     for part, whole in zip(term.split(rows), total.split(rows), strict=True):
         whole.add_(part)

@@ -1,4 +1,4 @@
-"""What a layer keeps of each token for its backward pass."""
+"""Activation memory that a layer needs per token for its backward pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from torch import Tensor
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 
-SMALL, LARGE = 32, 96  # tokens of two passes: what does not grow with them cancels
+# Lengths of the two measured forward passes. Subtracting their sizes cancels the memory that does
+# not grow with the number of tokens.
+SMALL, LARGE = 32, 96
 
 
 def kept_bytes(model: Any, lean: bool = True) -> float:
-    """Return the bytes a token that a layer keeps for its backward pass.
+    """Return the activation memory of one layer, in bytes per token.
 
-    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate
-    and up (`assay.model.lean_decoder`). What modules keep is measured on two short passes through
-    all layers. lean: go the lean way where the model is of its family.
+    The lean decoder saves the layer's input, the heads, the attention output, the residual after
+    attention, and the gate and up projections (`assay.model.lean_decoder`). For any other model the
+    memory is measured with two short forward passes. lean: assume the lean decoder if the model's
+    family supports it.
     """
     try:
         layer = Decoder.of(model).layers[0] if lean else None
@@ -32,14 +35,16 @@ def kept_bytes(model: Any, lean: bool = True) -> float:
     keys = layer.key[0].shape[0] + layer.value[0].shape[0]
     queries = layer.query[0].shape[0]
     heads = queries + keys
-    if layer.query_norm:  # before the norms too
+    # The heads are also saved before their norms.
+    if layer.query_norm:
         heads *= 2
     numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]
     return numbers * layer.key[0].element_size()
 
 
 def _kept(model: Any, num_tokens: int) -> float:
-    """Return the bytes of all tensors that autograd keeps of one row, weights left out."""
+    """Return the bytes that autograd saves in one forward pass over ``num_tokens``, without
+    weights."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

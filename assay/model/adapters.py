@@ -1,4 +1,4 @@
-"""Low-rank adapters: made fresh, read from a folder, merged into a plain model (peft)."""
+"""Low-rank adapters (peft): create, load from a folder, merge into the base model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
-# what torch says of a tensor's shape, and peft of targets that are not there
+# Patterns of torch's error for a mismatched shape and of peft's error for missing target modules.
 _SIZES = re.compile(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", re.DOTALL)
 _ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOTALL)
 
@@ -26,11 +26,12 @@ _ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOT
 def add_adapter(
     model: Any, config: LoraConfig, seed: int, base_revision: str | None = None
 ) -> nn.Module:
-    """Wrap a model with fresh adapters in float32; its own weights are frozen.
+    """Add new float32 adapters to a model and freeze the model's own weights.
 
-    base_revision: kept with the adapters, so that they find their base model again.
+    base_revision: saved with the adapters, so that the same base model is found when they are
+    loaded.
 
-    Raises ModelError where the targets name no linear layer, MissingExtra without peft.
+    Raises ModelError if the targets name no linear layer, MissingExtra without peft.
     """
     peft = import_peft()
     settings = peft.LoraConfig(
@@ -55,11 +56,12 @@ def add_adapter(
 def load_adapter(
     model: Any, folder: Path, base: ModelSource, config: LoraConfig | None = None
 ) -> nn.Module:
-    """Wrap a base model with the adapters that a folder holds, trainable, in float32.
+    """Load the adapters in a folder onto a base model, trainable and in float32.
 
-    base: where the model is from; what is saved of the wrapped model names it. config: what the
-    adapters are to be. None: what they are. Raises ModelError where they are not, and where they do
-    not fit the model: also for layers of one that the other lacks, of which peft only warns.
+    base: the source of the base model, recorded when the wrapped model is saved. config: the
+    expected adapter settings; None accepts any. Raises ModelError if the settings differ or if the
+    adapters do not fit the model. That includes layers that only one of the two has: peft merely
+    warns about these.
     """
     peft = import_peft()
     layers = linear_layers(model)
@@ -67,7 +69,7 @@ def load_adapter(
         with _without_peft_advice():
             wrapped = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-            # not its default, by which peft would ask the hub whether the embedding has grown
+            # peft's default ("auto") queries the hub to find out whether the embedding was resized.
             expected = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(_refusal(folder, base, str(error))) from error
@@ -86,7 +88,7 @@ def load_adapter(
 
 
 def _refusal(folder: Path, base: ModelSource, error: str) -> str:
-    """Return the line for what peft said at length."""
+    """Shorten an error of peft to one line."""
     if sizes := _SIZES.search(error):
         name, theirs, ours = sizes.groups()
         what = f"{name.removeprefix('base_model.model.').replace('.default.', '.')} of shape"
@@ -101,7 +103,7 @@ def _misfit(folder: Path, base: ModelSource, found: str) -> str:
 
 
 def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
-    """Raise ModelError where adapters that are there are others than a configuration asks for."""
+    """Raise ModelError if loaded adapters differ from the configured ones."""
     there = wrapped.peft_config[wrapped.active_adapter]
     modules = wrapped.get_base_model().named_modules()
     adapted = {name for name, module in modules if hasattr(module, "lora_A")}
@@ -120,7 +122,7 @@ def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence
 
 
 def _is_target(layer: str, targets: Sequence[str] | None) -> bool:
-    """Whether adapters are to sit on a layer, as peft reads names."""
+    """Return whether a layer gets adapters, by peft's rule for matching names."""
     return targets is None or any(f".{layer}".endswith(f".{name}") for name in targets)
 
 
@@ -130,7 +132,8 @@ def _leaves(layers: Iterable[str]) -> str:
 
 @torch.no_grad()
 def merged(weights: Weights, model: Any) -> Weights:
-    """Return a model's live weights as those of a plain one: adapters are added in float32."""
+    """Return the weights of a plain model: the live weights with adapters merged, summed in
+    float32."""
     if not hasattr(model, "get_base_model"):
         return weights
     plain = {
@@ -150,10 +153,12 @@ def merged(weights: Weights, model: Any) -> Weights:
 
 @torch.no_grad()
 def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """Return what of its adapters' change a model loses where it is merged in a narrow type.
+    """Measure how much of the adapters' change is lost to rounding when they are merged into
+    ``dtype``.
 
-    model: with adapters, its own weights in float32. First |rounded change - change| / |change|,
-    over all weights; then the share of the changed weights that still differ from the base's.
+    model: a model with adapters and float32 base weights. Returns (|rounded change - change| /
+    |change| over all weights, share of the changed weights that still differ from the base
+    weights).
     """
     lost = size = 0.0
     changed = moved = 0
@@ -173,7 +178,7 @@ def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def read_settings(folder: Path) -> Any:
-    """Return peft's settings of a saved adapter; raises ModelError where they cannot be read."""
+    """Return peft's settings of a saved adapter. Raises ModelError if they cannot be read."""
     where = str(folder / ADAPTER_FILE)
     try:
         return import_peft().PeftConfig.from_pretrained(str(folder))
@@ -182,7 +187,7 @@ def read_settings(folder: Path) -> Any:
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """Return where the base model of a saved adapter is, and its revision."""
+    """Return the path or hub name of a saved adapter's base model, and its revision."""
     where, settings = str(folder / ADAPTER_FILE), read_settings(folder)
     if not settings.base_model_name_or_path:
         accepted = "a base model's path"
@@ -192,14 +197,15 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that an adapter can sit on, without the output head."""
+    """Return the names of all layers that can have an adapter: linear layers except the output
+    head."""
     head = model.get_output_embeddings()  # pyright: ignore
     kinds = ("Linear", "Conv1D")
     return [n for n, m in model.named_modules() if type(m).__name__ in kinds and m is not head]
 
 
 def import_peft() -> Any:
-    """Return the module; raises MissingExtra."""
+    """Import and return peft. Raises MissingExtra if it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -209,9 +215,10 @@ def import_peft() -> Any:
 
 @contextmanager
 def _without_peft_advice() -> Iterator[None]:
-    """Keep to ourselves what peft settles on its own or has still to change."""
+    """Suppress warnings about settings that peft corrects by itself or that we check."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
-        warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error of ours
+        # `load_adapter` raises an error for missing keys.
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
         yield

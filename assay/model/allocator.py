@@ -1,4 +1,4 @@
-"""Memory that is freed stays at hand; running out of it names the setting to lower."""
+"""Reuse of freed memory, and out-of-memory errors that name the setting to lower."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ import torch
 
 from assay.errors import OutOfMemory
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT_BLOCK_MIB = (256, 32)  # older releases accept no more than 32
+# Parameter numbers in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# Older glibc releases reject a threshold above 32 MiB.
+KEPT_BLOCK_MIB = (256, 32)
 KEPT_MIB = 256
 MUCH_MIB = 256
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let this process use freed memory again instead of returning it; returns whether it does now.
+    """Make malloc reuse freed memory instead of returning it to the system; return whether it does.
 
-    glibc hands every block above 32 MiB, and whatever lies free at the heap's end, back to the
-    system at once, and the same memory comes back page by page, zeroed: that took as long as the
-    arithmetic of some operations. Blocks up to 256 MiB are kept now. Larger ones (optimizer state,
-    gradients) still come and go on their own: among the others they would leave holes that nothing
-    else fills.
+    By default glibc returns every block above 32 MiB, and free memory at the end of the heap, to
+    the system immediately. A new allocation then maps and zeroes the memory again page by page,
+    which took as long as the arithmetic of some operations. This call raises the threshold to 256
+    MiB. Larger blocks (optimizer state, gradients) are still mapped separately, because in the heap
+    they would leave large holes that no other allocation fills.
 
-    Only on Linux with glibc, and not where the environment sets glibc's malloc already
-    (``GLIBC_TUNABLES=glibc.malloc...``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
+    Has an effect only on Linux with glibc, and only if the environment does not configure glibc's
+    malloc (``GLIBC_TUNABLES=glibc.malloc...``, ``MALLOC_TRIM_THRESHOLD_``,
+    ``MALLOC_MMAP_THRESHOLD_``).
     """
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or {
         "MALLOC_TRIM_THRESHOLD_",
@@ -42,13 +45,14 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # The first that is accepted; a trim threshold alone would freeze the other at 128 KiB.
+    # Use the first accepted value. Setting only the trim threshold would freeze the mmap threshold
+    # at 128 KiB.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's struct mallinfo2; ``fordblks`` is what lies free in the heap, in bytes."""
+    """glibc's struct mallinfo2; ``fordblks`` is the free memory in the heap, in bytes."""
 
     _fields_ = (
         ("others", ctypes.c_size_t * 8),
@@ -58,11 +62,11 @@ class _Mallinfo(ctypes.Structure):
 
 
 def return_freed_memory() -> bool:
-    """Return to the system what `keep_freed_memory` keeps, where it is much; returns whether it
-    did.
+    """Return the freed memory that malloc retains to the system if it is large; return whether it
+    was.
 
-    To be called where one phase of a step ends whose memory the next has no use for: what
-    generation freed would else lie beside all that an update needs.
+    Call it between two phases of a step. Otherwise memory that generation freed adds to the peak of
+    the update.
     """
     if not keep_freed_memory():
         return False
@@ -71,14 +75,16 @@ def return_freed_memory() -> bool:
         libc.mallinfo2.restype = _Mallinfo
         if libc.mallinfo2().fordblks < MUCH_MIB << 20:
             return False
-    except AttributeError:  # glibc before 2.33
+    except AttributeError:
+        # glibc before 2.33 has no mallinfo2.
         pass
     return bool(libc.malloc_trim(0))
 
 
 @contextmanager
 def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[None]:
-    """Turn running out of memory, on any device, into OutOfMemory that names ``setting``."""
+    """Convert any device's out-of-memory error to OutOfMemory with a message that names
+    ``setting``."""
     try:
         yield
     except OutOfMemory:
@@ -91,6 +97,9 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 
 
 def _ran_out(error: RuntimeError) -> bool:
-    """The CPU allocator raises a plain RuntimeError."""
+    """Return whether an error means out of memory.
+
+    The CPU allocator raises a plain RuntimeError, which only its text identifies.
+    """
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text

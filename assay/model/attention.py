@@ -1,11 +1,10 @@
-"""Attention over the rectangles of a micro-batch, forward and backward, without autograd's records.
+"""Attention over the rectangles of a micro-batch, with an explicit backward pass.
 
-Queries, keys and values are flat over the tokens of all rectangles, one after another, as
-`assay.model.lean_decoder` computes them; here each rectangle is cut out and attends to itself and,
-where it continues one, to its prompt. On a CPU the products are written out: in bfloat16 they take
-a third of the time of the library's fused attention, whose backward pass is made for long rows.
-Elsewhere that one is used. Either way a long row is attended to by blocks of its queries, and no
-mask of all pairs of its tokens is held.
+Queries, keys and values are flat over the tokens of all rectangles (`assay.model.lean_decoder`).
+Each rectangle is cut out; its tokens attend to their own row and to their prompt. On a CPU the
+matrix products are explicit: in bfloat16 they take a third of the time of the library's fused
+attention, whose backward pass is optimized for long rows. Other devices use the fused attention.
+Long rows are processed in blocks of queries, so no mask over all pairs of tokens is allocated.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from torch import Tensor
 from assay.model.layouts import ModelInputs, seen_by
 
 SCORES_AT_ONCE = 2**21
-"""Scores that are held at one time where products are written out."""
+"""Attention scores in memory at one time when products are explicit."""
 MASK_AT_ONCE = 2**25
-"""Pairs of tokens whose mask is held at one time where the library's attention is used."""
+"""Elements of a mask in memory at one time when the fused attention is used."""
 
 KEY_LENGTHS = 16
-"""Numbers of keys with which the blocks of a row's queries are multiplied, at most. In bfloat16 the
-library makes a program for each shape and keeps it: a shape a block took hundreds of MiB."""
+"""Maximum number of distinct key lengths over a row's query blocks. In bfloat16 the CPU library
+compiles and caches a program per shape; one shape per block used hundreds of MiB."""
 
 WRITTEN_OUT_ON = frozenset({"cpu"})
-"""Devices on which the products are written out."""
+"""Device types that use explicit products."""
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """One rectangle's place among the flat tokens, and what its tokens see.
+    """The position of one rectangle in the flat tokens, and its attention mask.
 
-    prompt: the rectangle that it continues, whose row ``parent_B``, of ``prompt_length_B`` tokens,
-    each of its rows stands behind. bias: [B or 1, 1, L, K], 0 where a token sees another and -inf
-    where not, its prompt's first; None: too large to be held, and made a block of queries at a
-    time.
+    prompt: the prompt rectangle that this rectangle continues. parent_B: for each row, its row in
+    ``prompt``. prompt_length_B: the lengths of these prompt rows. bias: [B or 1, 1, L, K], prompt
+    keys first; 0 for a visible key and -inf for a masked one. None: too large, computed per block
+    of queries.
     """
 
     first: int
@@ -52,12 +51,12 @@ class Segment:
 
     @property
     def prompt_extent(self) -> int:
-        """How many places its prompts take, padding included."""
+        """Number of prompt positions, padding included."""
         return 0 if self.prompt is None else self.prompt.length
 
     def bias_of(self, queries: slice, num_keys: int, like: Tensor) -> Tensor:
-        """Return the bias of a block of queries over the first keys, those that it can see among
-        them, in the type of ``like``."""
+        """Return the bias of a block of queries over the first ``num_keys`` keys, in the type of
+        ``like``."""
         if self.bias is not None:
             return self.bias[:, :, queries, :num_keys]
         seen = seen_by(queries, self.prompt_length_B, self.prompt_extent, like.device)
@@ -65,22 +64,22 @@ class Segment:
 
     @property
     def tokens(self) -> slice:
-        """Where its tokens stand."""
+        """The slice of its tokens in the flat tensor."""
         return slice(self.first, self.first + self.num_rows * self.length)
 
     def heads(self, flat: Tensor) -> Tensor:
-        """Return its part of [N, H, D] as [B, H, L, D], contiguous."""
+        """Return the segment's part of [N, H, D] as a contiguous [B, H, L, D]."""
         return self.rows(flat).transpose(1, 2).contiguous()
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Return its part of [N, H, D] as [B, L, H, D], a view."""
+        """Return the segment's part of [N, H, D] as a [B, L, H, D] view."""
         return flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
 
 
 def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]:
-    """Return where each rectangle of ``inputs`` stands, with its mask in the type of the scores.
+    """Return one segment per rectangle of ``inputs``.
 
-    dtype: None: without masks.
+    dtype: the type of the attention scores and so of the masks; None omits the masks.
     """
     segments: list[Segment] = []
     prompt: Segment | None = None
@@ -109,11 +108,12 @@ def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def attend(
     segments: list[Segment], query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> Tensor:
-    """Return softmax(scale query key^T + bias) value of every token, [N, H, D].
+    """Return softmax(scale query key^T + bias) value for every token, [N, H, D].
 
-    query: [N, H, D]; key, value: [N, H_kv, D], of which each serves H / H_kv query heads.
+    query: [N, H, D]. key, value: [N, H_kv, D]; each key head serves H / H_kv query heads.
     """
-    attended = query.new_empty(query.shape)  # contiguous, which the query need not be
+    # `empty_like` would copy the strides of a query that is not contiguous.
+    attended = query.new_empty(query.shape)
     for segment in segments:
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         product = _written_out if _is_written_out(q) else _fused
@@ -133,10 +133,10 @@ def attend_backward(
     scale: float,
     into: Sequence[Tensor],
 ) -> None:
-    """Write the gradients of query, key and value ``into`` three tensors, given that of `attend`'s
-    result.
+    """Write the gradients of query, key and value to the three tensors in ``into``.
 
-    A prompt's keys and values receive those of all its completions, added up in float32.
+    grad: the gradient of `attend`'s result. The gradients of a prompt's keys and values are summed
+    over its completions in float32.
     """
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
@@ -164,7 +164,8 @@ def attend_backward(
 def _segment_backward(
     segment: Segment, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a rectangle's queries, and of all keys and values that they see."""
+    """Return the gradients of a rectangle's queries, and of the keys and values that they attend
+    to."""
     back = _written_out_backward if _is_written_out(q) else _fused_backward
     wide = torch.promote_types(k.dtype, torch.float32)
     dq, dk, dv = torch.empty_like(q), None, None
@@ -175,7 +176,8 @@ def _segment_backward(
         if block == slice(0, segment.length):
             return found
         dq[:, :, block], dk_seen, dv_seen = found
-        if dk is None or dv is None:  # of the last queries, which see every key
+        # The first block holds the last queries, which attend to every key.
+        if dk is None or dv is None:
             dk, dv = dk_seen.to(wide), dv_seen.to(wide)
         else:
             dk[:, :, :seen] += dk_seen
@@ -185,11 +187,13 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield blocks of queries, last first, and how many keys each takes: at least all it sees."""
+    """Yield (block of queries, number of keys), last block first. The keys include every visible
+    one."""
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
-    elif segment.prompt is not None:  # without one the library needs no mask
+    # Without a prompt the library applies its own causal mask.
+    elif segment.prompt is not None:
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
@@ -201,7 +205,7 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
 
 
 def _bias_of(segment: Segment, block: slice, num_keys: int, q: Tensor) -> Tensor | None:
-    """Return the bias of a block of queries; None where the library's own mask is meant."""
+    """Return the bias of a block of queries, or None to select the library's causal mask."""
     if segment.prompt is None and not _is_written_out(q):
         return None
     return segment.bias_of(block, num_keys, q)
@@ -242,7 +246,7 @@ def _written_out_backward(
 
 
 def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Return the attention weights, [B * H_kv, queries of a key head, keys]."""
+    """Return the attention weights, [B * H_kv, queries per key head, keys]."""
     num_rows, heads, seen, _ = k_seen.shape
     keys = k_seen.flatten(0, 1).transpose(1, 2)
     scores = torch.baddbmm(q_block[:, :, :1], q_block, keys, beta=0, alpha=scale)
@@ -251,17 +255,18 @@ def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float)
     scores.view(num_rows, heads, -1, num_queries, seen).add_(bias[:, :, None])
     if scores.dtype == torch.float64:
         return scores.softmax(-1)
-    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)  # faster than in bfloat16
+    # On a CPU the softmax is faster in float32 than in bfloat16.
+    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
 
 
 def _by_key_heads(heads: Tensor, num_key_heads: int) -> Tensor:
-    """Return [B, H, L, D] as [B * H_kv, (H / H_kv) L, D]."""
+    """Reshape [B, H, L, D] to [B * H_kv, (H / H_kv) L, D]."""
     num_rows, _, _, width = heads.shape
     return heads.reshape(num_rows * num_key_heads, -1, width)
 
 
 def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
-    """Return [B, H_kv, K, D]: a rectangle's keys or values, behind those of its rows' prompts."""
+    """Return a rectangle's keys or values after those of its prompts, [B, H_kv, K, D]."""
     own = segment.heads(flat)
     if segment.prompt is None or segment.parent_B is None:
         return own
@@ -270,11 +275,11 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 
 
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
-    """Return keys behind those of their prompts, less each row's mean where scores are 16 bits
-    wide.
+    """Return prompt and own keys; in 16-bit explicit products the mean key of each row is
+    subtracted.
 
-    Softmax ignores what all scores of a query share, here q . mean(k), but their rounding does not:
-    the biases of Qwen2's keys make scores so large that a layer's result had twice the error.
+    Softmax is invariant to a term that all scores of a query share, here q . mean(k), but rounding
+    is not. Qwen2's key biases make the scores so large that the error of a layer's output doubled.
     """
     keys = _with_prompt(segment, flat)
     if keys.element_size() > 2 or not _is_written_out(keys):
@@ -287,6 +292,6 @@ def _is_written_out(tensor: Tensor) -> bool:
 
 
 def _put(segment: Segment, flat: Tensor, heads: Tensor, block: slice | None = None) -> None:
-    """Write [B, H, L, D], or a block of its queries, to its place among the flat tokens."""
+    """Write [B, H, L, D], or a block of queries, to the segment's positions in the flat tensor."""
     place = segment.rows(flat) if block is None else segment.rows(flat)[:, block]
     place.copy_(heads.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""Small operations in C: built by the machine's compiler, kept in the user's state folder."""
+"""Compile small C operations and cache the libraries in the user's state folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from assay.host.removal import put_in_place
 from assay.model.family import NotLean
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
-LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register
+# Number of float32 values in a vector register.
+LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)
 HEADER = Path(__file__).with_name("vectors.h")
 MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
 FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
@@ -24,10 +25,10 @@ KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
 
 
 def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
-    """Return a C file's functions for numbers of a type; raise NotLean where there are none.
+    """Compile a C file for a tensor type and load it. Raises NotLean if that is not possible.
 
-    The instruction set is the one that PyTorch uses here, so that variables which hold PyTorch to
-    an older one hold this too.
+    Uses the instruction set that PyTorch uses on this machine, so an environment variable that
+    restricts PyTorch (``ATEN_CPU_CAPABILITY``) restricts this code too.
     """
     compiler = c_compiler()
     if compiler is None or dtype not in KINDS:
@@ -41,7 +42,7 @@ def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def _built(source: Path, command: list[str], version: str) -> Path:
-    """Return the library that the command makes, made now unless it is kept."""
+    """Return the path of the compiled library; compile it if it is not cached."""
     parts = [source.read_bytes(), HEADER.read_bytes(), *map(str.encode, (version, *command))]
     key = hashlib.sha256(b"\0".join(parts))
     name = source.stem.replace("_", "-")

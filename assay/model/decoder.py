@@ -1,4 +1,4 @@
-"""A model's hidden states at the positions that predict completion tokens."""
+"""Hidden states of a model at the positions that predict completion tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.model.lean_decoder import lean_hidden_states
 
 
 def decoder_of(model: nn.Module) -> Any:
-    """Return the part of a causal model below its output head."""
+    """Return a causal model's decoder, without the output head."""
     inner = unwrap(model)
     decoder = inner.get_decoder()
     if decoder is None or decoder is inner:
@@ -37,8 +37,8 @@ def hidden_states(
 ) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
-    lean: by `lean_hidden_states` where the model is of its family; otherwise, and for all others,
-    through the model's own modules. accumulators: as there.
+    lean: use `lean_hidden_states` if the model's family supports it. Otherwise the model's own
+    modules are called. accumulators: see `lean_hidden_states`.
     """
     if lean and inputs.rectangles:
         try:
@@ -51,7 +51,7 @@ def hidden_states(
 
 
 def module_hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
-    """Return what `hidden_states` does, through the model's own modules."""
+    """Compute `hidden_states` with the model's own modules."""
     decoder = decoder_of(model)
     states: list[Tensor] = []
     prompts = PromptCache()
@@ -70,7 +70,7 @@ def module_hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
 
 
 def _recomputes(model: nn.Module) -> bool:
-    """Whether activation checkpointing is on."""
+    """Return whether activation checkpointing is enabled."""
     return any(
         layer.training and layer.gradient_checkpointing
         for layer in model.modules()
@@ -79,13 +79,14 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
-    """Return what a call of the model needs beside its tokens; a large mask is a short one."""
+    """Return the keyword arguments of a model call; a large mask is replaced by a short one."""
     num_masks, length = rectangle.tokens.shape
     if rectangle.prompt_length_B is None:
         num_masks = 1
     is_long = num_masks * length * rectangle.extent > long_rows.MASK_HELD
     options: dict[str, Any] = {"past_key_values": cache}
-    if rectangle.parent_B is None and not rectangle.is_prompts:  # nothing is kept
+    # No other rectangle continues these rows, so their keys and values are not cached.
+    if rectangle.parent_B is None and not rectangle.is_prompts:
         if not is_long or not long_rows.is_eager(decoder) or hidden_tokens(decoder.config):
             return {}
         options = {}
@@ -94,16 +95,17 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
     elif options:
         seen = rectangle.mask()
         mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
-        options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)  # any attention adds it
+        # Every attention implementation adds a floating-point mask to the scores.
+        options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
     return options
 
 
 class PromptCache(Cache):
-    """Takes down the keys and values of prompts, each [P, H, L, D], as they are computed.
+    """Record the keys and values of prompts, each [P, H, L, D], as they are computed.
 
-    Taking them down twice is the same as once, so that layers can be computed again.
+    Recording them again has no effect, so activation checkpointing can recompute a layer.
     """
 
     def __init__(self) -> None:
@@ -113,17 +115,17 @@ class PromptCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep a layer's keys and values and return them."""
+        """Record and return a layer's keys and values."""
         self.kept[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing precedes a prompt."""
+        """Return 0: no token precedes a prompt."""
         return 0
 
 
 class BranchCache(Cache):
-    """Puts the keys and values of each row's prompt before its own; gradients flow into both."""
+    """Prepend the keys and values of each row's prompt; gradients flow to both."""
 
     def __init__(self, prompts: PromptCache, parent_B: Tensor) -> None:
         super().__init__(layers=[])
@@ -143,14 +145,15 @@ class BranchCache(Cache):
         return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many positions the prompts take, padding included."""
+        """Return the number of prompt positions, padding included."""
         return self.kept[layer_idx][0].shape[2] if self.kept else 0
 
 
 def _let_caches_through(decoder: nn.Module) -> None:
-    """Keep layers that recompute their activations from dropping our caches.
+    """Keep checkpointed layers from dropping our caches.
 
-    Transformers drops every cache there, since most would be written twice; ours may be.
+    Transformers drops every cache in a checkpointed layer, because recomputation would append to
+    most caches twice. Ours tolerate recomputation.
     """
     for layer in decoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):

@@ -1,4 +1,4 @@
-"""How far a student's distribution is from a teacher's, and what pulls the student's logits there.
+"""Divergences between a teacher's and a student's distribution, and their gradients.
 
 With p the teacher's and q the student's probabilities of N outcomes, and m a mixture of both:
 
@@ -6,9 +6,9 @@ With p the teacher's and q the student's probabilities of N outcomes, and m a mi
     reverse_kl   sum q log(q / m), m = skew q + (1 - skew) p
     jsd          beta sum p log(p / m) + (1 - beta) sum q log(q / m), m = beta p + (1 - beta) q
 
-Without skew the first two are the plain KL divergences. With it they are those of Ko et al. 2024
-(DistiLLM, arXiv 2402.03898), section 3.1. jsd is Agarwal et al. 2024 (GKD, arXiv 2306.13649), eq.
-1.
+Without skew the first two are the plain KL divergences. With skew they follow Ko et al. 2024
+(DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al. 2024 (GKD, arXiv 2306.13649),
+eq. 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from assay.config.distill import DivergenceKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Distributions of N outcomes: logits and probabilities [B, N], and the normalizers [B].
+    """Distributions of N outcomes: logits and probabilities [B, N], and normalizers [B].
 
-    A log-probability is a logit less its row's normalizer. It is not computed: what is compared are
-    differences, in which the normalizers count once a row.
+    A log-probability is a logit minus its row's normalizer. The [B, N] log-probabilities are never
+    allocated: a divergence needs only differences of logits, and each row's normalizers once.
     """
 
     logits_BN: Tensor
@@ -35,19 +35,21 @@ class Distribution:
 
     @classmethod
     def of(cls, logits_BN: Tensor) -> Distribution:
-        """Return the distributions of some logits."""
+        """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
-        normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()  # both of the likeliest
+        # Both maxima belong to the same token.
+        normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
-        """Return share self + (1 - share) other. Its logits are its log-probabilities."""
+        """Return share self + (1 - share) other, with log-probabilities as its logits."""
         probs_BN = torch.lerp(other.probs_BN, self.probs_BN, share)
-        probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)  # where both are 0
+        # Both probabilities may be 0, and the logarithm must be finite.
+        probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)
         return Distribution(probs_BN.log(), probs_BN, torch.zeros_like(self.normalizer_B))
 
     def from_other(self, other: Distribution) -> tuple[Tensor, Tensor]:
-        """Return KL(self || other) [B], and by how much each log(self / other) is above it."""
+        """Return KL(self || other) [B], and log(self / other) minus this KL [B, N]."""
         above_BN = self.logits_BN - other.logits_BN
         mean_B = torch.mul(above_BN, self.probs_BN).sum(-1)
         above_BN.sub_(mean_B[:, None])
@@ -56,9 +58,9 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A divergence, between distributions at a temperature.
+    """A divergence between two distributions at a temperature.
 
-    skew: of the two KL divergences, from 0 to below 1. beta: of ``jsd``, between 0 and 1.
+    skew: for the two KL divergences, in [0, 1). beta: for ``jsd``, in (0, 1).
     """
 
     kind: DivergenceKind = "forward_kl"
@@ -67,14 +69,16 @@ class Divergence:
     temperature: float = 1.0
 
     def between(self, teacher: Distribution, student: Distribution) -> tuple[Tensor, Tensor]:
-        """Return the divergence of each row [B], and its gradient by the student's logits [B, N].
+        """Return the divergence of each row [B], and its gradient with respect to the student's
+        logits [B, N].
 
-        With f the derivative by q, the gradient is q (f - sum q f). Where f is log(q / m), this is
-        q times what `Distribution.from_other` gives.
+        With f the derivative with respect to q, the gradient is q (f - sum q f). For f = log(q / m)
+        this is q times the second result of `Distribution.from_other`.
         """
         p_BN, q_BN = teacher.probs_BN, student.probs_BN
         match self.kind:
-            case "forward_kl" if not self.skew:  # f = -p / q, and q f sums up to -1
+            # f = -p / q, so sum q f = -1.
+            case "forward_kl" if not self.skew:
                 return teacher.from_other(student)[0], q_BN - p_BN
             case "forward_kl":
                 mixed = teacher.mixed(student, self.skew)

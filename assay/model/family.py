@@ -1,9 +1,10 @@
-"""The common decoder family (Llama, Mistral, Qwen2, Qwen3), read from the live modules.
+"""Read the parameters of the common decoder family (Llama, Mistral, Qwen2, Qwen3) from live
+modules.
 
-The lean ways through a model, the engine's and the learner's, use these very parameters and leave
-the modules' own forward aside. Plain low-rank adapters (peft's LoRA) are read with their layers.
-Any other wrapper, hook or unknown part (quantization, DoRA) makes the reading refuse, and the
-module's own forward is used.
+The lean decoders of the generator and the learner use these parameters directly and skip the
+modules' forward methods. Plain low-rank adapters (peft's LoRA) are read with their layers. Any
+other wrapper, hook or unknown part (quantization, DoRA) raises NotLean, and the caller uses the
+modules' forward methods.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import torch
 from torch import Tensor, nn
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
-STATIC_ROPES = {"default", "linear", "llama3", "yarn"}  # the others change with the length
+# Other types compute rotary frequencies that depend on the sequence length.
+STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
 class NotLean(Exception):
-    """The model is not of the family, or something stands between it and its parameters."""
+    """The model is outside the family, or a wrapper or hook changes its computation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """What a low-rank adapter adds to a linear map of x: scale * up down x (Hu et al. 2021, eq. 3).
+    """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al. 2021, eq. 3).
 
-    down: [r, inputs], up: [outputs, r], live parameters of a type of their own.
+    down: [r, inputs]; up: [outputs, r]. Both are live parameters and may have another type than the
+    map.
     """
 
     down: Tensor
@@ -35,23 +38,24 @@ class Adapter:
     scale: float
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return the map with the adapter in it, summed in float32 and rounded as the map is."""
+        """Return the weight with the adapter merged, summed in float32 and rounded to the weight's
+        type."""
         wide = torch.promote_types(weight.dtype, self.up.dtype)
         up, down = self.up.detach().to(wide), self.down.detach().to(wide)
         whole = torch.addmm(weight.detach().to(wide), up, down, alpha=self.scale)
         return whole.to(weight.dtype)
 
     def add(self, total: Tensor, given: Tensor) -> None:
-        """Add to ``total``, what the map made of rows ``given``, in place and in its type."""
+        """Add the adapter's output for rows ``given`` to ``total``, the map's output, in place."""
         inner = given @ self.down.to(given.dtype).T
         total.addmm_(inner, self.up.to(given.dtype).T, alpha=self.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One decoder layer's live parameters; a linear map is (weight, bias or None).
+    """Live parameters of one decoder layer; a linear map is (weight, bias or None).
 
-    adapters: of linear maps, by their names here; few or none have one.
+    adapters: the maps' low-rank adapters, by field name.
     """
 
     attention_norm: tuple[Tensor, float]
@@ -69,16 +73,16 @@ class Layer:
 
     @property
     def maps(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """The linear maps, in the order of the forward pass."""
+        """The linear maps in the order of the forward pass."""
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A whole model of the family.
+    """Live parameters of a whole model.
 
-    padding_token: its embedding gets no gradient. head: to the vocabulary, or to the scores of a
-    model that classifies. width: of a head. scale: of attention scores.
+    padding_token: its embedding receives no gradient. head: the output head, or the score layer of
+    a classifier. width: of one attention head. scale: the factor of attention scores.
     """
 
     embedding: Tensor
@@ -92,7 +96,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: Any) -> Decoder:
-        """Read the parameters of a live model; raise NotLean where it does not fit."""
+        """Read the parameters of a live model. Raises NotLean if the model is not supported."""
         model = unwrap(model)
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
@@ -121,9 +125,10 @@ class Decoder:
             raise NotLean(str(error)) from error
 
     def rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return (cos, signed sin) of positions 0 to ``length`` - 1 by the module's own embedding.
+        """Return (cos, signed sin) for positions 0 to ``length`` - 1 from the model's rotary
+        module.
 
-        Both [length, width]; the sine's first half is negated, as `rotate` wants it.
+        Both are [length, width]. The first half of the sine is negated, as `rotate` expects.
         """
         positions = torch.arange(length, device=self.embedding.device)[None]
         cos, sin = self.rotary(self.embedding[:1, None], positions)
@@ -135,12 +140,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def unwrap(model: nn.Module) -> Any:
-    """Return the causal model inside adapters; its layers still hold them."""
+    """Return the causal model inside a peft wrapper; its layers still contain the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
 
 
 def is_lean(model: nn.Module) -> bool:
-    """Whether the lean ways can read a model; whether they are right for it a run's probe says."""
+    """Return whether the lean decoder can read a model. The start-up probe checks its results."""
     try:
         Decoder.of(model)
     except NotLean:
@@ -149,7 +154,7 @@ def is_lean(model: nn.Module) -> bool:
 
 
 def hidden_tokens(config: Any) -> str | None:
-    """Say why a model does not attend to all that stands before a token; None where it does."""
+    """Return why a token does not attend to all earlier tokens, or None with full attention."""
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if kinds:
         return f"the model has layers of {', '.join(sorted(kinds))}"
@@ -160,7 +165,7 @@ def hidden_tokens(config: Any) -> str | None:
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021, eq. 34), halves as Llama pairs them."""
+    """Apply rotary embedding (Su et al. 2021, eq. 34) with Llama's pairing of halves."""
     first, second = heads.chunk(2, -1)
     return (heads * cos).add_(torch.cat((second, first), -1).mul_(signed_sin))
 
@@ -189,7 +194,7 @@ def _read(layer: Any) -> Layer:
 
 
 def _adapter(module: Any) -> Adapter | None:
-    """Return the low-rank adapter that is at work on a linear map; raise NotLean for any other
+    """Return the active low-rank adapter of a linear map, if any. Raises NotLean for any other
     kind."""
     if not hasattr(module, "base_layer"):
         return None

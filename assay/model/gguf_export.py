@@ -1,7 +1,7 @@
-"""Write a Hugging Face folder as one GGUF file, for llama.cpp, Ollama and LM Studio.
+"""Write a Hugging Face folder as one GGUF file for llama.cpp, Ollama and LM Studio.
 
-The `gguf` package names keys and tensors and lays out the file. Three decisions are left to whoever
-writes one: the order of query and key rows, the name of the tokenizer's splitting rule, and the
+The `gguf` package names keys and tensors and lays out the file. The exporter must decide three
+things: the order of query and key rows, the name of the tokenizer's pre-tokenization rule, and the
 tokens that end a completion.
 """
 
@@ -27,15 +27,15 @@ from assay.host.files import has_room, is_disk_full
 from assay.host.removal import put_in_place, remove_file
 from assay.model.load import find_eos_ids
 
-# llama.cpp's architecture by Transformers' model type. Other families have tensors of their own.
+# Transformers' model type to llama.cpp's architecture. Other families have different tensors.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 )
 CONVERTER = "export without --format gguf, then run llama.cpp's convert_hf_to_gguf.py on the folder"
 
-# llama.cpp knows splitting rules by name (`tokenizer.ggml.pre`). These are the patterns in
-# tokenizer.json for which it has a rule. Its own converter tells them apart by a hash of one
-# encoded text, which needs a table of hashes; the pattern itself says the same.
+# llama.cpp identifies a pre-tokenization rule by name (`tokenizer.ggml.pre`). These patterns of
+# tokenizer.json have a rule there. llama.cpp's own converter instead hashes the tokens of a test
+# text, which requires a table of hashes. Comparing patterns identifies the same rules.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,15 +45,16 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 )
 GPT2_SPLIT, DIGITS_SPLIT = "gpt-2", "smollm"
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
+# llama.cpp's token types.
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def write_gguf(folder: Path, out: Path, name: str) -> Path:
-    """Write the model and the tokenizer in ``folder`` to the file ``out``; return it.
+    """Write the model and tokenizer in ``folder`` to the file ``out`` and return ``out``.
 
-    Matrices keep the type that they are saved in. Vectors become float32, as llama.cpp asks. Raises
-    ModelError for a family, a tokenizer or a rotary embedding that this does not write, and
-    MissingExtra without the gguf package.
+    Matrices keep their saved type. Vectors become float32, as llama.cpp requires. Raises ModelError
+    for an unsupported family, tokenizer or rotary embedding, and MissingExtra without the gguf
+    package.
     """
     try:
         import gguf
@@ -65,7 +66,8 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
     if (arch := ARCHITECTURES.get(config.model_type)) is None:
         raise _refused(f"a {config.model_type} model", f"one of {', '.join(ARCHITECTURES)}")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    logging.getLogger("gguf").setLevel(logging.ERROR)  # it reports every key at INFO
+    # The package logs every key at INFO.
+    logging.getLogger("gguf").setLevel(logging.ERROR)
     partial = out.with_name(f"{out.name}.partial")
     writer = gguf.GGUFWriter(partial, arch)
     try:
@@ -89,33 +91,36 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for path, key in targets:  # one at a time: memory for one matrix
+        # Convert one tensor at a time, so that memory holds one matrix.
+        for path, key in targets:
             writer.write_tensor_data(_bytes_of(path, key, config, arch))
         if extra is not None:
             writer.write_tensor_data(extra)
         writer.close()
         put_in_place(partial, out)
     except OSError as error:
-        # numpy writes the matrices, and says only that fewer bytes went out than were given
+        # numpy writes the matrices. When the disk is full it reports a short write, not ENOSPC.
         if is_disk_full(error) or not has_room(partial.parent):
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
         raise
     finally:
-        with suppress(OSError):  # what is left in its buffer has no room either
+        # Flushing the writer's buffer fails too when the disk is full.
+        with suppress(OSError):
             writer.close()
         remove_file(partial)
     return out
 
 
 def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the rule by which a tokenizer.json splits text before its merges.
+    """Return llama.cpp's name of a tokenizer.json's pre-tokenization rule.
 
-    A wrong name is the fault that nobody sees: the file loads, and other tokens arrive.
+    An unknown rule is refused, because a wrong name causes no error: the file loads, and the model
+    receives different tokens.
     """
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise _refused("a tokenizer that is not byte-level BPE", "byte-level BPE")
-    # llama.cpp does not normalize text; Qwen's NFC is accepted, as by its own converter
+    # llama.cpp does not normalize text. NFC is accepted for Qwen, as in llama.cpp's own converter.
     normalizer = (tokenizer.get("normalizer") or {}).get("type")
     if normalizer not in (None, "NFC"):
         raise _refused(f"a tokenizer with the normalizer {normalizer}", "NFC or none")
@@ -144,7 +149,8 @@ def _refused(found: str, accepted: str) -> ModelError:
 def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    # llama.cpp has no sliding window in these architectures: beyond it results would differ
+    # llama.cpp has no sliding window in these architectures. Results would differ beyond the
+    # window, so the context length is limited to it.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))
@@ -162,7 +168,7 @@ def _add_shape(writer: Any, config: Any, arch: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     rotary = _rotary(config)
     writer.add_rope_freq_base(rotary["rope_theta"])
-    # llama.cpp reads frequencies from the file for its llama architecture alone
+    # llama.cpp reads rotary factors from the file for its llama architecture only.
     known = ("default", "llama3") if arch == "llama" else ("default",)
     if (kind := rotary.get("rope_type", "default")) not in known:
         raise _refused(f"a rotary embedding of type {kind}", " or ".join(known))
@@ -173,11 +179,12 @@ def _rotary(config: Any) -> Mapping[str, Any]:
 
 
 def _rotary_factors(config: Any) -> np.ndarray | None:
-    """Return by what each frequency is divided under Llama 3's scaling; None without it.
+    """Return the divisor of each rotary frequency under Llama 3's scaling, or None without this
+    scaling.
 
-    Frequencies with a wavelength below L / high stay, those above L / low are divided by the
-    factor, and between the two 1 / factor and 1 are mixed linearly in L / wavelength. L is the
-    length that the model was trained on first (Llama 3.1's release).
+    Wavelengths below L / high keep their frequency. Wavelengths above L / low are divided by the
+    factor. In between, 1 / factor and 1 are interpolated linearly in L / wavelength. L is the
+    length of the original pretraining (Llama 3.1's release).
     """
     rotary = _rotary(config)
     if rotary.get("rope_type") != "llama3":
@@ -200,7 +207,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     special = {one["id"]: one["special"] for one in content.get("added_tokens", [])}
     tokens, types = list[str](), list[int]()
     for number in range(config.vocab_size):
-        # an embedding is often padded: its last rows are nobody's
+        # An embedding is often padded; its last rows belong to no token.
         tokens.append(by_id.get(number, f"[PAD{number}]"))
         if number not in by_id:
             types.append(UNUSED)
@@ -217,7 +224,8 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     words.add_to_gguf(writer, quiet=True)
     begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     writer.add_add_bos_token(begins)
-    # llama.cpp ends at `eos` and at `eot`; it knows further ends by their text, such as <|im_end|>
+    # llama.cpp stops at `eos` and `eot`. It recognizes further end tokens, such as <|im_end|>, by
+    # text.
     last, *others = reversed(find_eos_ids(_Ends(folder, config), tokenizer))
     writer.add_eos_token_id(last)
     if others:
@@ -225,7 +233,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
 
 
 class _Ends:
-    """The part of a model that says what ends a completion."""
+    """The attributes of a model that `find_eos_ids` reads."""
 
     def __init__(self, folder: Path, config: Any) -> None:
         from transformers import GenerationConfig
@@ -235,7 +243,7 @@ class _Ends:
 
 
 def _stored(folder: Path) -> Iterator[tuple[Path, str, list[int], str]]:
-    """Yield (file, key, shape, type) of each saved tensor."""
+    """Yield (file, key, shape, type) for each saved tensor."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -254,18 +262,20 @@ def _kind(gguf: Any, key: str, dtype: str, num_axes: int) -> Any:
 
 
 def _bytes_of(path: Path, key: str, config: Any, arch: str) -> np.ndarray:
-    """Return a tensor as the file holds it."""
+    """Return a tensor in the layout of the GGUF file."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as weights:
         tensor: Tensor = weights.get_tensor(key)
-    # llama.cpp's llama rotates neighboring rows together, Transformers those half a head apart
+    # llama.cpp's llama architecture rotates neighboring rows together. Transformers pairs rows that
+    # are half a head apart.
     if arch == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
         halves = tensor.unflatten(0, (heads, 2, -1))
         tensor = halves.transpose(1, 2).flatten(0, 2)
     if tensor.ndim < 2:
         return tensor.float().numpy()
-    if tensor.dtype == torch.bfloat16:  # numpy has no such type: the same bits as whole numbers
+    # numpy has no bfloat16, so the same bits are viewed as integers.
+    if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy()
     return tensor.contiguous().numpy()

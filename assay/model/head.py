@@ -1,12 +1,11 @@
-"""The output head: from hidden states to what is wanted of each token, never all logits at once.
+"""The output head: log-probability, entropy and divergence of each token without [T, V] logits.
 
-That is its log-probability, the entropy of its distribution and, where there is a teacher, how far
-this distribution is from the teacher's.
+The divergence is computed if there is a teacher.
 
-Logits are computed for a chunk of tokens in one product, and turned into probabilities a few rows
-at a time, so that on a CPU these stay in its cache. In the backward pass they are computed again,
-unless the caller could say beforehand what the gradients would be: then they are used while they
-are there.
+Logits are computed for one chunk of tokens in one product. They are converted to probabilities a
+few rows at a time, so that these stay in a CPU's cache. The backward pass computes the logits
+again, unless the caller passes the expected gradients in advance. In that case the forward pass
+computes the head's gradients while it holds the logits.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from assay.model.divergence import Distribution
 from assay.model.family import unwrap
 
 LOGITS_AT_ONCE = 2**25
-"""Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""
+"""Logits of one product, 64 MiB in bfloat16. This bounds the memory of the head."""
 LOGITS_IN_CACHE = 2**19
-"""Logits that a CPU turns into probabilities at one time, with a teacher's: 2 MiB in float32."""
+"""Logits converted at one time on a CPU, the teacher's included: 2 MiB in float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A model's last step, from hidden states to logits: softcap(scale * (h W' + b))."""
+    """A model's output head: softcap(scale * (h W' + b))."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -40,8 +39,8 @@ class Head:
 
     @classmethod
     def of(cls, model: nn.Module) -> Head:
-        """Return the head of a Hugging Face causal model; raises ModelError for one of another
-        form."""
+        """Read the head of a Hugging Face causal model. Raises ModelError for an
+        unsupported head."""
         inner = unwrap(model)
         linear = inner.get_output_embeddings()
         if type(linear) is not nn.Linear:
@@ -54,7 +53,8 @@ class Head:
         return cls(linear.weight, linear.bias, scale, softcap)
 
     def product(self, hidden_BD: Tensor, room: HeadRoom, name: str = "logits") -> Tensor:
-        """Return raw logits [B, V], which the next product of that name overwrites."""
+        """Return raw logits [B, V] in a shared buffer; the next product with the same name
+        overwrites it."""
         raw_BV = room.take(name, hidden_BD, len(hidden_BD), len(self.weight_VD))
         if self.bias_V is None:
             return torch.mm(hidden_BD, self.weight_VD.T, out=raw_BV)
@@ -70,14 +70,16 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Gradients of a loss by each token's log-probability, entropy and divergence, [T] each."""
+    """Gradients of a loss with respect to each token's log-probability, entropy and divergence,
+    [T]."""
 
     logprobs_T: Tensor
     entropy_T: Tensor | None = None
     divergence_T: Tensor | None = None
 
     def equal(self, *arrived_T: Tensor | None) -> bool:
-        """Return whether these are the gradients that arrived."""
+        """Return whether the gradients are bitwise equal to those that the backward pass
+        received."""
         pairs = zip((self.logprobs_T, self.entropy_T, self.divergence_T), arrived_T, strict=True)
         return all(
             one is other or (one is not None and other is not None and torch.equal(one, other))
@@ -85,7 +87,7 @@ class Gains:
         )
 
     def minus(self, other: Gains) -> Gains:
-        """Return the difference."""
+        """Return the difference of two sets of gradients."""
         return Gains(
             self.logprobs_T - other.logprobs_T,
             _minus(self.entropy_T, other.entropy_T),
@@ -100,41 +102,42 @@ def _minus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 class HeadRoom:
-    """Room for the logits of one product and for the weight's gradient by it, used again by the
-    next.
+    """Reusable buffers for the logits of one product and for the weight's gradient.
 
-    Each is as large as many activations together, and memory of that size that comes and goes comes
-    back from the system page by page: that took as long as the product.
+    Each buffer is as large as many activations. Allocating it for every product makes the system
+    map its memory again page by page, which took as long as the product.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return [rows, columns] of the type and device of ``like``, whatever it holds."""
+        """Return an uninitialized [rows, columns] buffer with the type and device of ``like``."""
         size, held = rows * columns, self._held.get(name)
         fits = held is not None and (held.dtype, held.device) == (like.dtype, like.device)
         if held is None or not fits or held.numel() < size:
-            self._held.pop(name, None)  # before the new one, so that never both are held
+            # Free the old buffer first, so that the two never exist together.
+            self._held.pop(name, None)
             held = self._held[name] = like.new_empty(size)
         return held[:size].view(rows, columns)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free all buffers."""
         self._held.clear()
 
 
 class Target(Protocol):
-    """A teacher's distributions of the next token, for all tokens of a call of the head.
+    """A teacher's next-token distributions for all tokens of one call of the head.
 
-    temperature: of the two distributions that are compared.
+    temperature: of both compared distributions.
     """
 
     @property
     def temperature(self) -> float: ...
 
     def logits(self, chunk: slice, room: HeadRoom) -> Tensor | None:
-        """Return the teacher's raw logits of a chunk of tokens; None where it does not have all."""
+        """Return the teacher's raw logits of a chunk of tokens, or None if only some logits are
+        known."""
         ...
 
     def compare(
@@ -142,18 +145,19 @@ class Target(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens [B], and its gradient by the student's logits.
 
-        student: the student's distributions at `temperature`. raw_BV: what `logits` gave for these
-        tokens. part: where they stand among all. The gradient is of the first logits, as many as
-        are compared.
+        student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
+        these tokens. part: their positions among all tokens. The gradient may have fewer columns
+        than the student's vocabulary; it then belongs to the first logits.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """What is known of some rows of a chunk, and of all tokens.
+    """Probabilities and divergences of some rows of a chunk.
 
-    divergence_B, pull_BV: from the target, and its gradient by scaled logits; None: no target.
+    rows: positions in the chunk. part: positions among all tokens. divergence_B, pull_BV: the
+    divergence from the target and its gradient by the scaled logits; None without a target.
     """
 
     rows: slice
@@ -166,9 +170,9 @@ class _Look:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What is computed: which tokens are looked at, at what temperature, how much at a time.
+    """The inputs of one call of the head.
 
-    target: what the distributions are compared with; None: nothing.
+    target: the teacher's distributions; None computes no divergence.
     """
 
     head: Head
@@ -180,9 +184,10 @@ class _Task:
     target: Target | None
 
     def chunks(self, hidden_TD: Tensor) -> Iterator[tuple[slice, Tensor, Iterator[_Look]]]:
-        """Yield chunks of tokens, each with its raw logits and a look at a few rows at a time.
+        """Yield chunks of tokens, each with its raw logits and an iterator over a few rows at a
+        time.
 
-        Logits that were looked at may be overwritten before the next look.
+        The caller may overwrite the logits of rows that it has consumed.
         """
         size = max(1, self.logits_at_once // len(self.head.weight_VD))
         for first in range(0, len(self.tokens_T), size):
@@ -213,10 +218,10 @@ class _Task:
         return replace(look, divergence_B=divergence_B, pull_BV=pull_BV.mul_(cooled))
 
     def gradient(self, look: _Look, gains: Gains) -> Tensor:
-        """Return the gradient of the raw logits of some rows.
+        """Return the gradient of the loss with respect to the raw logits of some rows.
 
-        With g the gradient of log p(token) and e that of H, that of a scaled logit j is
-        g ([j = token] - p_j) - e p_j (log p_j + H), and what the divergence has beside it.
+        With g the gradient of log p(token) and e that of the entropy H, the gradient of a scaled
+        logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the term of the divergence.
         """
         scaled, probs, part = look.model.logits_BN, look.model.probs_BN, look.part
         gain = gains.logprobs_T[part, None].to(probs.dtype)
@@ -250,13 +255,13 @@ def head_logprobs(
     room: HeadRoom | None = None,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return log p(token), the entropy of p, and the divergence from the target's distribution, [T]
-    each in nats, with gradient.
+    """Return log p(token), the entropy of p and the divergence from the target, [T] each, in nats.
 
-    p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward
-    pass will bring; the head's own are then computed on the way, and, should others come, what is
-    missing in the backward pass. accumulators: where the weight's gradient is added at once.
-    room: what is shared with other calls. target: of a teacher; None: there is no divergence.
+    All three carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature). expected: the
+    gradients that the backward pass will receive. The head's own gradients are then computed in the
+    forward pass; if other gradients arrive, the backward pass adds the difference. accumulators:
+    add the weight's gradient in place. room: buffers that calls share. target: the teacher's
+    distributions; None computes no divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -266,7 +271,7 @@ def head_logprobs(
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """The head as one step of autograd."""
+    """The head as one autograd function."""
 
     @staticmethod
     def forward(
@@ -303,7 +308,8 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (hidden_TD,) = ctx.saved_tensors
         task, expected, sums = ctx.task, ctx.expected, ctx.sums
-        ctx.sums = None  # they are handed out, and may be changed
+        # Autograd may modify the returned gradients in place, so they cannot be returned twice.
+        ctx.sums = None
         if sums is not None and expected.equal(*grads):
             return *sums.narrow(), None, None
         one = next(grad for grad in grads if grad is not None)
@@ -311,7 +317,8 @@ class _HeadLogprobs(torch.autograd.Function):
         again = sums is not None
         if sums is None:
             sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
-        else:  # gradients are linear in the gains
+        else:
+            # Gradients are linear in the gains, so the difference can be added.
             gains = gains.minus(expected)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
@@ -321,9 +328,9 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, added up in float32 (or wider).
+    """Gradients of hidden states, weight and bias, summed in float32 (or wider).
 
-    That of the weight goes to its accumulator at once, where there is one.
+    The weight's gradient is added to its accumulator directly, if it has one.
     """
 
     def __init__(self, hidden_TD: Tensor, task: _Task, needed: tuple[bool, bool, bool]) -> None:
@@ -337,8 +344,7 @@ class _Gradients:
             self._total_VD = task.accumulators(task.head.weight_VD)
 
     def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
-        """Take in the gradient of a chunk's raw logits. again: it comes on top of an earlier
-        one."""
+        """Add the gradient of a chunk's raw logits. again: the chunk already has a gradient."""
         if self._hidden_TD is not None:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
@@ -354,8 +360,10 @@ class _Gradients:
             self._bias_V = _added(self._bias_V, grad_raw.sum(0))
 
     def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return all three in the types of what they are gradients of; zero where nothing was
-        added."""
+        """Return the gradients of hidden states, weight and bias in the types of these tensors.
+
+        A gradient to which nothing was added is zero.
+        """
         weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
         if self._needs_weight and self._weight_VD is None and self._total_VD is None:
             self._weight_VD = torch.zeros_like(weight_VD)
@@ -367,7 +375,7 @@ class _Gradients:
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
-    """Return total + part, float32 (or wider) from the second part on."""
+    """Return total + part, in float32 (or wider) from the second part on."""
     if total is None:
         return part
     wide = torch.promote_types(part.dtype, torch.float32)

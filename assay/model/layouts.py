@@ -1,13 +1,12 @@
-"""How the rows of a micro-batch are laid out for the model: rectangles, and how prompts are shared.
+"""Layouts of a micro-batch's rows for the model: rectangles, with or without shared prompts.
 
     plain   every row is prompt + completion
-    tree    a prompt is computed once for its group; its completions then continue from the keys and
-            values it left behind
+    tree    a prompt is computed once per group; its completions continue from its keys and values
 
-Either way rows of alike length share a rectangle, so that little is padded, and the last token of a
-completion, which predicts nothing that is scored, is not fed at all. A tree is what one sequence of
-prompt and completions would be under a mask that hides siblings from each other, without the pairs
-of siblings that such a mask rules out: those grow with the square of the group.
+In both layouts rows of similar length share a rectangle, which limits padding. The last token of a
+completion predicts no scored token, so it is not an input. A tree computes the same values as one
+sequence of prompt and completions under a mask that hides siblings from each other. It skips the
+masked pairs of siblings, whose number grows with the square of the group size.
 """
 
 from __future__ import annotations
@@ -24,33 +23,35 @@ from torch import Tensor
 Layout = Literal["tree", "plain"]
 
 RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
-"""By device: a rectangle of the first size takes no much shorter row, and none grows past the
-second.
+"""By device type: (tokens from which a rectangle refuses much shorter rows, maximum tokens).
 
-On a CPU a rectangle's activations should stay in its cache; on a GPU every launch should count.
+On a CPU a rectangle's activations should fit in the cache. On a GPU larger rectangles amortize the
+kernel launches.
 """
 MUCH_SHORTER = 0.75
+"""A row below this share of the longest row's length is much shorter."""
 MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""By device: tokens of one forward and backward pass where nothing else is said.
+"""By device type: default number of tokens of one forward and backward pass.
 
-A CPU gains nothing from more, and its memory grows; on a GPU every launch should count.
+A CPU gains nothing from more, and memory grows. On a GPU larger passes amortize the kernel
+launches.
 """
 
 
 def micro_batch_tokens(configured: int | None, device: str) -> int:
-    """Return the tokens of one forward and backward pass: as configured, or by the type of
-    device."""
+    """Return the number of tokens of one pass: the configured one, or the default of the device
+    type."""
     return configured or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cuda"])
 
 
 @dataclass(frozen=True, eq=False)
 class Rectangle:
-    """One call of the model.
+    """The inputs of one model call.
 
-    tokens: [B, L], padded on the right. position_ids: [B, L]; None: 0, 1, 2, ... is_prompts: other
-    rectangles continue its rows. parent_B: the row of the last rectangle of prompts that each row
-    continues; None: rows start afresh. prompt_length_B: the lengths of those prompts, of which each
-    takes ``prompt_extent`` places, padding included.
+    tokens: [B, L], padded on the right. position_ids: [B, L]; None means 0, 1, 2, ... is_prompts:
+    other rectangles continue these rows. parent_B: for each row, the row that it continues in the
+    preceding rectangle of prompts; None if rows continue nothing. prompt_length_B: the lengths of
+    these prompts. prompt_extent: positions of each prompt, padding included.
     """
 
     tokens: Tensor
@@ -62,21 +63,21 @@ class Rectangle:
 
     @property
     def extent(self) -> int:
-        """How many places a token can see: its prompt's, and those of its own row."""
+        """Number of positions that a token may attend to: the prompt's and those of its own row."""
         return self.prompt_extent + self.tokens.shape[1]
 
     def mask(self) -> Tensor:
-        """Return [B or 1, 1, L, K], True where a token sees another, those of its prompt first."""
+        """Return [B or 1, 1, L, K], True for visible positions, the prompt's first."""
         every = slice(0, self.tokens.shape[1])
         return seen_by(every, self.prompt_length_B, self.prompt_extent, self.tokens.device)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """All calls of the model for a micro-batch, in order, and where its tokens are predicted.
+    """The inputs of all model calls for a micro-batch, in order.
 
-    predict_T: for each completion token the place of the hidden state that predicts it, among those
-    of all rectangles one after another.
+    predict_T: for each completion token, the index of the hidden state that predicts it. The index
+    counts the positions of all rectangles, concatenated.
     """
 
     rectangles: tuple[Rectangle, ...]
@@ -84,13 +85,13 @@ class ModelInputs:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model computes, padding included."""
+        """Number of tokens that the model computes, padding included."""
         return sum(rectangle.tokens.numel() for rectangle in self.rectangles)
 
 
 @dataclass(frozen=True, eq=False)
 class BatchShape:
-    """A batch's sizes on the host: lengths of prompts and rows, and each row's group."""
+    """A batch's sizes in host memory: lengths of prompts and rows, and the group of each row."""
 
     prompt_length_P: np.ndarray
     group_R: np.ndarray
@@ -112,15 +113,15 @@ class BatchShape:
         return np.arange(len(self.row_T)) - self.first_R[self.row_T]
 
     def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
-        """Return the rows of each of these groups."""
+        """Return the row indices of each group."""
         first_P = np.searchsorted(self.group_R, groups)
         last_P = np.searchsorted(self.group_R, groups, side="right")
         return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
 
     def fill_with_groups(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return a micro-batch's blocks of rows; a block shares one prompt, which is counted once.
+        """Return micro-batches, each a list of row blocks; a block shares one prompt, counted once.
 
-        A group that is too large is divided into blocks, and its prompt is repeated.
+        A group that exceeds ``max_tokens`` is split into blocks, and each block repeats its prompt.
         """
         blocks: list[np.ndarray] = []
         sizes: list[int] = []
@@ -132,7 +133,7 @@ class BatchShape:
         return [blocks[first:last] for first, last in fill(np.array(sizes, np.int64), max_tokens)]
 
     def fill_with_rows(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return a micro-batch's blocks of rows, where every row counts its prompt."""
+        """Return micro-batches, each a list of row blocks; every row counts its own prompt."""
         rows = np.concatenate([*self.rows_of(groups), np.zeros(0, np.int64)])
         sizes = self.prompt_length_P[self.group_R[rows]] + self.length_R[rows]
         parts = [rows[first:last] for first, last in fill(sizes, max_tokens)]
@@ -140,10 +141,10 @@ class BatchShape:
 
 
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
-    """Return (first, last) of consecutive members that together fit, or of one that alone does not.
+    """Split consecutive items into parts of at most ``room``; return (first, last) of each part.
 
-    As few parts as there can be, and of those divisions the one whose largest part is smallest:
-    what memory a part takes is decided by the largest.
+    An item larger than ``room`` is a part of its own. The number of parts is minimal. Among such
+    splits the largest part is minimal, because it determines the peak memory.
     """
     parts = _fill_greedily(sizes, room)
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
@@ -172,11 +173,13 @@ def _fill_greedily(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
 def plain_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out every row as prompt + completion: padded on the right, attention needs no mask."""
+    """Lay out every row as prompt + completion; with padding on the right attention needs
+    no mask."""
     prompt_R = shape.prompt_length_P[shape.group_R]
     prompt_tokens = _flat(prompts)
     first_prompt_R = (np.cumsum(shape.prompt_length_P) - shape.prompt_length_P)[shape.group_R]
-    before_R = np.zeros(len(prompt_R), np.int64)  # where a row's first token is predicted
+    # Position that predicts the first token of each row.
+    before_R = np.zeros(len(prompt_R), np.int64)
     rectangles: list[Rectangle] = []
     base = 0
     for rows in _of_alike(prompt_R + shape.length_R - 1, device, least=prompt_R):
@@ -195,10 +198,12 @@ def plain_inputs(
 def tree_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out prompts in rectangles of their own, each followed by those of its completions."""
+    """Lay out prompts in separate rectangles, each followed by the rectangles of its
+    completions."""
     prompt_P, fed_R = shape.prompt_length_P, np.maximum(shape.length_R - 1, 0)
     prompt_tokens, first_prompt_P = _flat(prompts), np.cumsum(prompt_P) - prompt_P
-    first_R, second_R = np.zeros((2, len(fed_R)), np.int64)  # where those tokens are predicted
+    # Positions that predict the first and the second token of each row.
+    first_R, second_R = np.zeros((2, len(fed_R)), np.int64)
     rectangles: list[Rectangle] = []
     base = 0
     for groups in _of_alike(prompt_P, device):
@@ -241,9 +246,9 @@ def tree_inputs(
 def seen_by(
     queries: slice, prompt_length_B: Tensor | None, prompt_extent: int, device: torch.device
 ) -> Tensor:
-    """Return [B or 1, 1, queries, prompt_extent + queries.stop], True where a token sees another.
+    """Return [B or 1, 1, queries, prompt_extent + queries.stop], True for visible positions.
 
-    Each sees its row up to itself, and of its prompt, which stands before, all but the padding.
+    A token attends to its own row up to itself, and to its prompt without the padding.
     """
     own = torch.ones(
         1, 1, queries.stop - queries.start, queries.stop, dtype=torch.bool, device=device
@@ -258,8 +263,9 @@ def seen_by(
 def _of_alike(
     length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Return index arrays, ascending within each, of members for one rectangle each."""
-    if least is not None:  # a row without tokens still has its prompt
+    """Group rows of similar length; return one array of ascending indices per rectangle."""
+    # A row without completion tokens still has its prompt.
+    if least is not None:
         length_B = np.maximum(length_B, least)
     enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
     order = np.argsort(-length_B, kind="stable")
@@ -282,7 +288,7 @@ def _flat(prompts: Sequence[Tensor]) -> np.ndarray:
 
 
 def _take(source: np.ndarray, index: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Return ``source[index]`` where inside, 0 elsewhere."""
+    """Return ``source[index]`` where ``inside`` is true, and 0 elsewhere."""
     found = np.zeros(inside.shape, np.int64)
     found[inside] = source[index[inside]]
     return found

@@ -1,12 +1,11 @@
-"""The learner's lean way through the common decoder family: a forward and a backward pass written
-out.
+"""The learner's forward and backward pass of the common decoder family, written explicitly.
 
-Autograd through a Transformers module keeps some thirty tensors a layer and goes over memory once
-for each. Here a layer is one step of autograd, which keeps six: what it was given, its heads,
-what attention gave, the residual between its halves, and the gate and up projections; everything
-else is computed again in passing. Weights are read from the live modules (`assay.model.family`),
-and tokens of all rectangles go through a product at once. Low-rank adapters add their own products
-to those of their maps, and keep nothing.
+Autograd through a Transformers module saves about thirty tensors per layer, and each costs a pass
+over memory. Here a layer is one autograd function that saves six: its input, the heads, the
+attention output, the residual between attention and MLP, and the gate and up projections. The
+backward pass recomputes all others. Weights are read from the live modules (`assay.model.family`).
+The tokens of all rectangles share one matrix product. Low-rank adapters add their products to those
+of their linear maps and save nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from assay.model.layouts import ModelInputs
 from assay.model.operations import Heads, Operations, operations_of
 
 ATTENDING = ("query", "key", "value")
-"""Maps that are one product, in the order of its columns."""
+"""Linear maps that are computed as one product, in the order of its columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """What all layers of one pass share. cos, signed_sin: [N, 1, D], of each token's position."""
+    """Values that all layers of one pass share. cos, signed_sin: [N, 1, D], by each token's
+    position."""
 
     operations: Operations
     segments: list[Segment]
@@ -50,8 +50,8 @@ def lean_hidden_states(
 ) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
-    recompute: keep only each layer's input, and compute the rest again in the backward pass.
-    accumulators: where the embedding's gradient is added, in place of making one of its size.
+    recompute: save only each layer's input and recompute the layer in the backward pass.
+    accumulators: add the embedding's gradient in place.
     """
     tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
@@ -83,16 +83,16 @@ def _positions(rectangle: Any) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """What a layer keeps for its backward pass, beside its input.
+    """Tensors that a layer saves for its backward pass, in addition to its input.
 
-    heads: [N, H + 2 H_kv, D], queries, keys and values as they attend. raw: the same before norm
-    and rotation, where each head has a norm.
+    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the same
+    before, if each head has a norm. middle: the residual after attention.
     """
 
     heads: Tensor
     raw: Tensor | None
     attended: Tensor
-    middle: Tensor  # the residual after attention
+    middle: Tensor
     gate: Tensor
     up: Tensor
 
@@ -101,7 +101,7 @@ class _Kept:
 
 
 class _Embed(torch.autograd.Function):
-    """The embedding of each token."""
+    """The embedding lookup."""
 
     @staticmethod
     def forward(
@@ -149,7 +149,7 @@ class _LayerStep(torch.autograd.Function):
 
 
 class _FinalNorm(torch.autograd.Function):
-    """The norm before the head, of predicting positions only."""
+    """The norm before the output head, computed for predicting positions only."""
 
     @staticmethod
     def forward(
@@ -197,7 +197,8 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept
 def _layer_backward(
     grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of the layer's input, and those of its parameters by identity."""
+    """Return the gradient of the layer's input, and its parameters' gradients by the parameter's
+    id."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     adapters = layer.adapters
@@ -225,7 +226,8 @@ def _layer_backward(
 def _attention_backward(
     grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of what attention was given, before its norm, and of its parameters."""
+    """Return the gradient of the attention block's input before its norm, and its parameters'
+    gradients."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
@@ -264,15 +266,14 @@ def _attention_backward(
 
 
 def _add_adapters(layer: Layer, names: Sequence[str], totals: Sequence[Tensor], x: Tensor) -> None:
-    """Add what the adapters of some maps make of x to what the maps made of it."""
+    """Add the adapters' products for x to the outputs of their linear maps."""
     for name, total in zip(names, totals, strict=True):
         if (adapter := layer.adapters.get(name)) is not None:
             adapter.add(total, x)
 
 
 def _pull(adapter: Adapter | None, grad: Tensor, into: Tensor) -> Tensor | None:
-    """Add the gradient of what an adapter was given to ``into``; return that of its inner rows,
-    scale * grad up."""
+    """Add the gradient of an adapter's input to ``into``; return scale * grad up."""
     if adapter is None:
         return None
     pulled = (grad @ adapter.up.to(grad.dtype)).mul_(adapter.scale)
@@ -287,7 +288,7 @@ def _adapter_backward(
     pulled: Tensor | None,
     given: Tensor,
 ) -> None:
-    """Take down the gradients of an adapter's two matrices; its inner rows are computed again."""
+    """Store the gradients of an adapter's two matrices; its inner activations are recomputed."""
     if adapter is None or pulled is None:
         return
     down, up = adapter.down, adapter.up
@@ -299,7 +300,7 @@ def _adapter_backward(
 def _map_backward(
     found: dict[int, Tensor], linear: tuple[Tensor, Tensor | None], grad: Tensor, given: Tensor
 ) -> None:
-    """Take down the gradients of a linear map's weight and bias."""
+    """Store the gradients of a linear map's weight and bias."""
     weight, bias = linear
     if weight.requires_grad:
         found[id(weight)] = grad.T @ given
@@ -308,7 +309,7 @@ def _map_backward(
 
 
 def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
-    """Return the maps to queries, keys and values as one."""
+    """Concatenate the query, key and value maps."""
     maps = (layer.query, layer.key, layer.value)
     biases = [bias for _, bias in maps if bias is not None]
     bias = torch.cat(biases) if len(biases) == len(maps) else None
@@ -321,12 +322,12 @@ def _num_heads(layer: Layer, frame: Frame) -> list[int]:
 
 
 def _columns(flat: Tensor, sizes: list[int], frame: Frame) -> list[Tensor]:
-    """Return queries, keys and values as views of the columns of one matrix."""
+    """Split one matrix into views of its query, key and value columns."""
     return list(flat.split([count * frame.width for count in sizes], 1))
 
 
 def _heads(flat: Tensor, sizes: list[int]) -> Heads:
-    """Return queries, keys and values as parts of one tensor."""
+    """Split a tensor of heads into queries, keys and values."""
     query, key, value = flat.split(sizes, 1)
     return query, key, value
 

@@ -1,4 +1,4 @@
-"""Models in and out: loaded ready to train, saved in Hugging Face layout, exported plain."""
+"""Load models for training, save them in Hugging Face layout, and export plain models."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_d
 from assay.types import FACTS_FILE
 
 NOTICED_LOSS = 0.1
-"""The share of the adapters' change that a merge may lose to rounding without a word."""
+"""Share of the adapters' change lost to rounding above which a merge warns."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready to sample from and to train, and what must be known of it.
+    """A model that is ready to sample from and to train.
 
-    eos_ids: tokens that end a completion. context_length: positions in all; None: not stated.
+    eos_ids: tokens that end a completion. context_length: maximum number of positions; None if the
+    model does not declare it.
     """
 
     model: nn.Module
@@ -52,10 +53,10 @@ class LoadedModel:
 
 
 def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
-    """Return where the base model of a configuration is, and the folder of its adapters, if any.
+    """Return the source of a configuration's base model, and the folder of its adapters, if any.
 
-    The adapters are those of `adapter`; without it those that lie in `path`, which name their base.
-    Raises ModelError where there are none, or both.
+    The adapters are in `adapter`, or else in `path`; in the second case they name their base model.
+    Raises ModelError if `adapter` holds no adapter, or if both folders hold one.
     """
     folder = Path(config.path).expanduser()
     within = (folder / ADAPTER_FILE).is_file()
@@ -76,11 +77,11 @@ def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
 
 @doing("loading the model")
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
-    """Load the model and tokenizer that a configuration names; dropout is off.
+    """Load the model and tokenizer that a configuration names, with dropout disabled.
 
-    A folder that holds an adapter is loaded with its base model, wherever that lies. Raises
-    ModelError in one line for whatever cannot be loaded, adapters that are not those asked for
-    among it; MissingExtra for adapters without peft and GGUF files without gguf.
+    If the folder holds an adapter, its base model is loaded too. Raises ModelError with one line
+    for anything that cannot be loaded, including adapters that differ from the configured ones.
+    Raises MissingExtra for adapters without peft and for GGUF files without gguf.
     """
     silence_transformers()
     keep_freed_memory()
@@ -109,8 +110,10 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
 
 
 def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
-    """Return the classes that a model was saved as, without its weights; empty where it does not
-    say, as a GGUF file."""
+    """Return the class names that a model was saved with, without loading its weights.
+
+    The result is empty if the model does not declare them, as in a GGUF file.
+    """
     from transformers import AutoConfig
 
     source, _ = find_parts(config)
@@ -121,7 +124,7 @@ def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Return the device that was asked for, or CUDA where there is one."""
+    """Return the configured device, or by default CUDA if available and the CPU otherwise."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -137,7 +140,7 @@ def choose_device(device: str | None) -> torch.device:
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """Return the type of the forward pass: as asked, else bfloat16 on CUDA and float32
+    """Return the forward pass's type: as configured, by default bfloat16 on CUDA and float32
     elsewhere."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -145,10 +148,10 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return every token that ends a completion: the model's, the tokenizer's, its chat template's.
+    """Return all tokens that end a completion: the model's, the tokenizer's and the chat
+    template's.
 
-    A token is none by its name: ``<|end|>`` ends a turn of one family, and a part of a turn of
-    another.
+    Token names are not used: ``<|end|>`` ends a turn in one family and a part of a turn in another.
     """
     found = {end} if (end := end_of_turn(tokenizer)) is not None else set[int]()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -158,23 +161,25 @@ def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
-    """Save in Hugging Face layout (safetensors): a plain model whole, an adapted one as its
-    adapter.
+    """Save in Hugging Face layout (safetensors): a plain model, or only the adapter of an adapted
+    one.
 
-    An adapter's folder names its base model by full path, or by hub name.
+    The adapter's folder names its base model by absolute path or hub name.
     """
     silence_transformers()
-    # peft would ask the hub whether the embedding has grown, which it never does here
+    # peft would query the hub to find out whether the embedding was resized, which never happens
+    # here.
     options = {"save_embedding_layers": False} if hasattr(model, "get_base_model") else {}
     model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
     mode = next(Path(folder).glob("*config.json")).stat().st_mode
-    for weights in Path(folder).glob("*.safetensors"):  # the library makes them the owner's alone
+    # safetensors creates files that only the owner can read.
+    for weights in Path(folder).glob("*.safetensors"):
         weights.chmod(mode)
 
 
 def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
-    """Return the first token of a tokenizer that has another number, or none, among another's."""
+    """Return the first (id, token) that the other tokenizer lacks or maps to another id."""
     theirs: Mapping[str, int] = others.get_vocab()
     ours: Mapping[str, int] = tokenizer.get_vocab()
     odd = ((number, token) for token, number in ours.items() if theirs.get(token) != number)
@@ -182,11 +187,11 @@ def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
 
 
 def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None = None) -> Path:
-    """Write a checkpoint as a plain model, adapters merged, for serving; returns the folder.
+    """Export a checkpoint as a plain model with merged adapters, for serving; return the folder.
 
-    adapter: a folder of adapters for a checkpoint, or another base model, that has none.
-    Weights keep the type that the model, or an adapter's base, was saved in; adapters are merged in
-    float32. The folder is new or empty, and there whole or not at all: raises DiskFull.
+    adapter: a folder of adapters for a checkpoint, or for a base model, without adapters of its
+    own. Weights keep the saved type of the model or of the adapter's base model; adapters are
+    merged in float32. The folder must be new or empty and is created atomically. Raises DiskFull.
     """
     silence_transformers()
     out = Path(out).expanduser()
@@ -201,9 +206,10 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
-    # Servers end at the generation configuration's tokens alone: a base model that was trained on
-    # chats would never stop there.
-    generates = getattr(model, "generation_config", None) is not None  # a reward model does not
+    # Servers stop only at the generation configuration's end tokens. Without this, a base model
+    # trained on chats would never stop there.
+    # A reward model has no generation configuration.
+    generates = getattr(model, "generation_config", None) is not None
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +228,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
 
 
 def _warn_of_rounding(adapted: Any, dtype: torch.dtype, folder: Path) -> None:
-    """Warn where the merged weights are of a type too narrow for what the adapters change."""
+    """Warn if the merged weights' type is too narrow for the adapters' change."""
     lost, moved = rounding_loss(adapted, dtype)
     if lost > NOTICED_LOSS:
         warn(
@@ -234,7 +240,7 @@ def _warn_of_rounding(adapted: Any, dtype: torch.dtype, folder: Path) -> None:
 
 
 def silence_transformers() -> None:
-    """Keep the library's progress bars and advice out of ours."""
+    """Disable Transformers' progress bars and advice."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -242,7 +248,7 @@ def silence_transformers() -> None:
 
 
 def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
-    """Return where the tokenizer is: as configured, beside an adapter, or with the model."""
+    """Return the tokenizer's source: configured, in the adapter's folder, or with the model."""
     if config.tokenizer is not None:
         return ModelSource.of_tokenizer(config.tokenizer, config.trust_remote_code)
     folder = Path(config.adapter or config.path).expanduser()
@@ -254,8 +260,10 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, source: ModelSource) -> None:
-    """Complain about a tokenizer of another model; single added tokens may be beyond the
-    embedding."""
+    """Raise ModelError for a tokenizer with more base tokens than embedding rows.
+
+    Added tokens are not counted: some models leave them without a row.
+    """
     num_embedded = len(model.get_input_embeddings().weight)
     if tokenizer.vocab_size > num_embedded:
         found = f"a tokenizer of {tokenizer.vocab_size} tokens"

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of completion tokens, without ever holding [T, V] logits."""
+"""Log-probabilities and entropies of completion tokens, without [T, V] logits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from assay.model.packing import Layout, MicroBatch
 
 @dataclass(frozen=True, eq=False)
 class TokenStats:
-    """Of each completion token: its log-probability, and the entropy it was drawn from (nats).
+    """Statistics of each completion token: its log-probability and its distribution's entropy, in
+    nats.
 
-    hidden_TD: the state that predicts it, which a value head may read. divergence_T: from the
-    target's distribution; None where there is no target.
+    hidden_TD: the hidden state that predicts the token, an input of value heads. divergence_T: from
+    the target's distribution; None without a target.
     """
 
     logprobs_T: Tensor
@@ -42,12 +43,11 @@ def token_logprobs(
     """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T]
     each.
 
-    All results carry gradient. The head is applied to predicting positions only, some tokens at a
-    time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its
-    family. expected: the gradients of the results, where they are known before the backward pass
-    brings them; it is then a third shorter in the head. accumulators: where gradients as large as
-    the vocabulary are added as they come; parameters that have one get no other gradient from here.
-    room: what calls of the head share. target: what the distributions are compared with.
+    All results carry gradient. The head is applied to predicting positions only, in chunks. lean:
+    use `assay.model.lean_decoder` if the model's family supports it. expected: gradients of the
+    results, if known before the backward pass; the head then takes a third less time. accumulators:
+    add vocabulary-sized gradients in place; these parameters receive no other gradient here. room:
+    buffers that calls of the head share. target: the teacher's distributions to compare with.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T

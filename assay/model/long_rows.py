@@ -1,10 +1,10 @@
-"""Long rows of models outside the lean family, without a mask of all pairs of their tokens.
+"""Long rows of models outside the lean family, without a mask over all pairs of tokens.
 
-A mask says of each token which others it sees: it grows with the square of a row, and it is held
-from the forward to the backward pass. A model that is given a *short mask* instead is told only
-which places of its prompt a row sees, [B, 1, 1, prompt]; the keys behind these places are the row's
-own tokens, each of which sees those before it. The model's own attention is then called with some
-queries at a time. A block's mask and its scores are made anew in the backward pass.
+A full mask grows with the square of the row length and stays allocated from the forward to the
+backward pass. A *short mask* holds only the visible positions of each row's prompt, [B, 1, 1,
+prompt]. The keys after these positions are the row's own tokens, with causal attention. The model's
+own attention function is called for a block of queries at a time. The backward pass recomputes each
+block's mask and scores.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from assay.model.layouts import Rectangle, seen_by
 
 MASK_HELD = 2**22
-"""Pairs of tokens whose mask is held for a whole pass, or for a block of queries."""
+"""Elements of a mask that may be allocated for a whole pass, or for a block of queries."""
 
 OURS = {"sdpa": "assay_sdpa", "eager": "assay_eager"}
-"""What an attention of Transformers is called where it understands short masks."""
+"""Transformers' attention names, and the names of our versions that accept short masks."""
 
 
 def takes_short_masks(decoder: nn.Module) -> bool:
-    """Let the model's attention take short masks from now on; returns whether it can.
+    """Switch a model's attention to the version that accepts short masks; return whether it is
+    possible.
 
-    Any other mask gives what it gave before. Not where attention is not chosen by name, as in
-    models that add the distance of tokens to the scores.
+    Results with any other mask do not change. Returns False if the model does not select its
+    attention by name, as models that add a distance bias to the scores.
     """
     if not getattr(decoder, "_supports_attention_backend", False):
         return False
@@ -49,12 +50,12 @@ def takes_short_masks(decoder: nn.Module) -> bool:
 
 
 def is_eager(decoder: Any) -> bool:
-    """Whether the model makes a mask even where each token sees all before it."""
+    """Return whether the model allocates a mask even for plain causal attention."""
     return decoder.config._attn_implementation in ("eager", OURS["eager"])
 
 
 def short_mask(rectangle: Rectangle) -> Tensor:
-    """Return which places of its prompt each row sees, [B or 1, 1, 1, prompt]; it may see none."""
+    """Return the visible prompt positions of each row, [B or 1, 1, 1, prompt]; prompt may be 0."""
     device = rectangle.tokens.device
     column = torch.arange(rectangle.prompt_extent, device=device)
     if rectangle.prompt_length_B is None:
@@ -71,13 +72,15 @@ def attend_by_blocks(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend under the interface of Transformers: by blocks where the mask is a short one."""
+    """Implement Transformers' attention interface; short masks are processed by blocks of
+    queries."""
     inner = AttentionInterface()["sdpa"] if name == "sdpa" else _eager(module)
     assert inner is not None, "takes_short_masks has looked"
     length, extent = query.shape[2], key.shape[2] - query.shape[2]
     if attention_mask is None or attention_mask.shape[-1] != extent:
         return inner(module, query, key, value, attention_mask, **options)
-    if name == "sdpa" and not extent:  # the library has no need of any mask
+    # Without a prompt the fused attention applies its own causal mask.
+    if name == "sdpa" and not extent:
         return inner(module, query, key, value, None, **options)
     prompt_length_B = attention_mask[:, 0, 0].sum(-1) if extent else None
 
@@ -97,7 +100,7 @@ def attend_by_blocks(
 
 
 def _eager(module: nn.Module) -> Any:
-    """Return the attention that is written out in the model's own file."""
+    """Return the eager attention function in the model's own module file."""
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 

@@ -1,4 +1,4 @@
-"""Several models of one shape made into one, by arithmetic on their weights."""
+"""Merge several models of one shape by arithmetic on their weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.errors import ModelError, message
 MergeMethod = Literal["linear", "task_arithmetic", "slerp"]
 Tensors = Mapping[str, Tensor]
 PARALLEL = 0.9995
-"""Cosine of two tensors above which there is no arc between them, and a line is taken."""
+"""Cosine of two tensors above which slerp falls back to linear interpolation."""
 
 
 def merge_tensors(
@@ -22,14 +22,14 @@ def merge_tensors(
     method: MergeMethod,
     base: Tensors | None = None,
 ) -> dict[str, Tensor]:
-    """Return one model's tensors, computed in float32, in the types of the first model's.
+    """Merge models in float32 and return the tensors in the first model's types.
 
         linear           sum w_i theta_i / sum w_i (Wortsman et al. 2022, arXiv 2203.05482)
         task_arithmetic  base + sum w_i (theta_i - base) (Ilharco et al. 2023, arXiv 2212.04089)
         slerp            the point at w_2 / (w_1 + w_2) of the arc between two models, tensor by
                          tensor (Shoemake 1985)
 
-    What is no number of floating point is the first model's.
+    Tensors that are not floating-point are copied from the first model.
     """
     merged: dict[str, Tensor] = {}
     for name, first in models[0].items():
@@ -50,7 +50,7 @@ def merge_tensors(
 
 
 def check_alike(models: Mapping[str, Tensors]) -> None:
-    """Raise ModelError for models, by their names, that have not the same tensors."""
+    """Raise ModelError if models, by name, differ in the names or shapes of their tensors."""
     (first_name, first), *others = models.items()
     shapes = {name: tensor.shape for name, tensor in first.items()}
     for other_name, other in others:

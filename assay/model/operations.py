@@ -1,4 +1,4 @@
-"""A layer's small operations, forward and backward: by tensor operations, or in C (``layer.c``)."""
+"""A layer's small operations, forward and backward, as tensor operations or in C (``layer.c``)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from assay.model.layouts import ModelInputs
 
 SOURCE = Path(__file__).with_name("layer.c")
 BLOCK = 64
-"""Rows whose part of a weight's gradient is one sum, as in the source."""
+"""Rows whose contributions to a weight's gradient form one partial sum; must equal
+``layer.c``'s."""
 
 Norm = tuple[Tensor, float]
 Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries [N, H, D], keys and values [N, H_kv, D]: of each token, or their gradients."""
+"""Queries [N, H, D], keys and values [N, H_kv, D], or their gradients."""
 
 
 class Operations:
-    """By tensor operations, on any device and in any type."""
+    """Tensor operations, for any device and type."""
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
-        """Return where each rectangle stands among the flat tokens."""
+        """Return one segment of the flat tokens per rectangle."""
         return segments_of(inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Root-mean-square norm over the last axis, rounded where the modules round."""
+        """Apply a root-mean-square norm over the last axis, with the modules' rounding."""
         weight, epsilon = norm
         wide, scale = _widened(x, epsilon)
         return wide.mul_(scale).to(x.dtype).mul_(weight)
@@ -58,29 +59,31 @@ class Operations:
         return F.silu(gate).mul_(up)
 
     def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> Heads:
-        """Return silu(gate) * up again, and the gradients of gate and up; ``grad`` is used up."""
+        """Return silu(gate) * up and the gradients of gate and up; ``grad`` is overwritten."""
         activated = F.silu(gate)
         product = activated * up
         grad_up = activated.mul_(grad)
         return product, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
-        """Rotate heads [N, H, D] in place by their positions, or back."""
+        """Apply the rotary embedding to heads [N, H, D] in place. back: apply the inverse
+        rotation."""
         heads.copy_(rotate(heads, cos, -signed_sin if back else signed_sin))
 
     def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
-        """Return what each token's queries gather, [N, H, D]."""
+        """Return the attention output of each token, [N, H, D]."""
         return attend(segments, *heads, scale)
 
     def attend_backward(
         self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
     ) -> None:
-        """Write the gradients of the heads ``into`` three tensors, given that of the result."""
+        """Write the gradients of the heads to the three tensors in ``into``; grad is the output's
+        gradient."""
         attend_backward(segments, grad, *heads, scale, into)
 
 
 class CompiledOperations(Operations):
-    """In C, on a CPU; attention in float32 alone, by each row's own tokens and without a mask."""
+    """C operations for a CPU; attention is compiled for float32 only and allocates no mask."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -147,7 +150,8 @@ class CompiledOperations(Operations):
         for segment in reversed(segments):
             shape = _Shape.of(segment, heads, scale)
             sizes = (2, segment.num_rows, shape.heads, segment.prompt_extent, shape.width)
-            given = grad.new_empty(sizes)  # to the keys and to the values of prompts
+            # Gradients of the prompts' keys and values.
+            given = grad.new_empty(sizes)
             self._functions.attend_backward(
                 *(ctypes.byref(shape), *_at(grad, *heads)),
                 *_at(segment.parent_B, segment.prompt_length_B, *into, given[0], given[1]),
@@ -162,7 +166,7 @@ class CompiledOperations(Operations):
 
 
 class _Shape(ctypes.Structure):
-    """A segment as ``layer.c`` declares it."""
+    """A segment, in the layout of the struct in ``layer.c``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "rows", "length")),
@@ -183,7 +187,7 @@ class _Shape(ctypes.Structure):
 
 
 def operations_of(decoder: Decoder) -> Operations:
-    """Return the compiled operations where they serve this model here, else tensor operations."""
+    """Return compiled operations if they support this model and machine, else tensor operations."""
     weight = decoder.embedding
     norms = [decoder.final_norm]
     sizes = {weight.shape[1]}
@@ -201,7 +205,7 @@ def operations_of(decoder: Decoder) -> Operations:
 
 @cache
 def functions(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return ``layer.c`` built for this machine and type; None where it cannot be."""
+    """Build and load ``layer.c`` for a tensor type; return None if that is not possible."""
     try:
         found = build(SOURCE, dtype)
     except NotLean:
@@ -223,7 +227,7 @@ def _at(*tensors: Tensor | None) -> list[int | None]:
 
 
 def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return a copy of x in float32 (or wider), and (mean x^2 + epsilon)^(-1/2) of each row."""
+    """Return a float32 (or wider) copy of x, and (mean x^2 + epsilon)^(-1/2) of each row."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
     scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()

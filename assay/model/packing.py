@@ -1,7 +1,7 @@
-"""Packed batches: flat vectors over completion tokens, split into parts for one pass each.
+"""Packed batches: flat vectors over completion tokens, split into micro-batches.
 
-Nothing in a `Batch` is padded, and each prompt is stored once a group. A `MicroBatch` is a part of
-a batch that fits one forward and backward pass; `assay.model.layouts` says what the model is fed.
+A `Batch` has no padding and stores each prompt once per group. A `MicroBatch` is the part of a
+batch for one forward and backward pass. `assay.model.layouts` builds the model's inputs from it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from assay.types import Completion, Group, Problem, Verdict
 class Batch:
     """Completions of whole groups, flat over their tokens.
 
-    Rows of a group are neighbors and tokens of a row are neighbors, in order. T counts completion
-    tokens only; ``prompts`` holds the P prompts [L], on the CPU. Where a row was not judged,
-    ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part
-    of the think block. ``sampled_T``: the policy chose the token; others are context only.
-    ``versions_T``: the policy version that each token was sampled under. ``turn_T``: the number of
-    the token's turn in its completion; None where every completion is one turn. ``step_ends_T``: a
-    judged step of the completion ends here, with its weighted score in ``step_scores_T``; both are
-    None where no step was judged. Log-probabilities and values are None until `Learner.score` fills
-    them. ``ref_logprobs_T``: a number stands for its token and for those before it that are not a
-    number, a span that a teacher with another tokenizer scores; where it is infinite the teacher
-    has no say. ``problems``: of the P prompts, where they are known.
+    Rows of a group are adjacent, and tokens of a row are adjacent and in order. T counts completion
+    tokens only. ``prompts`` holds the P prompts [L] on the CPU. ``rewards_R``, ``scores_R`` and
+    ``correct_R`` are NaN for rows that were not judged. ``think_T`` marks tokens of the think
+    block. ``sampled_T`` marks tokens that the policy sampled; injected tokens are context only.
+    ``versions_T`` is the policy version that sampled each token. ``turn_T`` is the token's turn
+    index; None if every completion has one turn. ``step_ends_T`` marks the last token of each
+    judged step, and ``step_scores_T`` holds the step's weighted score there; both are None if no
+    step was judged. Log-probabilities and values are None until `Learner.score` fills them. In
+    ``ref_logprobs_T`` a number is the log-probability of a span: its token and the NaN tokens
+    directly before it (cross-tokenizer distillation). An infinite entry excludes the token from the
+    teacher's term. ``problems`` are those of the P prompts, if known.
 
-    Raises ValueError where a tensor's size contradicts its suffix.
+    Raises ValueError if a tensor's size contradicts its suffix.
     """
 
     prompts: tuple[Tensor, ...]
@@ -104,12 +104,12 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Where every tensor but the prompts lives."""
+        """The device of all tensors except the prompts."""
         return self.tokens_T.device
 
     @cached_property
     def shape(self) -> BatchShape:
-        """Sizes and offsets as arrays on the host, from which index tensors are built."""
+        """Sizes and offsets as host arrays, from which index tensors are built."""
         return BatchShape(
             prompt_length_P=np.array([len(prompt) for prompt in self.prompts], np.int64),
             group_R=self.group_R.cpu().numpy(),
@@ -117,7 +117,7 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on a device; the prompts stay on the CPU."""
+        """Move the batch to a device; the prompts stay on the CPU."""
         return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})
 
     def select_groups(self, groups: Sequence[int]) -> Batch:
@@ -129,9 +129,10 @@ class Batch:
     ) -> list[MicroBatch]:
         """Split into micro-batches of at most ``max_tokens`` input tokens, padding not counted.
 
-        groups: leave out all others. Under ``tree`` a prompt counts once, a group that does not fit
-        is divided by rows, and its prompt is repeated; under ``plain`` a prompt counts in every
-        row. A row that is longer than ``max_tokens`` is a micro-batch of its own.
+        groups: include only these groups. In the ``tree`` layout a prompt counts once per group; a
+        group that does not fit is divided by rows, and each part repeats the prompt. In the
+        ``plain`` layout a prompt counts once per row. A row longer than ``max_tokens`` is a
+        micro-batch of its own.
         """
         chosen = range(self.num_groups) if groups is None else groups
         if layout == "tree":
@@ -141,7 +142,7 @@ class Batch:
         return [self._part(blocks) for blocks in parts]
 
     def _part(self, blocks: Sequence[np.ndarray]) -> MicroBatch:
-        """Return these blocks of rows; the rows of a block share one prompt."""
+        """Return the micro-batch of these blocks of rows; the rows of a block share one prompt."""
         shape = self.shape
         rows_R = _concatenate(blocks, np.int64)
         block_R = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
@@ -173,10 +174,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """A part of a batch for one forward and backward pass.
+    """The part of a batch for one forward and backward pass.
 
-    token_index_T and row_index_R: where its tokens and rows stand in the batch that was split, so
-    that ``advantages_T[micro_batch.token_index_T]`` are its advantages.
+    token_index_T, row_index_R: the positions of its tokens and rows in the original batch. For
+    example, ``advantages_T[micro_batch.token_index_T]`` are its advantages.
     """
 
     batch: Batch
@@ -184,7 +185,7 @@ class MicroBatch:
     row_index_R: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the part on a device; its places stay where they are."""
+        """Move the batch to a device; the indices stay on their device."""
         if device == self.batch.device:
             return self
         return replace(self, batch=self.batch.to(device))
@@ -195,12 +196,12 @@ class MicroBatch:
 
     @cached_property
     def plain_inputs(self) -> ModelInputs:
-        """Every row as prompt + completion."""
+        """The inputs with every row as prompt + completion."""
         return self._lay_out(plain_inputs)
 
     @cached_property
     def tree_inputs(self) -> ModelInputs:
-        """Every prompt once, and its completions continuing from it."""
+        """The inputs with every prompt computed once per group."""
         return self._lay_out(tree_inputs)
 
     def _lay_out(self, build: Callable[..., ModelInputs]) -> ModelInputs:
@@ -213,9 +214,9 @@ def pack(
     verdicts: Sequence[Sequence[Verdict]],
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Return the batch of these groups; ``verdicts`` holds one a completion, in the same order.
+    """Pack groups into a batch. verdicts: one per completion, in the order of the groups.
 
-    Raises ValueError where a verdict is missing, or was judged and has no reward.
+    Raises ValueError if a verdict is missing, or is judged but has no reward.
     """
     completions = [completion for group in groups for completion in group.completions]
     flat_verdicts = [
@@ -261,9 +262,9 @@ def pack(
 def _steps(
     verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return where judged steps end, and what each counts in the reward.
+    """Return the ends of judged steps and their weighted scores.
 
-    Raises ValueError for an end beyond its row.
+    Raises ValueError if a step ends outside its row.
     """
     ends_T = np.zeros(length_R.sum(), np.bool_)
     scores_T = np.zeros(length_R.sum(), np.float32)

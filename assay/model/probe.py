@@ -1,5 +1,5 @@
-"""The start-up probe: is a prompt that is computed once for its group the same as one that is
-not?"""
+"""The start-up probe: compare shared prompts and the lean decoder with the model's own
+computation."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from assay.model.widened import in_float32
 from assay.types import Tokens
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Largest difference of a token's log-probability (nats) that a type's rounding explains."""
+"""Largest difference of a log-probability (nats) that rounding in a type explains."""
 MOST_OF_PLAIN = 1.5
-"""In a narrow type: a way's error beside that of the model's own modules, both from float32."""
+"""In a narrow type: maximum error relative to the modules' error, both measured against float32."""
 FLOOR = 0.01
-"""An error (nats) that is no reason against a way in a narrow type."""
+"""An error (nats) that is always accepted in a narrow type."""
 NUM_PROMPTS, PROMPT_TOKENS = 2, 24
-LENGTHS = (9, 16, 3, 12)  # of the continuations that a narrow type is probed on
+# Lengths of the continuations for the probe of a narrow type.
+LENGTHS = (9, 16, 3, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """How batches are laid out, why, and what the probe saw.
+    """The chosen layout, the reason, and the probe's measurements.
 
-    lean: the layers are computed by `assay.model.lean_decoder`, where the model is of its family.
-    max_difference: of log-probabilities behind shared prompts, in nats, as `Probe.error` counts.
-    tree_tokens, plain_tokens: what each layout would compute for a group of the configured shape.
+    lean: the layers are computed by `assay.model.lean_decoder`. max_difference: error of
+    log-probabilities with shared prompts, in nats, as defined in `Probe.error`. tree_tokens,
+    plain_tokens: tokens that each layout computes for a group of the configured shape.
     """
 
     layout: Layout
@@ -63,15 +64,15 @@ def probe_layouts(
     beside: nn.Module | None = None,
     prompts: Sequence[Sequence[int] | Tokens] = (),
 ) -> LayoutChoice:
-    """Score two small groups in both layouts on the loaded model, and choose for a typical group.
+    """Score two small groups in both layouts with the loaded model, and choose the layout.
 
-    Where the lean way through the layers is less exact than the model's own, the modules are
-    called; where the tree does not equal the plain layout, the plain one is taken; the reason says
-    so. Otherwise the one with fewer multiplications is. The choice is a function of the model and
-    the shapes, never of a clock, so that a run repeats bit for bit. layout: force this one. beside:
-    another model, which scores the same batches in the same way. prompts: as of `Probe`.
+    If the lean decoder is less exact than the modules, the modules are used. If the tree layout
+    differs from the plain layout, the plain layout is used. Both cases are stated in the reason.
+    Otherwise the layout with fewer multiplications for a typical group is chosen. The choice
+    depends on the model and the shapes but not on timings, so a run repeats bit for bit. layout:
+    force this layout. beside: another model that scores the same batches. prompts: see `Probe`.
 
-    Raises ModelError where the plain layout does not give what the model itself says.
+    Raises ModelError if the plain layout differs from the model's own output.
     """
     started = time.perf_counter()
     probes = [Probe(one, prompts) for one in (model, beside) if one is not None]
@@ -97,11 +98,9 @@ def probe_layouts(
 def prove_lean(
     *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
 ) -> tuple[bool, str]:
-    """Return whether the lean way through the layers is as exact as each model's own, and what to
-    note where it is not.
+    """Return whether the lean decoder is as exact as each model's modules, and a note if it is not.
 
-    prompts: as of `Probe`. Raises ModelError where the plain layout does not give what the model
-    itself says.
+    prompts: see `Probe`. Raises ModelError if the plain layout differs from the model's own output.
     """
     return _prove_lean([Probe(model, prompts) for model in models])
 
@@ -116,13 +115,13 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
 
 
 class Probe:
-    """A few tokens, and their distributions by the model's own modules.
+    """A few tokens, and their distributions computed by the model's own modules.
 
-    In a narrow type the tokens are the model's own greedy continuations of the first two
-    ``prompts``, and every way through the model is held against the modules in float32: on text
-    that the model finds unlikely, rounding alone moves a log-probability by more than an error of
-    the computation. Its limit is `MOST_OF_PLAIN` times the error of the modules in the model's own
-    type. In float32 made-up tokens do, and a way is held against the modules themselves.
+    In a narrow type the tokens are the model's greedy continuations of the first two ``prompts``,
+    and every decoder is compared with the modules in float32. Likely text is required: on unlikely
+    text rounding alone changes a log-probability more than a wrong computation does. The limit is
+    `MOST_OF_PLAIN` times the error of the modules in the model's own type. In float32 the tokens
+    are artificial, and a decoder is compared with the modules themselves.
     """
 
     def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()) -> None:
@@ -136,14 +135,14 @@ class Probe:
             self._exact_TV = _distributions(model, self.batch, "plain", lean=False)
 
     def _become_narrow(self, prompts_PL: Tensor) -> None:
-        """Take likely text and float32's distributions, unless the model's code refuses either."""
+        """Use likely text and float32 distributions, unless the model's code raises an error."""
         try:
             self.batch = _likely_batch(self.model, prompts_PL)
             with in_float32(self.model):
                 exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a foreign model's forward, asked for what it may not know
+        except Exception:  # a third-party forward may raise anything
             exact_TV = None
         plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
@@ -152,18 +151,18 @@ class Probe:
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
-        """Return how far a way's log-probabilities are off, in nats.
+        """Return the error of a layout and decoder, in nats.
 
-        Of a position it is the expected absolute difference, sum_v p_v |log q_v - log p_v|: it is
-        not left to the one token that stands there. In float32 the largest counts, in a narrow type
-        the mean: the largest of some roundings is no measure of them all. Infinite where the model
-        gives no number, or cannot continue from a shared prompt at all.
+        The error of a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
+        so it does not depend on one sampled token. The result is the maximum over positions in
+        float32 and the mean in a narrow type, where the maximum over few positions is noisy.
+        Infinite if the model returns NaN or cannot continue from a shared prompt.
         """
         try:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a foreign model's forward, asked for what it may not know
+        except Exception:  # a third-party forward may raise anything
             if layout == "plain":
                 raise
             return math.inf
@@ -176,7 +175,7 @@ class Probe:
 
     @torch.no_grad()
     def check_head(self) -> None:
-        """Raise ModelError where log-probabilities are not those of the model's own logits."""
+        """Raise ModelError if `token_logprobs` differs from the model's own logits."""
         model, batch = self.model, self.batch
         (part,) = batch.split(2**20, "plain", [0])
         scored = token_logprobs(model, part, temperature=1.0, layout="plain", lean=False)
@@ -191,7 +190,7 @@ class Probe:
             raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
 
     def cost_of_modules(self) -> str:
-        """Say what the modules take beside the lean way."""
+        """Describe the memory and time of the modules relative to the lean decoder."""
         lean, modules = (kept_bytes(self.model, way) / 1024 for way in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
         device = str(self.batch.device)
@@ -207,7 +206,7 @@ class Probe:
         )
 
     def _through(self, lean: bool, parameters: Sequence[Tensor]) -> None:
-        """Go through the layers, and back where anything is learned."""
+        """Run the layers forward, and backward if any parameter is trained."""
         (part,) = self.batch.split(2**20, "plain")
         with torch.set_grad_enabled(bool(parameters)):
             hidden_TD = hidden_states(self.model, part.inputs("plain"), lean)
@@ -232,10 +231,10 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
 
 
 def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
-    """Return the share of a layer's multiplications that the tree saves.
+    """Return the share of a layer's multiplications that the tree layout saves.
 
-    A token takes 12 D^2 in the layer's matrices; a pair of tokens 2 D in attention. Under a mask
-    all pairs of a rectangle are computed, without one only the causal half.
+    A token takes 12 D^2 multiplications in the layer's matrices, a pair of tokens 2 D in attention.
+    Under a mask all pairs of a rectangle are computed, without a mask only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
@@ -246,13 +245,13 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
 
 
 def measure_difference(model: nn.Module, lean: bool = True) -> float:
-    """Return how far shared prompts are from separate ones, as `Probe.error` counts."""
+    """Return the error of shared prompts, as defined in `Probe.error`."""
     return Probe(model).error("tree", lean)
 
 
 @torch.no_grad()
 def _distributions(model: nn.Module, batch: Batch, layout: Layout, lean: bool) -> Tensor:
-    """Return log-probabilities [T, V] of what may stand in the place of each token, in float32."""
+    """Return next-token log-probabilities [T, V] at each token's position, in float32."""
     (part,) = batch.split(2**20, layout)
     hidden_TD = hidden_states(model, part.inputs(layout), lean)
     head = Head.of(model)
@@ -264,7 +263,7 @@ def _distributions(model: nn.Module, batch: Batch, layout: Layout, lean: bool) -
 
 
 def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> Tensor:
-    """Return how two prompts begin, [2, L]: of those given, or else of made-up tokens."""
+    """Return the starts of two prompts, [2, L], from ``prompts`` or else from artificial tokens."""
     vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
     known = [one for one in prompts if len(one) > 0 and max(one) < vocabulary]
     chosen = [torch.as_tensor(one) for one in known[:NUM_PROMPTS]] or [_made_up(4, 1, vocabulary)]
@@ -274,8 +273,10 @@ def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> T
 
 @torch.no_grad()
 def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
-    """Return two groups of two completions: greedy continuations of each prompt, one that begins
-    with its most likely token and one with the second."""
+    """Return two groups of two greedy continuations of each prompt.
+
+    The first starts with the most likely token and the second with the second most likely.
+    """
     device = next(model.parameters()).device
     output = model(input_ids=prompts_PL.to(device), use_cache=True)
     first_R1 = output.logits[:, -1].topk(2).indices.reshape(-1, 1)
@@ -286,7 +287,8 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
         found.append(output.logits[:, -1].argmax(-1, keepdim=True))
         output = model(input_ids=found[-1], past_key_values=output.past_key_values, use_cache=True)
     tokens_RL = torch.cat(found, 1).cpu()
-    less = min(3, prompts_PL.shape[1] - 1)  # of the second prompt, so that lengths differ
+    # Shorten the second prompt, so that the lengths differ.
+    less = min(3, prompts_PL.shape[1] - 1)
     prompts = (prompts_PL[0], prompts_PL[1][less:])
     rows = [row[:length] for row, length in zip(tokens_RL, LENGTHS, strict=True)]
     return _batch(prompts, rows).to(device)
@@ -297,7 +299,8 @@ def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
 
 
 def _made_up_batch(model: nn.Module) -> Batch:
-    """Two groups of two completions, all lengths different, of tokens that any model has."""
+    """Two groups of two completions of different lengths, with tokens that exist in any
+    vocabulary."""
     vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
     lengths = [5, 8, 1, 6]
     prompts = (_made_up(7, 1, vocabulary), _made_up(4, 2, vocabulary))

@@ -1,4 +1,4 @@
-"""How fast this device multiplies matrices in each type, measured in some tens of milliseconds."""
+"""Measure the speed of matrix products in each type on this device, within tens of milliseconds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from assay.host.files import read_json, state_folder, write_json
 from assay.host.machine import processor
 
 TYPES = (torch.float32, torch.bfloat16)
-"""What ``model.dtype`` may be."""
+"""The accepted values of ``model.dtype``."""
 SHAPE = (256, 512, 256)
 SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
-COPIED_BYTES = 2**26  # more than caches hold
-ACCELERATOR = 4  # times the shape: small products do not fill one
+# Larger than any cache.
+COPIED_BYTES = 2**26
+# Factor on the shape for an accelerator: small products do not occupy it fully.
+ACCELERATOR = 4
 _TORCH = f"torch {torch.__version__}"
-NOISE = 0.8  # two measurements of one rate lie within this
+# Two measurements of one rate differ by less than this factor.
+NOISE = 0.8
 
 
 def best_seconds(
@@ -29,8 +32,10 @@ def best_seconds(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the shortest of as many calls as fit into ``seconds`` (at least three), after one
-    more. clock: what a call is timed by."""
+    """Return the shortest time of repeated calls, after one warm-up call.
+
+    The calls repeat for ``seconds``, and at least three times. clock: the timer of a call.
+    """
 
     def wait() -> None:
         if device != "cpu":
@@ -49,9 +54,9 @@ def best_seconds(
 
 
 def processor_seconds() -> float:
-    """Return the processor time that this process has had, of each of torch's threads.
+    """Return the process's processor time divided by torch's thread count.
 
-    What other processes take of a busy machine does not count.
+    Unlike wall time it excludes the time of other processes on a busy machine.
     """
     return time.process_time() / torch.get_num_threads()
 
@@ -62,14 +67,15 @@ def product_rate(
     shape: tuple[int, int, int] = SHAPE,
     seconds: float = SECONDS,
 ) -> float:
-    """Return the operations a second of the best product of [rows, inner] by [inner, columns].
+    """Return the operations per second of the fastest product of [rows, inner] by [inner, columns].
 
-    Products are timed in several bursts with pauses between them, on a CPU by processor time: a
-    burst may meet other processes, and rarely all do.
+    Products are timed in bursts with pauses, on a CPU by processor time. Other processes may
+    disturb one burst, but rarely all of them.
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
-    own = torch.Generator(device).manual_seed(0)  # a run's random numbers are its own
+    # A separate generator leaves the run's random state unchanged.
+    own = torch.Generator(device).manual_seed(0)
     left = torch.randn(rows, inner, device=device, generator=own).to(dtype)
     right = torch.randn(columns, inner, device=device, generator=own).to(dtype)
     out = left @ right.T
@@ -84,7 +90,7 @@ def product_rate(
 
 
 def memory_rate(device: str = "cpu") -> float:
-    """Return the bytes a second that a large copy reads and writes."""
+    """Return the bytes per second that a large copy reads and writes."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     clock = processor_seconds if device == "cpu" else time.perf_counter
@@ -93,22 +99,24 @@ def memory_rate(device: str = "cpu") -> float:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the type as ``model.dtype`` names it."""
+    """Return a type's name in ``model.dtype``."""
     return str(dtype).removeprefix("torch.")
 
 
 def rates_here(device: str = "cpu") -> tuple[dict[str, float], bool]:
-    """Return the rate of products in each of `TYPES` by name, and whether they are to be trusted.
+    """Return the rate of products by type name for each of `TYPES`, and whether the rates are
+    reliable.
 
-    A CPU is measured once, and the result is kept in the user's state folder; what was measured
-    while other processes had the cores is neither kept nor trusted.
+    A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
+    cached and not reliable.
     """
     if device != "cpu":
         return {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}, True
     threads = f"{torch.get_num_threads()} threads"
     key = "; ".join((processor(), torch.backends.cpu.get_cpu_capability(), threads, _TORCH))
     path, kept = None, {}
-    with suppress(RuntimeError):  # a user without a home
+    # A user without a home folder has no state folder.
+    with suppress(RuntimeError):
         path = state_folder() / "product-rates.json"
         kept = read_json(path) or {}
     if (found := _rates_in(kept.get(key))) is not None:
@@ -117,14 +125,15 @@ def rates_here(device: str = "cpu") -> tuple[dict[str, float], bool]:
     if is_busy():
         return found, False
     if path is not None:
-        with suppress(OSError):  # it is measured again
+        # A read-only state folder means that the next run measures again.
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {**kept, key: found})
     return found, True
 
 
 def _rates_in(kept: object) -> dict[str, float] | None:
-    """Return what a file says of all types; None where it does not."""
+    """Return the cached rates if they cover all types, else None."""
     names = {name_of(dtype) for dtype in TYPES}
     if not isinstance(kept, dict) or kept.keys() != names:
         return None
@@ -133,18 +142,19 @@ def _rates_in(kept: object) -> dict[str, float] | None:
 
 
 def is_busy() -> bool:
-    """Whether more processes want to run than there are cores; False where no system says it."""
+    """Return whether more processes are runnable than there are cores; False if the load is
+    unknown."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
         return os.getloadavg()[0] > cores
-    except (AttributeError, OSError):  # Windows; a container that hides the load
+    except (AttributeError, OSError):
+        # Windows has no load average, and a container may hide it.
         return False
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a line where products in a narrow type are slower here than in float32; None
-    otherwise."""
+    """Return a warning if products in a narrow type are slower here than in float32, else None."""
     if dtype == torch.float32:
         return None
     name = name_of(dtype)

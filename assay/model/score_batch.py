@@ -1,8 +1,8 @@
-"""Texts that a reward model scores, packed: what they begin with in common is computed once.
+"""Packed batches of texts for a reward model; common prefixes are computed once.
 
-A place is a token at which a score is read. The model's state *at* a token is the one that predicts
-the next, so each text gets one more token, which is never fed, and the layouts of packed batches
-serve as they are.
+A place is a token at which a score is read. The layouts of packed batches return the state that
+predicts a token, which is the state *at* the token before it. So each text gets one additional
+token that is never an input, and the layouts need no change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LABELLED = Verdict.of_score(1.0, "label@1")
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """One text. places: indices of its tokens, rising, at which it is scored; labels: one a place.
+    """A text to score. places: ascending indices of the scored tokens. labels: one per place.
 
-    Raises ValueError where they do not fit each other.
+    Raises ValueError if tokens, places and labels are inconsistent.
     """
 
     tokens: Tokens
@@ -45,9 +45,9 @@ class ScoredText:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """Texts that are laid out together: a pair, the chosen one first, or one text alone.
+    """Texts that are laid out together: a pair with the chosen text first, or a single text.
 
-    margin: how much better the chosen one is to score. source: the row that they come from.
+    margin: required difference between the scores of the pair. source: the name of the data row.
     """
 
     texts: tuple[ScoredText, ...]
@@ -56,8 +56,8 @@ class ScoredGroup:
 
     @property
     def num_shared(self) -> int:
-        """Tokens that all texts begin with and that are computed once; no score is read before the
-        last."""
+        """Length of the common prefix, which is computed once; the first place lies at or after its
+        last token."""
         most = min(int(text.places[0]) + 1 for text in self.texts)
         first = self.texts[0].tokens[:most]
         for text in self.texts[1:]:
@@ -66,7 +66,7 @@ class ScoredGroup:
         return len(first)
 
     def num_tokens(self, layout: Layout) -> int:
-        """Tokens that the model computes for this group."""
+        """Return the number of tokens that the model computes for this group."""
         total = sum(len(text.tokens) for text in self.texts)
         return total - (len(self.texts) - 1) * self.num_shared if layout == "tree" else total
 
@@ -75,8 +75,8 @@ class ScoredGroup:
 class ScoreBatch:
     """Groups for one pass of the model.
 
-    M: places of all texts in order. row_M: the text of each; labels_M: its label; place_M: its
-    index among the batch's tokens. margins_P: one a group.
+    M: places of all texts, in order. row_M: text index. labels_M: label. place_M: token index in
+    the batch. margins_P: one margin per group.
     """
 
     batch: Batch
@@ -86,8 +86,7 @@ class ScoreBatch:
     margins_P: Tensor
 
     def inputs(self, layout: Layout) -> ModelInputs:
-        """Return what the model is fed; what it would predict tokens from are the M places
-        alone."""
+        """Return the model's inputs, with the M places as the only predicting positions."""
         batch = self.batch
         everything = MicroBatch(
             batch,
@@ -99,7 +98,7 @@ class ScoreBatch:
 
 
 def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu") -> ScoreBatch:
-    """Return the batch of these groups."""
+    """Pack groups into a batch."""
     packed: list[Group] = []
     places: list[np.ndarray] = []
     first = 0
@@ -109,7 +108,8 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
             shared = part.num_shared
             rows: list[Completion] = []
             for text in part.texts:
-                own = np.append(text.tokens[shared:], 0)  # the last is never fed
+                # The additional token is never an input.
+                own = np.append(text.tokens[shared:], 0)
                 places.append(first + text.places - (shared - 1))
                 first += len(own)
                 rows.append(Completion.given(f"{number}/{len(rows)}", own.astype(np.int32)))
@@ -130,8 +130,11 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
 def micro_batches(
     groups: Sequence[ScoredGroup], max_tokens: int, layout: Layout
 ) -> Iterator[Sequence[ScoredGroup]]:
-    """Yield consecutive groups that together fit a pass, or one that alone does not: none is
-    divided."""
+    """Yield parts of consecutive groups with at most ``max_tokens`` tokens; a group is never
+    divided.
+
+    A larger group is a part of its own.
+    """
     sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
     for first, last in fill(sizes, max_tokens):
         yield groups[first:last]

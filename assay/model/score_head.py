@@ -1,9 +1,8 @@
-"""Models that score text: a decoder under a head of one or two labels, in Hugging Face's own
-classes.
+"""Models that score text: a decoder with a score head, in Hugging Face's own classes.
 
-A causal model becomes one by its layers, which are kept, and a fresh head; what was saved as a
-reward model goes on as it is. Either loads again with ``AutoModelForSequenceClassification`` (one
-score a text, read at its last token) or ``AutoModelForTokenClassification`` (one at each token).
+A causal model is converted by keeping its layers and adding a new head; a saved reward model is
+used as it is. The result loads with ``AutoModelForSequenceClassification`` (one score per text,
+read at its last token) or ``AutoModelForTokenClassification`` (one score per token).
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
 from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_family
 
 Scores = Literal["text", "token"]
-"""What a score is of: a whole text, or a token."""
+"""The unit of a score: a whole text, or a token."""
 
 FAMILIES: Mapping[Scores, str] = {
     "text": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
 }
-"""The class of Transformers that reads each."""
+"""Transformers' auto class for each unit."""
 
 
 @doing("loading the model")
 def load_scorer(
     config: ModelConfig, device: str | None, seed: int, scores: Scores, num_labels: int
 ) -> LoadedModel:
-    """Load a model to be trained as a reward model; dropout is off.
+    """Load a model for training as a reward model, with dropout disabled.
 
-    config: a causal model, whose head is replaced by a fresh one, or a reward model of the same
-    kind and number of labels, which goes on. The fresh head is drawn with standard deviation
-    1/sqrt(D + 1) from ``seed`` (as in Stiennon et al. 2020, told by Huang et al. 2024,
-    arXiv:2403.17031). Raises ModelError.
+    config: a causal model, whose head is replaced, or a reward model with the same unit and number
+    of labels, which is trained further. The new head is drawn from ``seed`` with standard deviation
+    1/sqrt(D + 1) (Stiennon et al. 2020, as reported by Huang et al. 2024, arXiv:2403.17031). Raises
+    ModelError.
     """
     saved = _saved_scorer(config)
     if saved is None:
@@ -76,7 +75,7 @@ def load_scorer(
 
 
 def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> Any:
-    """Return a model of the same layers, the very same parameters, under a fresh head."""
+    """Return a model with a new score head that shares the given model's layers."""
     import transformers
 
     family: Any = getattr(transformers, FAMILIES[scores])
@@ -104,7 +103,7 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
 
 
 def score_head(model: Any) -> nn.Linear:
-    """Return the head of a model that scores; raises ModelError where it is not one linear map."""
+    """Return the score head of a model. Raises ModelError if it is not a single linear layer."""
     layers = [one for name, one in model.named_children() if name != model.base_model_prefix]
     heads = [one for one in layers if next(one.parameters(), None) is not None]
     if len(heads) != 1 or type(heads[0]) is not nn.Linear:
@@ -122,7 +121,7 @@ def read_scores(
 ) -> Tensor:
     """Return the head's logits at each place, [M, C], float32, with gradient.
 
-    The head is applied in float32, whatever the layers' type.
+    The head is applied in float32 regardless of the layers' type.
     """
     hidden_MD = hidden_states(model, batch.inputs(layout), lean, accumulators)
     head = score_head(model)
@@ -132,7 +131,7 @@ def read_scores(
 
 @dataclass(frozen=True, slots=True)
 class ScoreWay:
-    """How texts go through the model, and why."""
+    """The chosen layout and decoder for texts, and the reason."""
 
     layout: Layout
     lean: bool
@@ -142,11 +141,10 @@ class ScoreWay:
 @doing("probing the layers")
 @torch.no_grad()
 def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
-    """Score some texts in each way, hold them against the model's own forward pass, and choose.
+    """Score texts with each layout and decoder, compare with the model's own scores, and choose.
 
-    The lean way through the layers, and texts that share what they begin with, are taken where they
-    give the model's own scores within its type's rounding. Raises ModelError where not even the
-    plain way does.
+    The lean decoder and shared prefixes are used if they reproduce the model's own scores within
+    the rounding of its type. Raises ModelError if even the plain layout with modules does not.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -157,7 +155,7 @@ def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
     def difference(layout: Layout, lean: bool) -> float:
         try:
             found = read_scores(model, batch, layout, lean)
-        except Exception:  # a foreign model's forward, asked for what it may not know
+        except Exception:  # a third-party forward may raise anything
             if layout == "plain" and not lean:
                 raise
             return float("inf")
@@ -183,8 +181,10 @@ def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
 
 
 def padding_token(tokenizer: Any) -> int | None:
-    """Return a token to pad with that ends no text: heads over a sequence look for the last other
-    one."""
+    """Return a padding token that ends no text, or None.
+
+    Sequence classification heads read the score at the last token that is not padding.
+    """
     ends: set[int] = set(tokenizer("x")["input_ids"][-1:])
     if (text := finished_chat(tokenizer, "x")) is not None:
         ends |= set(tokenizer(text, add_special_tokens=False)["input_ids"][-1:])
@@ -195,7 +195,7 @@ def padding_token(tokenizer: Any) -> int | None:
 
 
 def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
-    """Return the logits of a group's places by the model's own forward pass, [M, C]."""
+    """Return the logits at a group's places from the model's own forward pass, [M, C]."""
     found: list[Tensor] = []
     by_token = type(model).__name__.endswith("ForTokenClassification")
     for text in group.texts:
@@ -214,7 +214,7 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
 
 
 def _saved_scorer(config: ModelConfig) -> ModelSource | None:
-    """Return the source of what was saved as a reward model; None of everything else."""
+    """Return the source of a saved reward model, or None for any other path."""
     if not (Path(config.path).expanduser() / "config.json").is_file():
         return None
     source = ModelSource.find(config.path, config.revision, config.trust_remote_code)

@@ -1,7 +1,7 @@
-"""Whether a model's config.json can be a model's: checked before anything is built of it.
+"""Validate the sizes in a model's config.json before anything is allocated.
 
-Transformers makes lists of ``num_hidden_layers`` items, and weights of every size that is written
-there, before it looks at what is saved: a stranger's numbers could take all memory.
+Transformers creates ``num_hidden_layers`` modules and weights of every stated size before it reads
+the saved weights. A malicious or damaged file could exhaust the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from assay.errors import ModelError, message
 from assay.host.records import as_object
 from assay.validation import toml_words
 
-# Ten times what the largest models have.
+# Upper bounds, about ten times the sizes of the largest models.
 MOST = {
     "num_hidden_layers": 2_000,
     "hidden_size": 2**18,
@@ -28,15 +28,16 @@ MOST = {
     "num_experts": 2**14,
 }
 MAY_BE_NONE = {"num_local_experts", "num_experts"}
-"""Sizes that are 0 in a model that could have such a part, and has none."""
+"""Sizes that are 0 in a model whose architecture supports the part but does not use it."""
 PARAMETERS_A_BYTE = 16
-"""More parameters than this for each byte of weights are none that are saved there."""
+"""Maximum number of parameters per byte of saved weights."""
 HARMLESS = 2**26
-"""Parameters that may be built to find what is wrong with the weights."""
+"""Number of parameters below which a mismatch with the weights is left to Transformers to
+report."""
 
 
 def check_config(folder: Path, where: str) -> None:
-    """Raise ModelError where a folder's config.json cannot be that of the weights beside it."""
+    """Raise ModelError if a folder's config.json cannot match the weights in the folder."""
     try:
         facts = as_object((folder / "config.json").read_bytes())
     except OSError as error:
@@ -52,23 +53,23 @@ def check_config(folder: Path, where: str) -> None:
 
 
 def check_hub_config(name: str, revision: str | None, cached: bool, where: str) -> None:
-    """Raise ModelError where a hub model's config.json has a size that no model has.
+    """Raise ModelError if a hub model's config.json contains an implausible size.
 
-    cached: read it from the local cache alone. The weights are not measured: the cache may hold a
-    part of them. A name without a config.json is left to Transformers.
+    cached: read only the local cache. The weights' size is not checked, because the cache may be
+    incomplete. A missing config.json is left to Transformers.
     """
     from huggingface_hub import hf_hub_download
 
     try:
         file = hf_hub_download(name, "config.json", revision=revision, local_files_only=cached)
         facts = as_object(Path(file).read_bytes())
-    except Exception:  # a network may fail in any way; Transformers asks again, and reports it
+    except Exception:  # any network failure; Transformers asks again and reports it
         return
     _shapes_of(facts, where)
 
 
 def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]:
-    """Return a configuration and that of the text model inside it; raises ModelError."""
+    """Return a configuration and its inner text model's configuration. Raises ModelError."""
     if facts is None:
         raise ModelError(message(where, "a damaged config.json", "a JSON object"))
     inner = facts.get("text_config")
@@ -79,9 +80,9 @@ def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]
 
 
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:
-    """Raise ModelError for a size that no model has; keys that are not there are not missed.
+    """Raise ModelError for an implausible size; missing keys are accepted.
 
-    A list has a size for each layer.
+    A list holds one size per layer.
     """
     for key, most in MOST.items():
         least = 0 if key in MAY_BE_NONE else 1
@@ -93,9 +94,9 @@ def check_sizes(shape: Mapping[str, Any], where: str) -> None:
 
 
 def num_parameters(shape: Mapping[str, Any]) -> int:
-    """Return about how many parameters a decoder of these sizes has; without experts.
+    """Return an estimate of a decoder's parameter count, without experts.
 
-    Of sizes that differ by layer the smallest counts.
+    If a size differs by layer, the smallest is used.
     """
     names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
     sizes = [shape.get(name) or 0 for name in names]

@@ -1,5 +1,5 @@
-"""A model's shape without its weights: parameters that have sizes, a type and a device, and take
-no memory. Estimates are made of it before anything is loaded."""
+"""Models with fake parameters: sizes, type and device without memory, for estimates before
+loading."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from assay.model.adapters import add_adapter
 
 
 def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | None = None) -> Any:
-    """Return the model of a Transformers configuration, with fake tensors for weights.
+    """Build the model of a Transformers configuration with fake tensors as weights.
 
-    lora: the adapters around it. Raises ModelError where Transformers cannot build the model
-    without its weights, MissingExtra for adapters without peft.
+    lora: adapters to add. Raises ModelError if Transformers cannot build the model without weights,
+    MissingExtra for adapters without peft.
     """
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from transformers import AutoModelForCausalLM
@@ -25,7 +25,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except Exception as error:  # foreign code builds a foreign model: told in one line
+    except Exception as error:  # third-party model code may raise anything
         raise ModelError(f"the model's shape cannot be read ({cause(error)})") from error
     model = model.eval() if lora is None else add_adapter(model, lora, seed=0)
     mode, place = FakeTensorMode(allow_non_fake_inputs=True), torch.device(device)
@@ -33,7 +33,8 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     def fake(tensor: Tensor) -> Tensor:
         return FakeTensor(mode, tensor.to("meta"), place)
 
-    known: dict[int, nn.Parameter] = {}  # a tied head is the embedding
+    # A tied head and the embedding must remain one parameter.
+    known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, own in module._parameters.items():
             if own is not None and id(own) not in known:

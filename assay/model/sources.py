@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder in Hugging Face layout, a GGUF file, or a name on the hub."""
+"""Model sources: a folder in Hugging Face layout, a GGUF file, or a hub name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HUB_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A place that a model or a tokenizer is read from.
+    """The source of a model or tokenizer.
 
-    place: a folder or a hub name. gguf: the file in that folder. cached: read from the hub's local
-    cache alone.
+    place: a folder or a hub name. gguf: the file in that folder. cached: use only the hub's local
+    cache.
     """
 
     place: str
@@ -41,7 +41,7 @@ class ModelSource:
     def find(
         cls, path: str, revision: str | None = None, trust_remote_code: bool = False
     ) -> ModelSource:
-        """Return the source of a model; raises ModelError where there can be none."""
+        """Find the source of a model. Raises ModelError if there is none."""
         folder = Path(path).expanduser()
         if folder.is_file():
             if folder.suffix != ".gguf":
@@ -65,30 +65,30 @@ class ModelSource:
 
     @classmethod
     def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> ModelSource:
-        """Return the source of a tokenizer; raises ModelError where there can be none."""
+        """Find the source of a tokenizer. Raises ModelError if there is none."""
         folder = Path(path).expanduser()
         if folder.is_dir():
             return cls(str(folder.resolve()), trust_remote_code=trust_remote_code)
         if not HUB_NAME.fullmatch(path):
             raise ModelError(message(f"model.tokenizer {path}", "nothing there", "a folder"))
         cached = _ask_hub(path, None)
-        # the tokenizer's class is found by way of the model's configuration
+        # Transformers finds the tokenizer's class through the model's configuration.
         check_hub_config(path, None, cached, f"model.tokenizer {path}")
         return cls(path, trust_remote_code=trust_remote_code, cached=cached)
 
     @property
     def name(self) -> str:
-        """The path under which `find` would find it again."""
+        """A path for which `find` returns this source."""
         return str(Path(self.place) / self.gguf) if self.gguf else self.place
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a tokenizer may be here; of a hub name that is not known yet."""
+        """Whether the source may hold a tokenizer; always True for a hub name."""
         folder = Path(self.place)
         return self.gguf is not None or not folder.is_dir() or _holds(folder, TOKENIZERS)
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments that Transformers takes."""
+        """Return the keyword arguments for Transformers' ``from_pretrained``."""
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         if self.gguf is not None:
             options["gguf_file"] = self.gguf
@@ -102,16 +102,17 @@ class ModelSource:
 def read_model(
     source: ModelSource, dtype: torch.dtype, family: str = "AutoModelForCausalLM"
 ) -> Any:
-    """Return the model with every weight as it was saved, in ``dtype``, in eval mode.
+    """Load a model in ``dtype`` and in eval mode.
 
-    family: the class of Transformers that reads it. Raises ModelError in one line: also for weights
-    that the folder lacks, which Transformers would draw at random with no more than a warning.
+    family: Transformers' auto class. Raises ModelError in one line, including for weights that are
+    missing in the folder: Transformers would initialize these randomly with only a warning.
     """
     import transformers
 
     where = f"model.path {source.name}"
     try:
-        with redirect_stderr(StringIO()) if source.gguf else nullcontext():  # its progress bar
+        # Transformers prints a progress bar while it reads a GGUF file.
+        with redirect_stderr(StringIO()) if source.gguf else nullcontext():
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
@@ -119,7 +120,7 @@ def read_model(
                 ignore_mismatched_sizes=True,
                 **source.options(),
             )
-    except Exception as error:  # a foreign library reads foreign files: told in one line
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(where, error) from error
     model, report = loaded
     for complaint, keys in (
@@ -139,8 +140,7 @@ def read_model(
 
 
 def saved_family(source: ModelSource) -> str:
-    """Return the class of Transformers that reads what a folder holds: a reward model's, or a
-    causal model's."""
+    """Return Transformers' auto class for a folder: a reward model's or a causal model's."""
     file = Path(source.place) / "config.json"
     try:
         names = (as_object(file.read_bytes()) or {}).get("architectures")
@@ -153,10 +153,10 @@ def saved_family(source: ModelSource) -> str:
 
 
 def read_tokenizer(source: ModelSource, model: Any) -> Any:
-    """Return the tokenizer; raises ModelError in one line.
+    """Load a tokenizer. Raises ModelError in one line.
 
-    model: what the source holds beside it; a GGUF file's first and last token are as the model
-    says.
+    model: the source's model. For a GGUF file its configuration determines the first and last
+    token.
     """
     from transformers import AutoTokenizer
 
@@ -166,24 +166,26 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise ModelError(message(where, "none", ", ".join(TOKENIZERS), remedy))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a foreign library reads foreign files: told in one line
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
-        if isinstance(token, int):  # Transformers up to 5.17 takes the one for the other
+        # Transformers up to 5.17 confuses bos and eos of a GGUF file.
+        if isinstance(token, int):
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
     return tokenizer
 
 
 def saved_dtype(source: ModelSource) -> torch.dtype:
-    """Return the type that weights were saved in; a GGUF file's few bits fit bfloat16."""
+    """Return the type of the saved weights; bfloat16 for a GGUF file, whose quantized values fit in
+    it."""
     from transformers import AutoConfig
 
     if source.gguf is not None:
         return torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a foreign library reads foreign files: told in one line
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(f"model.path {source.name}", error) from error
     dtype = config.get_text_config().dtype or config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -205,9 +207,11 @@ def _only_gguf(folder: Path) -> str:
 
 
 def _ask_hub(name: str, revision: str | None) -> bool:
-    """Return whether only the local cache can serve a name; raises ModelError where nothing can.
+    """Return whether a name must be read from the local cache. Raises ModelError if it is not
+    available.
 
-    One question with a time limit: Transformers would ask an unreachable hub for most of a minute.
+    A single request with a time limit: Transformers retries an unreachable hub for most of a
+    minute.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -228,7 +232,7 @@ def _ask_hub(name: str, revision: str | None) -> bool:
         found = "no such folder, nor such a public model on the hub"
         remedy = "a private or gated one needs a login: hf auth login"
         raise ModelError(message(where, found, ACCEPTED, remedy)) from error
-    except Exception as error:  # a network may fail in any way
+    except Exception as error:  # any network failure
         if not is_cached:
             endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
             found = (
@@ -240,7 +244,7 @@ def _ask_hub(name: str, revision: str | None) -> bool:
 
 
 def _refusal(where: str, error: Exception) -> Exception:
-    """Return the one-line error for what a model library said at length."""
+    """Shorten an error of a model library to one line."""
     if isinstance(error, ImportError) and "gguf" in str(error).lower():
         return MissingExtra.of("gguf", "gguf", "reading a GGUF file")
     if "trust_remote_code" in str(error):
@@ -258,19 +262,21 @@ def _first_line(error: BaseException) -> str:
 
 
 def _as_plain_model(model: Any, dtype: torch.dtype) -> Any:
-    """Return a widened GGUF model as an ordinary one, which Transformers agrees to save."""
+    """Convert a dequantized GGUF model to an ordinary model that Transformers can save."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tree = model.config.to_dict()
     for key in ("quantization_config", "architectures", "dtype", "torch_dtype", "_name_or_path"):
         tree.pop(key, None)
     config = AutoConfig.for_model(tree.pop("model_type"), **tree)
-    with torch.device("meta"):  # no time is spent on weights that are replaced at once
+    # The meta device skips the initialization of weights that are replaced below.
+    with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = dict(model.named_buffers())
     plain.load_state_dict(model.state_dict(), assign=True)
     for name, buffer in plain.named_buffers():
-        if buffer.is_meta:  # not part of the state: rotary frequencies
+        # Buffers outside the state dict, such as rotary frequencies, are copied separately.
+        if buffer.is_meta:
             owner, _, leaf = name.rpartition(".")
             plain.get_submodule(owner)._buffers[leaf] = buffers[name]
     plain.tie_weights()

@@ -1,4 +1,4 @@
-"""What a student's distributions are held against: a teacher beside it, or what was kept of one."""
+"""Distillation targets: a loaded teacher's logits, or cached top-k teacher logits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from assay.model.divergence import Distribution, Divergence
 from assay.model.head import LOGITS_AT_ONCE, Head, HeadRoom
 
 LEAST = -100.0
-"""Smallest log-probability of all tokens that were not kept together: where all were, it is 0."""
+"""Lower bound of the log-probability of all uncached tokens together, whose true value may
+be -inf."""
 
 
 @dataclass(frozen=True, eq=False)
 class TeacherStates:
-    """The hidden states of a teacher, [T, D], and its head: all of its logits, some at a time.
+    """A teacher's hidden states [T, D] and its head; the full logits are computed in chunks.
 
-    A vocabulary may be padded beyond its tokens, and another model's further: the tokens of both
-    are compared.
+    Padded vocabularies may differ in size between teacher and student. Only the tokens of both are
+    compared.
     """
 
     head: Head
@@ -28,7 +29,7 @@ class TeacherStates:
 
     @property
     def temperature(self) -> float:
-        """Of the two distributions that are compared."""
+        """Temperature of both compared distributions."""
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> Tensor:
@@ -47,9 +48,10 @@ class TeacherStates:
         return self.divergence.between(Distribution.of(taught_BV[:, :ours]), student)
 
     def likeliest(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the likeliest tokens [T, K], their log-probabilities, and that of all others [T].
+        """Return the top-k tokens [T, K], their log-probabilities, and that of all other tokens
+        [T].
 
-        size: of the vocabulary that is compared.
+        size: the compared part of the vocabulary.
         """
         room, found = HeadRoom(), list[tuple[Tensor, Tensor, Tensor]]()
         at_once = max(1, LOGITS_AT_ONCE // len(self.head.weight_VD))
@@ -63,11 +65,12 @@ class TeacherStates:
 
 @dataclass(frozen=True, eq=False)
 class KeptLogprobs:
-    """A teacher's K likeliest tokens at each position, and the mass of all others together.
+    """Cached teacher logits: the top-k tokens of each position, and the total mass of all other
+    tokens.
 
-    tokens_TK, logprobs_TK: at the divergence's temperature. rest_T: the logarithm of that mass. The
-    distributions are compared over these K + 1 events, which differ at most as much as they do over
-    all tokens.
+    tokens_TK, logprobs_TK: at the divergence's temperature. rest_T: the logarithm of the other
+    tokens' mass. The distributions are compared over these K + 1 events. This divergence is a lower
+    bound of the divergence over all tokens.
     """
 
     tokens_TK: Tensor
@@ -77,18 +80,18 @@ class KeptLogprobs:
 
     @property
     def temperature(self) -> float:
-        """Of the two distributions that are compared."""
+        """Temperature of both compared distributions."""
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> None:
-        """There are no logits of all tokens."""
+        """Return None, because the full logits are not cached."""
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens, and its gradient by the student's logits.
 
-        The gradient of the others' mass is shared among them as their probabilities are.
+        The gradient of the other tokens' mass is distributed in proportion to their probabilities.
         """
         tokens_BK = self.tokens_TK[part]
         chosen_BK = student.logits_BN.gather(-1, tokens_BK) - student.normalizer_B[:, None]
@@ -108,9 +111,9 @@ def _joined(chosen_BK: Tensor, rest_B1: Tensor) -> Tensor:
 
 
 def keep_likeliest(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the likeliest tokens [B, K], their log-probabilities, and that of all others [B].
+    """Return the top-k tokens [B, K], their log-probabilities, and that of all other tokens [B].
 
-    Raises RuntimeError for more tokens than there are.
+    Raises RuntimeError if ``count`` exceeds the vocabulary.
     """
     logprobs_BV = logits_BV.log_softmax(-1)
     logprobs_BK, tokens_BK = logprobs_BV.topk(count, dim=-1)

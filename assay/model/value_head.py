@@ -1,7 +1,7 @@
-"""Values of states: a float32 head on hidden states, and models of their own that carry one.
+"""Values of states: a float32 head on hidden states, and separate value models.
 
-A token was chosen in the state that stands at its predicting position, which is where
-`assay.model.decoder.hidden_states` looks; so a head needs nothing but these hidden states.
+The state of a token is the hidden state at its predicting position, which
+`assay.model.decoder.hidden_states` returns. A head needs no other input.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """V(s_t) = w . h_t + b in float32, h_t the last hidden state that predicts token t.
+    """V(s_t) = w . h_t + b in float32, with h_t the last hidden state that predicts token t.
 
-    Zero at first: a critic begins as no baseline at all, whatever the scale of the hidden states.
+    Initialized to zero, so that an untrained critic is no baseline, for any scale of hidden states.
     """
 
     def __init__(self, width: int, device: torch.device | str | None = None) -> None:
@@ -40,13 +40,13 @@ class ValueHead(nn.Module):
         return hidden_TD.to(self.weight.dtype) @ self.weight + self.bias
 
     def save(self, folder: Path) -> None:
-        """Write ``value_head.safetensors`` into a folder that may be new."""
+        """Write ``value_head.safetensors`` to a folder, which is created if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
         save_file(tensors, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit, in place. Raises RunError."""
+        """Restore a saved head in place, bit for bit. Raises RunError."""
         file = folder / HEAD_FILE
         try:
             self.load_state_dict(load_file(file))
@@ -57,11 +57,10 @@ class ValueHead(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A model of its own whose output is a value: a decoder under a `ValueHead`.
+    """A separate value model: a decoder with a `ValueHead`.
 
-    backbone: in Transformers' form for token classification with one label, so that it saves as
-    one; its own score layer is not trained, and `write_score` makes it the head's rounding to its
-    type.
+    backbone: a Transformers model for token classification with one label, so that it can be saved
+    as one. Its own score layer is not trained; `write_score` copies the rounded head into it.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:
@@ -73,10 +72,10 @@ class ValueModel(nn.Module):
 
     @classmethod
     def of_policy(cls, policy: nn.Module) -> ValueModel:
-        """Return one with a copy of the policy's layers, adapters merged, and a head of zeros.
+        """Create a value model from a copy of the policy's layers, with adapters merged and a zero
+        head.
 
-        Raises ModelError where Transformers has no form of the policy's architecture that scores
-        tokens.
+        Raises ModelError if Transformers has no token classification class for the architecture.
         """
         whole: Any = copy.deepcopy(policy)
         if hasattr(whole, "merge_and_unload"):
@@ -92,11 +91,11 @@ class ValueModel(nn.Module):
     def load(
         cls, path: str, dtype: torch.dtype, device: torch.device, tokenizer: Any
     ) -> ValueModel:
-        """Return one that starts from a reward model's folder, head included, or from a causal
-        model's.
+        """Create a value model from a folder with a reward model, including its head, or a causal
+        model.
 
-        tokenizer: the policy's, whose tokens it will read. Raises ModelError, also where the folder
-        has another tokenizer, or its head more than one label.
+        tokenizer: the policy's. Raises ModelError, also if the folder has a different tokenizer or
+        its head has more than one label.
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
         saved = saved_family(ModelSource(str(Path(path).expanduser())))
@@ -123,7 +122,7 @@ class ValueModel(nn.Module):
 
     @torch.no_grad()
     def write_score(self) -> None:
-        """Write the head into the backbone's score layer, as exactly as its type can hold it."""
+        """Copy the head into the backbone's score layer, rounded to the layer's type."""
         score = score_head(self.backbone)
         score.weight.copy_(self.head.weight[None])
         if score.bias is not None:

@@ -1,4 +1,4 @@
-"""A policy's weights on their way to a generator: named tensors of one version, with a
+"""Weights in transfer from the policy to a generator: named tensors, a version and a
 fingerprint."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 
-ROW, BLOCK = 512, 256  # words of a row that is summed, and rows that a cache holds at a time
+# Words per summed row, and rows per block that fits in the cache.
+ROW, BLOCK = 512, 256
 _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) | np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A policy's tensors by the names of its module's `state_dict`, as they are at one version.
+    """A policy's tensors at one version, by their names in the module's `state_dict`.
 
-    The tensors of `Weights.of` are the live ones: whoever holds the same memory has nothing to
-    load. fingerprint: of the tensors, for a copy that travels (`sealed`); None: nobody has computed
-    it.
+    `Weights.of` returns the live tensors, so a generator that shares their memory has nothing to
+    load. fingerprint: set by `sealed` for a copy that is transferred; None: not computed.
     """
 
     version: int
@@ -36,14 +36,13 @@ class Weights:
         return cls(version, model.state_dict())
 
     def sealed(self) -> Weights:
-        """Return them with their fingerprint, which whoever loads a copy checks."""
+        """Return the weights with their fingerprint, which `load_into` checks after a copy."""
         return replace(self, fingerprint=fingerprint(self.tensors))
 
     def load_into(self, model: nn.Module) -> None:
-        """Make a model's tensors these. One that shares the memory stays as it is; others are
-        copied.
+        """Load these tensors into a model; tensors that share the model's memory are not copied.
 
-        Raises ModelError where the tensors are those of another model, or not what was sealed.
+        Raises ModelError if names, shapes or types differ, or if the fingerprint does not match.
         """
         own = model.state_dict()
         if odd := sorted(own.keys() ^ self.tensors.keys()):
@@ -67,9 +66,10 @@ class Weights:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of names, types, shapes and bits: the same on every machine that holds them.
+    """Return a hash of names, types, shapes and bits; it is the same on every machine.
 
-    It finds what went wrong on the way, and not what somebody forged: sha256 alone takes longer.
+    It detects transfer errors, not forgery. sha256 over all bits would also detect forgery but
+    takes longer.
     """
     digest, seen = hashlib.sha256(), dict[Hashable, bytes]()
     for name, tensor in sorted(tensors.items()):
@@ -82,15 +82,15 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def memory_of(tensor: Tensor) -> Hashable:
-    """Return what tied tensors have in common: where they are, and how they are read."""
+    """Return a key that is equal for tied tensors: address, shape, strides and type."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _digest(data: np.ndarray) -> bytes:
-    """Return the sha256 of rows' sums, each word times a factor of its place, modulo 2^64.
+    """Return the sha256 of row sums, modulo 2^64, with each word multiplied by its column's factor.
 
-    Factors are odd, so that a change of one word changes the sum. A word's upper half goes into its
-    lower one first: else changes of upper bits would cancel each other.
+    The factors are odd, so a change of one word changes the sum. The upper half of a word is first
+    XORed into the lower half. Otherwise changes of upper bits could cancel each other.
     """
     num_words = len(data) // (8 * ROW) * ROW
     words = data[: 8 * num_words].view(np.uint64).reshape(-1, ROW)

@@ -1,4 +1,4 @@
-"""A model of a narrow type, computed in float32 without a copy of it."""
+"""Compute a narrow-type model in float32 without a float32 copy of the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute every module's forward pass in float32; for inference alone.
+    """Run every module's forward in float32; for inference only.
 
-    A module's own parameters are float32 while it is called, and what they were before and after:
-    one matrix is held twice, where a float32 copy of the model would take twice its size.
+    A hook converts a module's parameters before its call and restores them after it. Only one
+    module's parameters exist twice; a float32 copy of the model would take twice the model's size.
     """
     kept: dict[int, tuple[nn.Parameter, Tensor]] = {}
     handles: list[Any] = []
@@ -40,5 +40,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        for one, data in kept.values():  # of calls that raised
+        # Restore the parameters of calls that raised an exception.
+        for one, data in kept.values():
             one.data = data
