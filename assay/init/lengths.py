@@ -16,6 +16,7 @@ LOOKED_AT = 200  # rows
 WORKED = 16  # tokens of an answer that is a worked solution, and not its result alone
 LONG = 0.95  # of the solutions are no longer than a long one
 TEMPLATE_TOKENS = 32  # that a chat template puts around a question, about
+BASE_TOKENS = 2  # that stand around one without: a line break, a first token
 MULTIPLE = 32
 SHORTEST = 128  # that a worked answer may take
 
@@ -50,11 +51,11 @@ def answer_lengths(
         room = "reasoning" if model.think is not None else "a worked answer"
         why = {True: f"room for {room}", False: f"little room for {room}, to save time"}
     most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
-    if most is not None and prompts[-1] + whole > (model.context or 0):
+    around = TEMPLATE_TOKENS if model.chat else BASE_TOKENS
+    if most is not None and prompts[-1] + around + whole > (model.context or 0):
         told = f"what the model's context of {model.context} leaves"
         why = {True: told, False: told if cut >= most else why[False]}
         whole, cut = most, min(cut, most)
-    around = TEMPLATE_TOKENS if model.chat else 0
     typical = round(statistics.median(prompts)) + around
     return Lengths(prompts[-1] + around, typical, whole, cut), why
 

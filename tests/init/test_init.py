@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from assay import config
+from assay.data.chat import PromptRenderer
 from assay.data.problems import load_problems
 from assay.errors import DataError, RunError, UserError, VerifierError
 from assay.init import detection, sizes, starter
@@ -283,6 +284,18 @@ def test_a_completion_fits_the_model_s_context(model: str) -> None:
     rows = write_rows({"prompt": "q" * 20, "answer": "1" * 60})
     read = config.load(init("grpo", data=rows, model=model).config)
     assert read.sampling.max_tokens == 64 - 20 - 32
+
+
+@pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
+def test_what_surrounds_a_question_counts_in_the_model_s_context(
+    tmp_path: Path, template: str | None
+) -> None:
+    save_tiny_model(tmp_path / "near", chat_template=template, max_positions=128)
+    rows = write_rows({"prompt": "q" * 60, "answer": "1" * 60})  # 128 tokens, and nothing around
+    read = config.load(init("grpo", data=rows, model="near").config)
+    renderer = PromptRenderer(byte_tokenizer(template), read.data)
+    (problem,) = load_problems(rows)
+    assert len(renderer.render(problem).tokens) + read.sampling.max_tokens <= 128
 
 
 def test_a_configuration_is_not_written_over_and_files_of_yours_never(model: str) -> None:
