@@ -1,4 +1,4 @@
-"""Questions of public benchmarks in the forms of their data sets, as rows that Assay reads.
+"""Convert rows of public benchmarks from their published formats to problems.
 
     {"question", "choices": [...], "answer": 2, "subject"}                        MMLU
     {"question", "options": [...], "answer": "C", "answer_index": 2, "category"}  MMLU-Pro
@@ -10,11 +10,11 @@
     {"passage", "question", "answers_spans" | "answer", "validated_answers"}      DROP
     {"question": [messages], "function": [...], "ground_truth": [...]}            BFCL
 
-A question with options shows them under letters in its prompt, and is judged by ``choice`` unless
-the row names a verifier. GPQA's options are put into an order that only their texts decide, since
-the right one stands first in every row. DROP's rows are judged by ``drop``, with every annotator's
-answer accepted. BFCL's are judged by ``function_calls``; its answers stand in files of their own,
-which `assay.data.bfcl` puts beside the questions.
+Multiple-choice questions list their lettered options in the prompt and are judged by ``choice``
+unless the row names a verifier. GPQA lists the correct option first in every row, so its options
+are reordered by a hash of their texts. DROP rows are judged by ``drop`` and accept the answers of
+all annotators. BFCL rows are judged by ``function_calls``; their answers are in separate files,
+which `assay.data.bfcl` joins with the questions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 
 def read_benchmark_form(row: dict[str, Any], where: str) -> None:
-    """Give a row of one of these forms the keys of a problem, in place; leave others alone."""
+    """Convert a row of a known benchmark format in place; other rows are unchanged."""
     if "Question" in row and "Correct Answer" in row:
         _read_gpqa(row, where)
     elif "passage" in row and any(
@@ -107,7 +107,7 @@ def _read_options(row: dict[str, Any], question: str, where: str) -> None:
 
 
 def _read_drop(row: dict[str, Any], where: str) -> None:
-    """Take the answers of every annotator; those of one flat list are the parts of one answer."""
+    """Collect the answers of every annotator; a flat list holds the parts of a single answer."""
     for key in ("passage", "question"):
         if not isinstance(row.get(key), str):
             raise DataError(message(f"{where} {key}", f"{row.get(key)!r:.80}", "text"))
@@ -138,7 +138,8 @@ def _drop_answers(row: Mapping[str, Any]) -> list[Any]:
     if isinstance(flat := row.get("answers_spans"), Mapping):
         return [_listed(flat.get("spans"))]
     others = row.get("validated_answers") or ()
-    if isinstance(others, Mapping):  # columns, as data sets of the hub keep a list of objects
+    # The hub stores a list of objects as an object of columns.
+    if isinstance(others, Mapping):
         others = [dict(zip(others, one, strict=True)) for one in zip(*others.values(), strict=True)]
     return [_annotated(one) for one in (row["answer"], *others)]
 
@@ -150,7 +151,7 @@ def _listed(spans: Any) -> Any:
 
 
 def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
-    """Return one annotator's answer: the first of number, spans and date that is not empty."""
+    """Return one annotator's answer: the first non-empty value of number, spans and date."""
     if answer.get("number") not in (None, ""):
         return [answer["number"]]
     if (spans := _listed(answer.get("spans"))) is not None and len(spans):
@@ -161,7 +162,7 @@ def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _read_bfcl(row: dict[str, Any], where: str) -> None:
-    """Show the functions before the conversation."""
+    """Put the function schemas into a system message before the conversation."""
     turns: Any = row.pop("question")
     if isinstance(turns, str):
         turns = [[{"role": "user", "content": turns}]]
@@ -206,7 +207,7 @@ def _ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: 
 
 
 def _tag(row: dict[str, Any], *tags: Any) -> None:
-    """Add tags to those that a row has."""
+    """Append tags to the row's own tags."""
     new = [tag for tag in tags if isinstance(tag, str) and tag]
     if new:
         own = row.get("tags") or []

@@ -1,4 +1,4 @@
-"""The Berkeley Function-Calling Leaderboard, whose answers stand in files of their own.
+"""Berkeley Function-Calling Leaderboard: join questions with answers from separate files.
 
 assay.data.bfcl:rows?questions=BFCL_v4_multiple.json&answers=possible_answer/BFCL_v4_multiple.json
 """
@@ -14,11 +14,12 @@ from assay.errors import DataError, message
 
 @source
 def rows(questions: str, answers: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield BFCL's rows of one category, each with its ``ground_truth`` out of another file.
+    """Yield BFCL's rows of one category, each with its ``ground_truth`` from the answer file.
 
-    answers: the file in ``possible_answer``; None for categories where no call is right, as
-    irrelevance: an empty list then, unless the row has its own. Raises DataError where a row has
-    no answer, or is one of the category relevance: any call is right there, which no rule tells.
+    answers: file in ``possible_answer``; None for categories in which no call is right, such as
+    irrelevance: rows without their own ``ground_truth`` then get an empty list. Raises DataError
+    for rows without an answer, and for the category relevance, which accepts any call and thus has
+    no checkable answer.
     """
     truth: dict[str, Any] = {}
     if answers is not None:

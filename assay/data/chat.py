@@ -1,4 +1,4 @@
-"""How a problem is shown to the policy: chat template or plain text, think block, tokens."""
+"""Render problems to prompts: chat template or plain text, think block and tokens."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "0Assay0"
-_SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")  # a path or a close tag is none
+# The lookarounds exclude paths such as a/think and closing tags.
+_SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 
 
 class PromptRenderer:
     """Renders problems and traces for one tokenizer.
 
-    Under a chat template the tokens are exactly those of ``apply_chat_template``, which is how the
-    model will be served: special tokens are the template's alone. Under the base template the
-    tokenizer's own leading tokens (a BOS) are added, once.
+    Under a chat template the tokens are exactly those of ``apply_chat_template``, as in serving:
+    only the template adds special tokens. Under the base template the tokenizer's own leading
+    tokens (a BOS) are added once.
 
     The think mode of a row is its own, else that of its switches (`data.think_switches`), else
-    `data.think`. A chat template is told of it (``enable_thinking``), and what the rendered text
-    says of its think block holds, whoever wrote it: where the template opens or empties the block
-    itself, nothing is doubled, and `Prompt.think` says so.
+    `data.think`. Chat templates receive it as ``enable_thinking``. If the template opens or closes
+    the think block itself, no second tag is added; `Prompt.think` has the resulting mode.
 
-    max_prompt_tokens: what is left of the model's ``context_length`` beside a completion.
-    sampling: says what efforts stand for; the line of one ends the question. tools: schemas that
-    the chat template shows. introduction: what is said of tools where it does not, at the end of
-    the system message.
+    max_prompt_tokens: the model's ``context_length`` less a completion. sampling: defines efforts;
+    the text of an effort is appended to the question. tools: schemas for the chat template.
+    introduction: description of the tools for templates without tool support, appended to the
+    system message. begins: maps a problem to the problem that an environment starts with.
 
-    Raises ModelError where a chat template is asked for and there is none.
+    Raises ModelError if a chat template is configured and the tokenizer has none.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class PromptRenderer:
         }
 
     def render(self, problem: Problem) -> Prompt:
-        """Return a problem's prompt; DataError where it is longer than the limit."""
+        """Return a problem's prompt; raises DataError if it exceeds the limit."""
         if self._begins is not None:
             problem = self._begins(problem)
         return self._render(problem.prompt, problem.place, problem.think, problem.effort)
 
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
-        """Return the tokens of a trace's prompt and of its completion, end token included.
+        """Return the tokens of a trace's prompt and of its completion, including the end token.
 
-        The prompt is the one that `render` gives. A block that the prompt has opened already is
-        not opened again; behind a prompt's empty block only the trace's answer is left. A block
-        between ``<think>`` tags gets the configured ones.
+        The prompt equals that of `render`. A think block that the prompt opens is not opened again.
+        If the prompt ends with an empty think block, only the trace's answer remains. ``<think>``
+        tags are replaced by the configured tags.
         """
         prompt, (tokens,) = self.render_replies(
             trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
@@ -99,7 +99,7 @@ class PromptRenderer:
         think: ThinkMode | None = None,
         effort: str | None = None,
     ) -> tuple[Prompt, list[Tokens]]:
-        """Return a prompt, and the tokens of several completions, each as of `render_trace`."""
+        """Return a prompt and the tokens of several completions, as in `render_trace`."""
         where = source or "trace"
         rendered = self._render(prompt, where, think, effort)
         return rendered, [self._reply(rendered, text, where) for text in texts]
@@ -118,9 +118,9 @@ class PromptRenderer:
         return np.array(tokens, np.int32)
 
     def render_turns(self, trace: Trace) -> tuple[Prompt, Tokens, Mask]:
-        """Return a trace's prompt, its completion's tokens, and which of them the policy says.
+        """Return a trace's prompt, its completion's tokens, and the mask of assistant tokens.
 
-        What it says and what it is told are encoded apart, as where tools are called.
+        Assistant turns and injected text are encoded separately, as in sampling with tools.
         """
         asked = (trace.source, trace.think, trace.effort)
         if not trace.said:
@@ -134,7 +134,8 @@ class PromptRenderer:
             first = self._encode_after(prompt, said) if not start else self._encode(said)
             parts += [self._encode(told), first]
             behind = end
-            if len(parts) > 2 and parts[-2][:1] == [self.end_id]:  # the policy ended its turn
+            # The injected text starts with the end token of the assistant turn.
+            if len(parts) > 2 and parts[-2][:1] == [self.end_id]:
                 parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
         if behind == len(trace.completion) and self.end_id is not None:
@@ -143,10 +144,10 @@ class PromptRenderer:
         return prompt, np.concatenate([np.array(part, np.int32) for part in parts]), is_said
 
     def render_document(self, text: str, source: str = "") -> Tokens:
-        """Return the tokens of a plain document, with an end token.
+        """Return the tokens of a plain document, including an end token.
 
-        It begins as a prompt does under the base template: with the tokenizer's own leading tokens,
-        if it has any. Names of special tokens are plain text in a document.
+        The tokenizer's own leading tokens come first, as under the base template. Names of special
+        tokens are encoded as plain text.
         """
         end: Any = self.tokenizer.eos_token_id
         if end is None:
@@ -160,9 +161,9 @@ class PromptRenderer:
     def encode_rendered(
         self, prompt: str, completion: str, ended: bool = True
     ) -> tuple[Tokens, Tokens]:
-        """Return the tokens of a prompt that is rendered already, and of a completion of it.
+        """Return the tokens of a prompt that is already rendered, and of its completion.
 
-        ended: whether the completion came to its end, and so has the end token.
+        ended: whether the completion finished, so that an end token is added.
         """
         tokens = self._encode_prompt(prompt)
         rendered = Prompt(prompt, np.array(tokens, np.int32))
@@ -180,12 +181,12 @@ class PromptRenderer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """The characters (in a byte-level vocabulary: bytes) of the longest token."""
+        """Characters (in a byte-level vocabulary: bytes) of the longest token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _leading_ids(self) -> list[int]:
-        """What the tokenizer puts before any text by default: a BOS, or nothing."""
+        """Tokens that the tokenizer puts before any text by default: a BOS, or none."""
         plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
         for start in range(len(full) - len(plain) + 1):
             if full[start : start + len(plain)] == plain:
@@ -194,7 +195,7 @@ class PromptRenderer:
 
     @cached_property
     def most_overhead(self) -> int:
-        """An upper bound on the tokens that a template adds to a text of ASCII characters."""
+        """Upper bound on the tokens that a template adds to an ASCII text."""
         texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
 
@@ -207,7 +208,7 @@ class PromptRenderer:
     ) -> Prompt:
         text, mode = self._text(prompt, where, think, effort)
         limit = self.max_prompt_tokens
-        # What is far too long is not tokenized: that takes a minute for a text of 30 MB.
+        # A text far over the limit is not tokenized: that takes a minute for 30 MB.
         at_least = -(-len(text) // self._longest_token) if limit is not None else 0
         too_long = limit is not None and at_least > limit
         tokens = [] if too_long else self._encode_prompt(text)
@@ -233,7 +234,7 @@ class PromptRenderer:
         think: ThinkMode | None,
         effort: str | None = None,
     ) -> tuple[str, ThinkMode]:
-        """Return a prompt's text, and what became of its think block."""
+        """Return a prompt's text, and the mode of its think block."""
         prompt = with_effort(prompt, self._sampling, effort, where)
         turns = chat_of(prompt, self._data.system_prompt)
         if self._introduction:
@@ -247,7 +248,7 @@ class PromptRenderer:
         return with_think_block(text, self._formats[mode], self.template == "chat")
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
-        """Return the think mode of a row that names none: of its last switch, if it has one."""
+        """Return the think mode of the last switch in the messages, else the configured mode."""
         configured = self._data.think
         if not self._data.think_switches:
             return configured
@@ -268,7 +269,7 @@ class PromptRenderer:
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 
     def _base_text(self, turns: Sequence[Message]) -> str:
-        """Plain text; the turns of a longer chat are labelled by their roles."""
+        """Return plain text; each turn of a longer chat is labelled with its role."""
         lead = ""
         if turns[0]["role"] in ("system", "developer"):
             lead, turns = f"{turns[0]['content']}\n\n", turns[1:]
@@ -286,10 +287,11 @@ class PromptRenderer:
         return tokens if tokens[: len(leading)] == leading else leading + tokens
 
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
-        """Return a completion's tokens as the policy would write them behind the prompt's.
+        """Return the tokens of a completion that follows the prompt.
 
-        Some tokenizers treat the start of a text specially (a space is put before it), so the two
-        are encoded together; where a token would span both, the completion is encoded alone.
+        Some tokenizers treat the start of a text specially (they put a space before it), so prompt
+        and completion are encoded together. If a token would span both, the completion is encoded
+        alone.
         """
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
@@ -299,15 +301,15 @@ class PromptRenderer:
 
 
 def think_switches(mode: ThinkMode) -> dict[str, Any]:
-    """Return what a chat template is told of thinking, by the names that templates know."""
+    """Return the think variables of chat templates, under both common names."""
     return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
 
 
 def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str, ThinkMode]:
-    """Return a text that a reply follows, with the block that is wanted, and what became of it.
+    """Return a prompt's text with the wanted think block, and the resulting think mode.
 
-    in_chat: whether a chat template wrote it; one may close a block that nothing has opened, as
-    that of DeepSeek-V3.1 does.
+    in_chat: whether a chat template rendered the text. Such a template may close a think block that
+    it has not opened, as that of DeepSeek-V3.1 does.
     """
     mode, opening, closing = wanted.mode, wanted.open_tag, wanted.close_tag
     if re.search(rf"{re.escape(opening)}\s*\Z", text):
@@ -327,8 +329,8 @@ def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str
 def with_effort(
     prompt: str | Sequence[Message], sampling: SamplingConfig, effort: str | None, where: str
 ) -> str | Sequence[Message]:
-    """Return a prompt with the line of its effort, or of the configured one; DataError for a name
-    that stands for nothing."""
+    """Append the text of an effort, the row's or the configured one; raises DataError for an
+    unknown name."""
     try:
         level = sampling.level(effort)
     except ValueError as error:
@@ -337,19 +339,19 @@ def with_effort(
 
 
 def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
-    """Return how prompts are rendered: as configured, else by the chat template if there is one."""
+    """Return the prompt format: as configured, else the chat template if there is one."""
     return data.template or ("chat" if tokenizer.chat_template else "base")
 
 
 def _introduced(turns: Sequence[Message], text: str) -> list[Message]:
-    """Return a chat whose system message ends with a text."""
+    """Append a text to the chat's system message."""
     if turns[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *turns]
     return [{**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
 
 
 def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
-    """Return a prompt as a chat, which ``system`` begins where it has no system's turn itself."""
+    """Return a prompt as chat messages; ``system`` is added if it has no system message."""
     turns: list[Message] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     )
@@ -361,9 +363,8 @@ def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message
 def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
     """Return the problems whose prompts are within the renderer's limit.
 
-    A longer prompt is a bad row: DataError, or skipped with its complaint. Prompts that are short
-    in characters are not rendered to know it: in ASCII a token is at least a character. An effort
-    that is none is a bad row too.
+    A longer prompt or an unknown effort is a bad row: it raises DataError or is skipped with its
+    error. Short ASCII prompts are not rendered, because an ASCII token has at least one character.
     """
     limit = renderer.max_prompt_tokens
     longest = math.inf if limit is None else limit - renderer.most_overhead
@@ -389,7 +390,7 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the special token that a chat template writes behind a reply, if there is one."""
+    """Return the special token that the chat template writes after a reply, if any."""
     text = finished_chat(tokenizer, _MARK)
     if text is None:
         return None
@@ -399,18 +400,19 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def finished_chat(tokenizer: Any, reply: str) -> str | None:
-    """Return a question and its reply as the chat template writes them; None where it does not."""
+    """Render a question and its reply with the chat template; None if that fails."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
     try:
         return render_chat(tokenizer, turns)
-    except TemplateFailed:  # a template that takes no finished turn says nothing of its end
+    except TemplateFailed:
+        # Some templates reject a finished turn, so its end token stays unknown.
         return None
 
 
 def _with_tags(think: ThinkFormat, text: str) -> str:
-    """Return a reply whose block stands between the usual tags with those of its think format."""
+    """Replace ``<think>`` tags in a reply by those of its think format."""
     if think.open_tag == "<think>" or not text.lstrip().startswith("<think>"):
         return text
     text = text.replace("<think>", think.open_tag, 1)
@@ -418,7 +420,7 @@ def _with_tags(think: ThinkFormat, text: str) -> str:
 
 
 def _behind_open(prompt: Prompt, text: str) -> str:
-    """Return a reply without the opening of its block, tag and blank, that its prompt ends with."""
+    """Remove the opening tag and its whitespace, which the prompt already ends with."""
     tag, stripped = prompt.think.open_tag, text.lstrip()
     if not stripped.startswith(tag):
         return text

@@ -1,11 +1,11 @@
-"""Programming problems in the forms of public sets, as rows with ``prompt`` and ``tests``.
+"""Convert programming problems of public data sets to rows with ``prompt`` and ``tests``.
 
     {"text", "test_list", "test_setup_code", "challenge_test_list"}      MBPP
     {"prompt", "entry_point", "test"}                                    HumanEval
     {"problem", "inputs", "outputs"}                                     CodeContests
     {"question", "input_output", "solutions", "starter_code"}            APPS, TACO
 
-They are judged by ``code``: set ``data.verifier`` (or ``--verifier``) to it.
+The rows are judged by ``code``: set ``data.verifier`` (or ``--verifier``) to it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from assay.errors import DataError, message
 
 
 def read_code_form(row: dict[str, Any], where: str) -> None:
-    """Give a row of one of these forms its ``prompt`` and ``tests``, in place; leave others alone.
+    """Convert a row of a known format in place; other rows are unchanged.
 
-    MBPP's listed tests are shown in the prompt, as its authors do, and are public; its challenge
-    tests are hidden. The tests of the others are not in the prompt.
+    MBPP's listed tests are public and shown in the prompt, as in its paper; its challenge tests
+    are hidden. The other formats do not show tests in the prompt.
     """
     if "tests" in row:
         return
@@ -60,9 +60,9 @@ def _read_mbpp(row: dict[str, Any]) -> None:
 
 
 def _read_apps(row: dict[str, Any], where: str) -> None:
-    """Take the tests of a standard input, or of a function that ``fn_name`` names.
+    """Read the tests of programs (standard input) or of a function that ``fn_name`` names.
 
-    Most rows hold the answer of a function in a list of its own.
+    Most rows wrap the answer of a function in a list.
     """
     told = row.pop("input_output")
     if "problem_id" in row:

@@ -1,7 +1,7 @@
-"""A row as it stands, and what it says: a problem, a completion, a verdict.
+"""Recorded rows: a problem, a completion and a verdict, read on demand.
 
-``assay eval --out``, ``assay compare --out`` and data stages write such rows. Those, ``assay
-verify`` and preference training read them.
+``assay eval --out``, ``assay compare --out`` and data transforms write such rows. Data transforms,
+``assay verify`` and preference training read them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from assay.types import Completion, Problem, Status, ThinkFormat, Tokens, Verdic
 
 TextPart = Literal["prompt", "completion", "all"]
 DOCUMENT = "text"
-"""The key of a row that is a plain document: it is its prompt, and its completion too."""
+"""Key of a row that is a plain document, which serves as prompt and as completion."""
 RECORDED = "recorded@1"
-_SIBLING = re.compile(r"#\d+/\d+$")  # of a completion's id, behind the problem's
+# Suffix that a completion's id adds to the id of its problem.
+_SIBLING = re.compile(r"#\d+/\d+$")
 
 
 def problem_id_of(row: Mapping[str, Any]) -> str:
-    """Return what the rows of one problem's completions have in common: a key, or of their ids."""
+    """Return the problem id of a completion row: its key, or the prefix of its completion id."""
     return str(row.get("problem_id", _SIBLING.sub("", str(row["id"]))))
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A row less its null keys, and what it says; raises DataError where it does not say it.
+    """A row without its null keys; properties parse it and raise DataError if they cannot.
 
     source: ``file.jsonl:12``.
     """
@@ -59,38 +60,38 @@ class Record:
 
     @classmethod
     def read(cls, row: Any, where: str, default_id: str) -> Record:
-        """Return a row with its place; one without an id gets one."""
+        """Wrap a row with its location; a row without an id gets ``default_id``."""
         keys = copy_row(row, where)
         keys.setdefault("id", default_id)
         return cls(keys, where)
 
     @property
     def id(self) -> str:
-        """The row's own name."""
+        """Id of the row."""
         return str(self.keys["id"])
 
     @property
     def problem_id(self) -> str:
-        """What the completions of one problem have in common."""
+        """Id that the completions of one problem share."""
         return problem_id_of(self.keys)
 
     @property
     def prompt(self) -> Text:
-        """The prompt, or the messages before the assistant's last one."""
+        """Prompt text, or the messages before the last assistant message."""
         if self._is_chat:
             return prompt_and_completion(self.keys, self.source)[0]
         return prompt_of(self.keys, self.source)
 
     @property
     def completion(self) -> str:
-        """The completion's text; a model may have said nothing."""
+        """Text of the completion; may be empty."""
         text = self.keys.get("completion")
         if isinstance(text, str):
             return text
         return prompt_and_completion(self.keys, self.source)[1]
 
     def text(self, part: TextPart) -> str:
-        """Return the text of a part; a system's turn is no part of a prompt."""
+        """Return the text of a part; the system message is not part of a prompt."""
         if not self._has(*PROMPT_KEYS, "messages"):
             accepted = "a prompt, messages, or the text of a document"
             key_among([DOCUMENT], self.keys, self.source, accepted)
@@ -111,12 +112,12 @@ class Record:
 
     @property
     def tags(self) -> list[str]:
-        """The row's tags."""
+        """Tags of the row."""
         return list(read_tags(self.keys.get("tags", ()), self.source))
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem that the row asks, or that its completion answers."""
+        """Problem of the row, without its completion."""
         keys = dict(self.keys)
         keys.pop("completion", None)
         if self._is_chat:
@@ -127,8 +128,8 @@ class Record:
     def to_judge(self) -> tuple[Problem, Completion]:
         """Return the problem, which needs no prompt, and the completion, for a verifier.
 
-        ``think_tags`` are the tags of its think blocks where they are not the usual ones,
-        ``token_ids`` its tokens.
+        ``think_tags``: tags of its think blocks, if they are not the usual ones. ``token_ids``: its
+        tokens.
         """
         keys = {"prompt": "(not given)", **self.keys}
         if self._has(*PROMPT_KEYS, "messages"):
@@ -150,7 +151,7 @@ class Record:
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """The verdict that was recorded: its status and its reward; None where there is none."""
+        """Recorded verdict (status and reward), or None."""
         found: Any = self.keys.get("verdict", self.keys)
         status = found.get("status") if isinstance(found, Mapping) else found
         if status is None:
@@ -167,7 +168,7 @@ class Record:
 
 
 def _think_tags(value: Any, where: str) -> tuple[str, ...]:
-    """Return the tags that a row names, none where it names none; raises DataError."""
+    """Return the row's think tags, or () if it has none; raises DataError."""
     if value is None:
         return ()
     tags: list[Any] = [*value] if isinstance(value, list | tuple) else []
@@ -177,7 +178,7 @@ def _think_tags(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _token_ids(value: Any, where: str) -> Tokens | None:
-    """Return the tokens that a row names, None where it names none; raises DataError."""
+    """Return the row's token ids, or None if it has none; raises DataError."""
     if value is None:
         return None
     ids: list[Any] = value if isinstance(value, list) else [None]
@@ -187,7 +188,7 @@ def _token_ids(value: Any, where: str) -> Tokens | None:
 
 
 def read_completions(path: Path) -> Iterator[Record]:
-    """Yield what each line of a file holds that is not blank; raises DataError."""
+    """Yield a record for each non-blank line of a file; raises DataError."""
     source = open_source(str(path.expanduser()))
     if not isinstance(source, JsonLines):
         raise DataError(message(str(path), "another kind of source", "a JSON Lines file"))

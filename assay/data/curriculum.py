@@ -1,4 +1,4 @@
-"""Which problems come next, by an order that the configuration names and the seed fixes."""
+"""Curriculum: draw problems in a configured, seeded order, and track their pass rates."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ STATE_FILE = "curriculum.json"
 OUTCOMES_FILE = "problems.npy"
 ORDER_FILE = "order.npy"
 UNIFORM = {"order": "uniform", "label": None, "easy_is": "low", "weights": dict[str, float]()}
-"""What made the order of states that do not say it."""
+"""Order settings of saved states that do not record them."""
 LEAST_CHANCE = 1e-9
-"""Of a problem that is in no way ruled out: a rounded 0 would be for ever."""
+"""Minimum sampling weight of an eligible problem: a rounded 0 would exclude it forever."""
 UNKNOWN = 1 / 3
-"""That two completions differ of a problem of which nothing is known."""
+"""Prior probability that two completions of a problem get different verdicts."""
 
 
 class Curriculum:
-    """Draws problems, and remembers how they went.
+    """Draws problems and tracks their outcomes.
 
-    A problem's ``draw`` is how often it was drawn before, so that each draw of it names its own
-    group. Orders that walk draw every problem once an epoch; the others draw at random, by what is
-    known of each problem's pass rate. Either way what comes next depends on the seed, on how many
-    problems were drawn, and on what was observed: a resumed run draws what it would have drawn.
+    A problem's ``draw`` counts its earlier draws, so that each draw names its own group. The orders
+    ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. The other orders draw at
+    random, weighted by the estimated pass rates. The next draw depends only on the seed, the number
+    of draws and the observed verdicts, so a resumed run draws the same problems.
 
-    Where a step over-samples, problems that were drawn and not observed wait, each with its draw.
-    Once they fill a step, it is theirs alone, and all of them are observed. So none is lost, and
-    none waits twice, however long its completions are (as the long rounds of RollPacker, Gao et al.
-    2025, arXiv 2509.21009).
+    With oversampling, problems that were drawn but not observed wait with their draw number. When
+    they fill a step, that step consists of waiting problems only, without oversampling. No problem
+    is lost and none waits twice, whatever the length of its completions (as in the long rounds of
+    RollPacker, Gao et al. 2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Curriculum:
     ) -> None:
         """Begin at the first epoch.
 
-        facts: what the rows say of themselves, where the settings ask for it. most_drawn: how many
-        draws the run will make, if all goes well. oversample: how many problems a step draws beyond
-        those that are asked for.
+        facts: difficulty labels and weights of the rows, if the settings use them. most_drawn:
+        expected number of draws in the run. oversample: number of extra problems that each step
+        draws.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -87,14 +87,14 @@ class Curriculum:
 
     @property
     def epoch(self) -> int:
-        """How many times a walk has been through all problems."""
+        """Completed epochs of an order that draws every problem once per epoch."""
         return self._epoch
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
-        """Return the next problems; one batch may run from the end of an epoch into the next.
+        """Return the next problems; a batch may span two epochs.
 
-        refill: they are of the same step as those drawn before. At random, a step draws no problem
-        again while there are others.
+        refill: the problems belong to the same step as the previous draw. Random orders repeat a
+        problem within a step only after all others.
         """
         self._fade()
         self._sizes = self._sizes if refill else []
@@ -109,7 +109,7 @@ class Curriculum:
         return [*waited, *(self._hand_out(index) for index in chosen)]
 
     def ahead(self) -> Curriculum:
-        """Return a copy that may be drawn from: what it draws is what this one will draw next."""
+        """Return a copy for looking ahead; it draws the same problems as this curriculum will."""
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()
@@ -118,15 +118,16 @@ class Curriculum:
         return other
 
     def state_copy(self) -> Curriculum:
-        """Return the state as it is now, for `save_state`."""
+        """Return a copy of the current state, for `save_state`."""
         return self.ahead()
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return how many completions each of the problems that were drawn is to get.
+        """Return the group size of each drawn problem.
 
-        usual: of one of which nothing is known. The size rises with the probability that two
-        completions differ (`Outcomes.differences`), in straight lines from the fewest over the
-        usual to the most; it is the nearest of those that halving and doubling lead to.
+        usual: size for a problem without observations. The size grows piecewise linearly with the
+        probability that two completions differ (`Outcomes.differences`), from the minimum over the
+        usual size to the maximum. It is rounded to the nearest halving or doubling of the usual
+        size.
         """
         bounds = self._settings.group_sizes
         if bounds is None:
@@ -141,7 +142,7 @@ class Curriculum:
         return chosen
 
     def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Count how many completions of each drawn problem were judged, and how many passed."""
+        """Record how many completions of each drawn problem were judged and how many passed."""
         indices = [self._in_hand.pop(group.id) for group in groups]
         for index, siblings in zip(indices, verdicts, strict=True):
             num_passed = sum(verdict.correct for verdict in siblings)
@@ -150,9 +151,9 @@ class Curriculum:
         self._judge_anew(np.array(indices, np.int64))
 
     def _take_waiting(self, num_prompts: int) -> list[Problem]:
-        """Return problems that wait, as they were drawn, where they fill a step.
+        """Return waiting problems with their draw numbers, if they fill a step.
 
-        Where nothing is over-sampled any more, they need not.
+        If oversampling is now disabled, they are returned at once.
         """
         if self._oversample:
             self._waiting, self._in_hand = self._all_waiting(), {}
@@ -167,11 +168,11 @@ class Curriculum:
         ]
 
     def _all_waiting(self) -> dict[str, int]:
-        """Return what was drawn and not observed, between two steps."""
+        """Return all problems that were drawn but not observed, between two steps."""
         return {**self._waiting, **(self._in_hand if self._oversample else {})}
 
     def metrics(self) -> dict[str, float]:
-        """Return how far the run is through its problems, and how hard they are as far as known."""
+        """Return progress through the problems and the distribution of observed pass rates."""
         found = {
             "curriculum/effective_epochs": self._num_drawn / len(self._problems),
             "curriculum/drawn": float(np.mean(self.outcomes.draws > 0)),
@@ -218,7 +219,7 @@ class Curriculum:
         self._order = self._new_order()
 
     def _new_order(self) -> Indices:
-        """Return the epoch's problems, in order."""
+        """Return the order of the current epoch."""
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
         order = generator.permutation(len(self._problems))
         if not self._walks:
@@ -236,14 +237,15 @@ class Curriculum:
         return order
 
     def _choose(self, count: int) -> list[int]:
-        """Draw at random, each problem in proportion to its chance among those not yet drawn."""
+        """Draw problems at random without replacement, in proportion to their weights."""
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
         self._recall_if_none_is_left()
         chances = self._open_chances()
         while len(chosen) < count:
             sums = np.cumsum(chances)
-            if not sums[-1] > 0:  # the step has drawn every problem that is left
+            if not sums[-1] > 0:
+                # The step has drawn every eligible problem: allow repeats.
                 self._of_step = set()
                 chances = self._open_chances()
                 continue
@@ -262,7 +264,7 @@ class Curriculum:
         return chances
 
     def _chances_of(self, some: Indices | slice = ALL) -> Numbers:
-        """Return what problems are drawn in proportion to; nothing in an order that walks."""
+        """Return the sampling weights of problems; empty for orders that do not sample."""
         if self._walks:
             return np.zeros(0)
         if self._settings.order == "band":
@@ -274,7 +276,7 @@ class Curriculum:
         return np.maximum(chances, LEAST_CHANCE) * times
 
     def _judge_anew(self, indices: Indices) -> None:
-        """Hold problems of which something was observed against the settings."""
+        """Update weights and retirement of problems with new observations."""
         if not self._walks:
             self._chances[indices] = self._chances_of(indices)
         settings = self._settings
@@ -296,7 +298,7 @@ class Curriculum:
             self.outcomes.returns_at[:] = 0
 
     def _fade(self) -> None:
-        """Forget, once in an epoch's worth of draws."""
+        """Apply forgetting once per epoch's worth of draws."""
         epochs = self._num_drawn // len(self._problems)
         if epochs > self._num_faded and self._settings.forgetting:
             for _ in range(epochs - self._num_faded):
@@ -305,7 +307,7 @@ class Curriculum:
         self._num_faded = epochs
 
     def save_state(self, folder: Path | str) -> None:
-        """Write where the curriculum stands into a folder."""
+        """Write the state of the curriculum to a folder."""
         folder = Path(folder)
         state = {
             **self._identity(),
@@ -319,14 +321,14 @@ class Curriculum:
             state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
-        if self._settings.order == "easy_to_hard":  # rates have moved since it was made
+        # The order cannot be recomputed, because pass rates have changed since the epoch began.
+        if self._settings.order == "easy_to_hard":
             np.save(folder / ORDER_FILE, self._order)
 
     def load_state(self, folder: Path | str) -> None:
-        """Go on where a saved curriculum stood; RunError where its problems or seed were others.
+        """Restore a saved state; raises RunError if problems or seed differ.
 
-        One that was saved with other settings hands over what it observed. A walk whose order they
-        change begins a new epoch.
+        With other order settings the observations are restored and a new epoch begins.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -359,7 +361,7 @@ class Curriculum:
             self._order = self._new_order()
 
     def _load_uniform(self, outcomes: dict[str, Any]) -> None:
-        """Read a state of before there were other orders: counts by the problems' names."""
+        """Read the state of an older version, which had one order and counts by problem id."""
         size = len(self._problems)
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
         drawn: NDArray[np.int64] = generator.permutation(size)[: self._position]
@@ -372,11 +374,11 @@ class Curriculum:
                 self.outcomes.add(index, *found)
 
     def _made_by(self) -> dict[str, Any]:
-        """Return the settings that make an epoch's order."""
+        """Return the settings that determine an epoch's order."""
         return {key: getattr(self._settings, key) for key in UNIFORM}
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a state must agree on to be gone on with."""
+        """Return the facts that a saved state must match."""
         return {
             "seed": self._seed,
             "num_problems": len(self._problems),
@@ -384,7 +386,7 @@ class Curriculum:
         }
 
     def _fingerprint(self) -> str:
-        """Return a digest of up to 64 problems of the set: enough to tell two sets apart."""
+        """Return a digest of up to 64 problems, enough to tell two sets apart."""
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
         for n in range(min(64, num_problems)):
@@ -394,7 +396,7 @@ class Curriculum:
 
 
 def _sizes(usual: int, fewest: int, most: int) -> list[int]:
-    """Return the sizes that a group may have, the smallest first."""
+    """Return the possible group sizes in ascending order."""
     sizes = {fewest, usual, most}
     for power in range(1, 17):
         sizes |= {size for size in (usual >> power, usual << power) if fewest < size < most}

@@ -1,4 +1,4 @@
-"""Documents: plain texts, for next-token training."""
+"""Plain-text documents for next-token training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Document:
 
 
 def read_document(row: Any, where: str, default_id: str) -> Document:
-    """Return the document that a row describes by its ``text``."""
+    """Return the document of a row, from its key ``text``."""
     keys = copy_row(row, where)
     key_among([DOCUMENT], keys, where, "a document: a row with its text")
     return Document(check_completion(keys[DOCUMENT], where, DOCUMENT), where)

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: generated problems with known answers, made when they are drawn."""
+"""reasoning-gym tasks: generated problems with known answers, created when they are drawn."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """A task's problems. Only the first is made while scanning."""
+    """Problems of one task; scanning generates only the first."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)
         self._task = task
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row), the row unread save the first."""
+        """Yield (index, index, row); every row but the first is `UNREAD`."""
         for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
 
     def fetch(self, position: int) -> dict[str, Any]:
-        """Make the row at an index."""
+        """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:  # each task has its own code, and its own ways to fail
+        except Exception as error:  # tasks are third-party code and raise many types of exceptions
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -40,11 +40,12 @@ class GymRows(Source):
 def open_gym(text: str) -> GymRows:
     """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
 
-    Problem number n of seed s is number 0 of seed s + n: keep the seeds of two sets at least `size`
-    apart.
+    Problem n of seed s equals problem 0 of seed s + n, so keep the seeds of two sets at least
+    `size` apart.
     """
     task, settings = split_settings(text.removeprefix("gym:"))
-    import reasoning_gym  # takes over a second, so it is imported only here
+    # The import takes over a second, so it is deferred to here.
+    import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
@@ -60,6 +61,6 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    except Exception as error:  # a task checks its settings by assert, or not at all
+    except Exception as error:  # tasks validate their settings by assert, or not at all
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, through the extra ``hub``; memory-mapped by that library."""
+"""Hugging Face hub datasets through the extra ``hub``; `datasets` memory-maps the rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main&rename=COLUMN:KEY,COL
 def open_hub(text: str) -> Source:
     """Load ``hf:OWNER/NAME[/CONFIG][?split=train&revision=...]``; HF_HUB_OFFLINE is respected.
 
-    ``rename=input:prompt,target:answer`` gives columns the keys that a problem has. Without a
-    configuration it is the dataset's default one, else its only one, else ``main``
-    (so that ``hf:openai/gsm8k`` means what people mean by it).
+    ``rename=input:prompt,target:answer`` renames columns to the keys of a problem. Without a
+    configuration name, the dataset's default configuration is used, else its only one, else
+    ``main`` (as in ``hf:openai/gsm8k``).
     """
     name, settings = split_settings(text.removeprefix("hf:"))
     split = settings.pop("split", "train")
@@ -36,14 +36,14 @@ def open_hub(text: str) -> Source:
         rows = rows.rename_columns(names) if names else rows
     except DataError:
         raise
-    except Exception as error:  # of `datasets`, where each cause has its own type
+    except Exception as error:  # `datasets` raises a different type for each cause
         advice = hub_advice(error) or f"accepted: {_FORM}"
         raise DataError(f"{text}: cannot be loaded ({cause(error)}); {advice}") from error
     return Source(text, rows)
 
 
 def _read_names(text: str, renames: Any) -> dict[str, str]:
-    """Return the keys that columns become, of ``column:key,column:key``."""
+    """Parse ``column:key,column:key``; returns {column: key}."""
     if renames is None:
         return {}
     pairs = [part.split(":") for part in str(renames).split(",")]
@@ -65,7 +65,7 @@ def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None
 
 
 def hub_advice(error: BaseException | None) -> str:
-    """Return what to do about an error of the hub's client; "" where nothing is known."""
+    """Return a remedy for an error of the hub client, or "" if there is none."""
     while error is not None:
         kind = type(error).__name__
         status = getattr(getattr(error, "response", None), "status_code", None)

@@ -1,4 +1,4 @@
-"""Rows for reward models: pairs, and completions that are labelled as a whole or step by step."""
+"""Training rows of reward models: pairs, labelled completions, and completions with step labels."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ LABEL_KEYS = ("label", "correct", "score")
 STEP_KEYS = ("steps", "completions")
 _LABEL = "true, false, or a number from 0 to 1"
 _ONLY = ("completion",), ("prompt", "completion")
-"""Under which key these rows hold a completion, and which keys go before ``messages``."""
+"""Completion keys of these rows, and the prompt keys that take precedence over ``messages``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarginPair:
-    """A pair, and by how much the chosen completion is to score above the rejected one."""
+    """A pair, and the margin by which the chosen score should exceed the rejected one."""
 
     pair: Pair
     margin: float = 0.0
 
     @property
     def source(self) -> str:
-        """The row that it stands in."""
+        """Location of the row."""
         return self.pair.source
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledCompletion:
-    """A completion and the probability that it is right. source: ``file.jsonl:12``."""
+    """A completion and its probability of being right. source: ``file.jsonl:12``."""
 
     prompt: Text
     completion: str
@@ -54,11 +54,11 @@ class LabelledCompletion:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSteps:
-    """A completion of which each step has a label, the probability that it is right.
+    """A completion with a label per step: the probability that the step is right.
 
-    steps: their texts, where the row has a list of them; completion is then "". step_ends: of a
-    completion, the index of each step's last character (or token, where the reader says so); None:
-    seen by what separates steps.
+    steps: texts of the steps, if the row lists them; completion is then "". step_ends: index of
+    each step's last character in the completion (or token, if the reader is configured so); None:
+    separators mark the steps.
     """
 
     prompt: Text
@@ -70,7 +70,7 @@ class LabelledSteps:
 
 
 def read_comparison(row: Any, where: str, default_id: str) -> MarginPair:
-    """Return the pair that a row describes, with its ``margin`` (0 where it has none)."""
+    """Return the pair of a row, with its ``margin`` (default 0)."""
     margin = row.get("margin") if isinstance(row, Mapping) else None
     if margin is None:
         margin = 0.0
@@ -85,11 +85,11 @@ def read_comparison(row: Any, where: str, default_id: str) -> MarginPair:
 
 
 def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
-    """Return the labelled completion that a row describes.
+    """Return the labelled completion of a row.
 
-    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label``
-    (or ``correct``, or ``score``) is true, false, or the probability that it is right. Where there
-    is none, the score of its ``verdict`` is taken, as `assay data collect` writes it.
+    A row has a prompt and a ``completion``, or ``messages`` that end with the assistant. ``label``
+    (or ``correct``, or ``score``) is true, false, or the probability that the completion is right.
+    Without a label the score of its ``verdict`` is used, as `assay data collect` writes it.
     """
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where, *_ONLY)
@@ -103,11 +103,11 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 
 
 def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
-    """Return the labelled steps that a row describes.
+    """Return the completion with step labels of a row.
 
-    A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
-    ``step_ends``, the index of each step's last character or token, where separators do not show
-    them), and ``labels``, one a step.
+    A row has a prompt, ``labels`` (one per step) and ``steps`` or ``completions`` (a list of
+    texts), or one ``completion``. ``step_ends`` gives the index of each step's last character or
+    token, if separators do not mark the steps.
     """
     keys = copy_row(row, where)
     labels = keys.get("labels")
@@ -133,7 +133,7 @@ load_comparisons = partial(load_rows, "pairs", read_comparison)
 load_outcomes = partial(load_rows, "labelled completions", read_outcome)
 load_steps = partial(load_rows, "completions with labelled steps", read_steps)
 LOADERS = {"preference": load_comparisons, "outcome": load_outcomes, "process": load_steps}
-"""By the kind of reward model that learns from the rows."""
+"""Loader by kind of reward model."""
 
 
 def _label(value: Any, where: str, key: str) -> float:

@@ -1,4 +1,4 @@
-"""What is known of each problem's pass rate: counts that fade, and the posterior that they give."""
+"""Outcomes of problems: decayed counts of passes, and the posterior of the pass rate."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SAVED = np.dtype([("index", "<i8"), *_COLUMNS.items()])
 
 
 class Outcomes:
-    """Of each problem, by its index: how often it was drawn, and what came of it.
+    """Draw counts and verdict counts of all problems, by index.
 
-    passed, judged: completions, each counted less the longer ago it was. draws: its own counter,
-    which names its next group. returns_at: it is retired until so many draws, of all problems, were
-    made; 0: it is not.
+    passed, judged: completion counts that decay with time. draws: number of draws, which names the
+    problem's next group. returns_at: the problem is retired until this number of draws over all
+    problems; 0: not retired.
     """
 
     def __init__(self, counts: Floats | None, num_problems: int) -> None:
@@ -37,29 +37,29 @@ class Outcomes:
         self.returns_at = np.zeros(num_problems, np.int64)
 
     def add(self, index: int, num_passed: float, num_judged: float) -> None:
-        """Count the completions of one group."""
+        """Add the counts of one group."""
         self.passed[index] += num_passed
         self.judged[index] += num_judged
 
     def fade(self, share: float) -> None:
-        """Forget a share of all that was observed."""
+        """Reduce all counts by a share (forgetting)."""
         self.passed *= np.float32(1.0 - share)
         self.judged *= np.float32(1.0 - share)
 
     def pass_rates(self, some: Indices | slice = ALL) -> Numbers:
-        """Return the mean of each problem's posterior."""
+        """Return the posterior mean of each problem's pass rate."""
         passed, judged = self.passed[some], self.judged[some]
         return (passed.astype(np.float64) + 1.0) / (judged.astype(np.float64) + 2.0)
 
     def chances(self, some: Indices | slice, low: float, high: float) -> Numbers:
-        """Return the probability that each problem's pass rate lies from ``low`` to ``high``."""
+        """Return the probability that each pass rate is between ``low`` and ``high``."""
         return chance_within(self.passed[some], self.judged[some], low, high)
 
     def differences(self, some: Indices | slice = ALL) -> Numbers:
-        """Return the probability that two completions of each problem end differently.
+        """Return the probability that two completions of a problem get different verdicts.
 
-        With the posterior Beta(a, b) that is E[2 p (1 - p)] = 2 a b / ((a + b) (a + b + 1)): 1/3
-        where nothing is known, and 1/2 at most.
+        With the posterior Beta(a, b) this is E[2 p (1 - p)] = 2 a b / ((a + b) (a + b + 1)): 1/3
+        without observations, and at most 1/2.
         """
         passed = self.passed[some].astype(np.float64) + 1.0
         failed = self.judged[some].astype(np.float64) + 2.0 - passed
@@ -67,13 +67,13 @@ class Outcomes:
         return 2.0 * passed * failed / (both * (both + 1.0))
 
     def histogram(self) -> Numbers:
-        """Return the share of the observed problems in each bin of pass rates; none: no shares."""
+        """Return the share of observed problems per pass-rate bin; empty without observations."""
         seen = self.judged > 0
         counts, _ = np.histogram(self.passed[seen] / self.judged[seen], BINS)
         return counts / max(1, counts.sum()) if counts.sum() else np.zeros(0)
 
     def save(self, path: Path) -> None:
-        """Write what is known of the problems of which anything is."""
+        """Write the outcomes of all problems that have any."""
         index = np.flatnonzero((self.draws > 0) | (self.judged > 0) | (self.returns_at > 0))
         saved = np.empty(len(index), _SAVED)
         saved["index"] = index
@@ -82,7 +82,7 @@ class Outcomes:
         np.save(path, saved)
 
     def load(self, path: Path) -> None:
-        """Take what was saved of some of these problems; ValueError where it is of others."""
+        """Load saved outcomes; raises ValueError if they belong to other problems."""
         saved = np.load(path)
         if saved.dtype != _SAVED or (saved["index"] >= len(self.draws)).any():
             raise ValueError("of other problems")
@@ -91,11 +91,11 @@ class Outcomes:
 
 
 def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Numbers:
-    """Return the probability that each pass rate lies from ``low`` to ``high``.
+    """Return the probability that each pass rate is between ``low`` and ``high``.
 
-    Under a uniform prior the rate of a problem of which k of n completions passed has the density
-    p^k (1 - p)^(n - k), less a factor (Beta(k + 1, n - k + 1)). It is summed at the middles of
-    equal parts below, within and above the bounds, so that it is exact to about 1e-5.
+    With a uniform prior, the rate of a problem with k passes in n completions has the density
+    p^k (1 - p)^(n - k), up to a factor (Beta(k + 1, n - k + 1)). The integral uses the midpoint
+    rule on equal parts below, within and above the bounds, with an error of about 1e-5.
     """
     rows = np.stack([passed, judged], axis=-1).astype(np.float32)
     keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)

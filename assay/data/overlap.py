@@ -1,4 +1,4 @@
-"""Questions that stand in both the training and the held-out set, exactly or nearly."""
+"""Overlap checks: questions that are in both the training and the held-out set."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from assay.types import Problem
 NGRAM = 8
 MAX_NAMED = 5
 
-# A number keeps its separators (3.5 is not 35); a letter of a script without spaces is a word.
-# Only . , ; ? are passed over: other marks carry meaning in mathematics (+ - ! ' : $).
+# Numbers keep their separators (3.5 is not 35). In scripts without spaces a letter is a word.
+# Only . , ; ? are ignored: other marks carry meaning in mathematics (+ - ! ' : $).
 _WORD = re.compile(
     r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
 )
@@ -28,7 +28,7 @@ _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": 
 
 @dataclass(frozen=True, slots=True)
 class NearDuplicate:
-    """A training problem that nearly repeats a held-out one, and the share of 8-grams it holds."""
+    """A training problem that nearly repeats a held-out one; share: of its 8-grams contained."""
 
     train: str
     heldout: str
@@ -37,10 +37,10 @@ class NearDuplicate:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReport:
-    """What `check_overlap` found. train: the training problems that are left.
+    """Result of `check_overlap`. train: the remaining training problems.
 
-    num_self_answering: prompts, of either set, in which their own answer stands. contradictions:
-    pairs of rows that ask the same training question and have other answers.
+    num_self_answering: prompts of either set that contain their own answer. contradictions: pairs
+    of training rows with the same question and different answers.
     """
 
     train: ProblemSet
@@ -51,7 +51,7 @@ class OverlapReport:
     contradictions: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> str:
-        """Return the findings, one line each."""
+        """Return the findings, one per line."""
         lines = [
             f"{self.num_self_answering} of {self.num_prompts} prompts contain their own answer"
             " (common and harmless where the answer is a number)"
@@ -87,10 +87,10 @@ def check_overlap(
 ) -> OverlapReport:
     """Compare every training question with the held-out ones, in one pass over the training set.
 
-    Two questions are the same when they are equal after `normalize`. A training question nearly
-    repeats a held-out one when it holds at least the share ``overlap`` of its distinct 8-grams
-    (a question of fewer than 8 words has none). Raises DataError, naming both rows, where a
-    question stands in both sets.
+    Two questions are the same if they are equal after `normalize`. A training question nearly
+    repeats a held-out one if it contains at least the share ``overlap`` of its distinct 8-grams
+    (questions of fewer than 8 words have none). Raises DataError, naming both rows, if a question
+    is in both sets.
     """
     questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
@@ -98,7 +98,8 @@ def check_overlap(
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}
-    hashes = np.empty((len(train), 2), np.int64)  # of question and answer
+    # Hashes of question and answer.
+    hashes = np.empty((len(train), 2), np.int64)
     for index, problem in enumerate(train):
         words = normalize(problem)
         hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
@@ -124,7 +125,7 @@ def check_overlap(
 
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
-    """Return (earlier row, row) of those that repeat a question with another answer."""
+    """Return (earlier row, row) for rows that repeat a question with another answer."""
     order = np.argsort(hashes[:, 0], kind="stable")
     questions, answers = hashes[order].T
     again = (questions[1:] == questions[:-1]) & (answers[1:] != answers[:-1])
@@ -133,7 +134,7 @@ def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """How many distinct n-grams a text has in common with a question, and of how many of it."""
+    """Number of distinct n-grams that a text shares with a question, out of ``of`` n-grams."""
 
     index: int
     count: int
@@ -141,16 +142,16 @@ class Shared:
 
     @property
     def share(self) -> float:
-        """The part of the question's n-grams that the text holds."""
+        """Share of the question's n-grams that the text contains."""
         return self.count / self.of
 
 
 class Questions:
-    """Held-out questions, found again in other texts: the same words, or some of their n-grams.
+    """Index of held-out questions: finds the same words or shared n-grams in other texts.
 
-    It keeps a hash of every n-gram of the questions, and nothing of the texts that it is asked
-    about. n: words in an n-gram; None: only equal texts are found. A question of fewer than ``n``
-    words has no n-gram.
+    It stores a hash of every n-gram of the questions and nothing of the searched texts. n: words
+    per n-gram; None: only equal texts are found. A question of fewer than ``n`` words has no
+    n-gram.
     """
 
     def __init__(self, n: int | None = NGRAM) -> None:
@@ -160,7 +161,7 @@ class Questions:
         self._sizes: list[int] = []
 
     def add(self, words: tuple[str, ...]) -> None:
-        """Add a question; it is known by its number, from 0."""
+        """Add a question; its index counts from 0."""
         index, ngrams = len(self._sizes), set(self._ngrams(words))
         self._exact.setdefault(hash(words), index)
         for ngram in ngrams:
@@ -168,11 +169,11 @@ class Questions:
         self._sizes.append(len(ngrams))
 
     def equal(self, words: tuple[str, ...]) -> int | None:
-        """Return the first question that has exactly these words."""
+        """Return the index of the first question with exactly these words."""
         return self._exact.get(hash(words))
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
-        """Return the questions of which the text holds an n-gram, the largest share first."""
+        """Return the questions that share an n-gram with the text, the largest share first."""
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))
@@ -185,34 +186,34 @@ class Questions:
 
 
 def normalize(problem: Problem) -> tuple[str, ...]:
-    """Return a question's words and marks: case folded, without spaces, full stops and commas.
+    """Return a question's words and marks: case-folded, without spaces, full stops and commas.
 
-    Of a chat it is everything but the system's part, since short last turns repeat.
+    For a chat all messages but the system message count, since short last turns repeat.
     """
     return words_in(plain_text(problem.prompt))
 
 
 def plain_text(prompt: Text) -> str:
-    """Return a prompt's text: of a chat, everything but the system's part."""
+    """Return a prompt's text; for a chat, all messages but the system message."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
 
 
 def words_in(text: str) -> tuple[str, ...]:
-    """Return a text's words and marks, as `normalize` has them."""
+    """Return a text's words and marks, in the form of `normalize`."""
     if not text.isascii():
         text = text.translate(_QUOTES)
     return tuple(_WORD.findall(text.casefold()))
 
 
 def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
-    """Yield the hash of every run of ``n`` words."""
+    """Yield the hash of every sequence of ``n`` consecutive words."""
     return map(hash, zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def holds_own_answer(problem: Problem) -> bool:
-    """Whether the answer of the spec stands in the prompt as a word of its own."""
+    """Whether the prompt contains the spec's answer as a separate word."""
     answer = problem.spec.get("answer")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         return False
@@ -230,7 +231,7 @@ def holds_own_answer(problem: Problem) -> bool:
 
 
 def _continues(neighbor: str, edge: str) -> bool:
-    """Whether the character beside a match belongs to the word or number of its edge."""
+    """Whether the adjacent character continues the word or number at the edge of a match."""
     return neighbor.isalnum() and edge.isalnum()
 
 

@@ -1,10 +1,10 @@
-"""Built-in generated web pages, of which few are mathematics: what a miner of pages is tried on.
+"""Built-in generated web pages, few of them mathematical, for tests of corpus mining.
 
     assay.data.pages:web?size=20000               pages of some dozen sites, with address and tag
-    assay.data.pages:web?size=500&only=steps      pages of one kind alone, as a seed corpus is
+    assay.data.pages:web?size=500&only=steps      pages of one kind only, for a seed corpus
 
-Row n depends on the seed and n alone. ``tags`` says what a page is, for measuring a miner, which
-must not look at it.
+Row n depends only on the seed and n. ``tags`` holds the true kind of a page, for measuring a miner,
+which must not read it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from assay.errors import DataError, message
 
 Page = dict[str, Any]
 LENGTH = 100
-"""Characters that a page has at least; then its last sentence ends."""
+"""Minimum characters of a page, which ends with a full sentence."""
 WORDS = {"+": "add {}", "-": "take {} away"}
 
 
 def _sum_of(random: Random) -> Chain:
-    split = "heldout" if random.random() < 0.2 else "train"  # the web knows nothing of splits
+    # Pages mix both splits, because real web pages know nothing of splits.
+    split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 
 
@@ -100,15 +101,15 @@ SITES: Mapping[str, tuple[str, ...]] = {
     "snippets.example/loops": ("code",),
     "news.example/today": ("sports", "travel", "shop"),
 }
-"""The sections of sites, and what stands there: about one page in six is mathematics."""
+"""Kinds of pages in each section of a site; about one page in six is mathematics."""
 
 
 @source
 def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -> Sequence[Page]:
     """Return pages as rows with ``text``, ``url`` and ``tags``.
 
-    only: a kind of page, as ``steps``, in place of all. copied: the share of pages whose text
-    repeats that of an earlier page.
+    only: a single kind of page, such as ``steps``. copied: share of pages whose text repeats an
+    earlier page.
     """
     if only and only not in KINDS:
         raise DataError(message("only", repr(only), ", ".join(KINDS)))

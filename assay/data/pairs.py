@@ -1,4 +1,4 @@
-"""Preferences: prompts with a better and a worse completion, or with one that is good or bad."""
+"""Preference rows: pairs of completions, and single completions labelled good or bad."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and two completions, of which the first is better.
+    """A prompt, a better and a worse completion.
 
-    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: see `Problem`.
     """
 
     prompt: Text
@@ -50,9 +50,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A prompt and one completion of it that is desirable or not.
+    """A prompt and one completion that is desirable or undesirable.
 
-    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: see `Problem`.
     """
 
     prompt: Text
@@ -64,13 +64,13 @@ class Labelled:
 
 
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
-    """Return the pair or labelled completion of a row; finished ones pass through.
+    """Return the pair or labelled completion of a row; `Pair` and `Labelled` pass through.
 
-    A pair is ``chosen`` and ``rejected``, both text or both chat messages. Their ``prompt`` (or
-    ``question`` or ``problem``) stands beside them, or is the beginning that both chats share. A
-    labelled completion is ``messages`` that the assistant ends, or a prompt and a ``completion``,
-    with a ``label``, true or false. Text that is a transcript (``Human: ...``, blank line,
-    ``Assistant: ...``) is read as the chat that it is.
+    A pair has ``chosen`` and ``rejected``, both text or both chat messages. Its ``prompt`` (or
+    ``question`` or ``problem``) is a key, or the common beginning of both chats. A labelled
+    completion has ``messages`` that end with the assistant, or a prompt and a ``completion``, and a
+    ``label``, true or false. A text transcript (``Human: ...``, blank line, ``Assistant: ...``) is
+    parsed as a chat.
     """
     if isinstance(row, Pair):
         found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
@@ -121,7 +121,7 @@ _ACCEPTED = 'text in both beside a "prompt", or chats in both that share all but
 
 
 def _num_shared(chosen: Turns, rejected: Turns) -> int:
-    """Return how many turns both begin with, each keeping its last one for itself."""
+    """Return the number of common leading turns, excluding the last turn of each chat."""
     shared = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if (one["role"], one["content"]) != (other["role"], other["content"]):
@@ -131,7 +131,7 @@ def _num_shared(chosen: Turns, rejected: Turns) -> int:
 
 
 def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
-    """Return the prompt of a row that gives one beside its chats, which may begin with it again."""
+    """Combine a row's prompt with the common beginning of its chats, which may repeat it."""
     if not shared:
         return prompt
     if isinstance(prompt, str):
@@ -165,7 +165,8 @@ def _read_labelled(keys: Mapping[str, Any], where: str) -> Labelled:
     if name is not None and ("prompt" in keys or "messages" not in keys):
         completion = keys[name]
         if isinstance(completion, Sequence) and not isinstance(completion, str) and completion:
-            turns = read_prompt(completion, where, name)  # a chat of one turn
+            # The value is a chat of one turn.
+            turns = read_prompt(completion, where, name)
             keys = {**keys, name: _only_turn(cast("Turns", turns), where, name)}
     return _labelled(*prompt_and_completion(keys, where), label, where)
 
@@ -197,10 +198,10 @@ def _checked_prompt(prompt: Any, where: str) -> Text:
 
 
 def as_turns(text: str) -> Turns | None:
-    """Return the chat that a transcript is; None for other text.
+    """Parse a transcript as a chat; None for other text.
 
-    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A last ``Assistant:`` with
-    nothing behind it, which asks for a completion, is no turn.
+    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A trailing empty ``Assistant:``
+    asks for a completion and is not a turn.
     """
     text = text.strip()
     if not text.startswith("Human:"):

@@ -1,4 +1,4 @@
-"""Parquet files: read row group by row group, and written batch by batch, never whole."""
+"""Parquet files, read by row group and written in batches to bound memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from assay.data.source import Source
 from assay.errors import DataError, cause, message
 
 CACHE_BYTES = 256 * 2**20
-BATCH = 1024  # rows
+# Rows per batch.
+BATCH = 1024
 
 
 class ParquetRows(Source):
-    """The rows of a Parquet file. Recent row groups stay in memory."""
+    """Rows of a Parquet file, with a cache of recent row groups."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
@@ -52,7 +53,7 @@ class ParquetRows(Source):
             raise DataError(f"{self.label}:{index + 1}: cannot be read ({cause(error)})") from error
 
     def parse(self, raw: Any, where: str) -> Any:
-        """Return a row; the keys that a column has for other rows' sake are not there."""
+        """Return a row without null keys: columns hold null for rows that lack the key."""
         return _present(raw) or {}
 
     def fetch(self, position: int) -> Any:
@@ -80,9 +81,9 @@ class ParquetRows(Source):
 
 
 def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> None:
-    """Write rows, which are asked for twice: first what they hold is found out, then it is written.
+    """Write rows in two passes over ``rows``: the first infers the schema, the second writes.
 
-    Empty tables are left out. Raises DataError where a key holds values of several kinds.
+    Empty objects are left out. Raises DataError if a key holds values of several types.
     """
     kinds: dict[str, pa.DataType] = {}
     for batch in _batches(rows()):
@@ -101,14 +102,14 @@ def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> N
 
 
 def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield some rows at a time, less their empty tables, which Parquet cannot hold."""
+    """Yield rows in batches, without empty objects, which Parquet cannot represent."""
     kept = ({key: _present(value) for key, value in row.items()} for row in rows)
     while batch := list(islice(kept, BATCH)):
         yield batch
 
 
 def _present(value: Any) -> Any:
-    """Return a value without the keys of its tables that hold nothing; None for an empty table."""
+    """Remove null keys from nested objects; returns None for an empty object."""
     if isinstance(value, dict):
         found = ((key, _present(one)) for key, one in value.items())
         return {key: one for key, one in found if one is not None} or None

@@ -1,4 +1,4 @@
-"""Problems from any mixture of sources, as one sequence that does not hold them in memory."""
+"""Load problems from any mixture of sources as one lazy sequence."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def load_problems(
 ) -> ProblemSet:
     """Open sources of problems and validate every row, up to ``limit`` rows in all.
 
-    check: raises VerifierError for a problem that its verifier cannot use; such a row is a bad one.
+    check: raises VerifierError for a problem that its verifier cannot use; such a row is bad.
 
-    Sources are opened ones, or named as `assay.data.sources` describes; rows are those of
-    `assay.data.rows`. A row without an id is named after its file and line. Raises DataError, in
-    one line that names the place: for the first bad row (a repeated id is one) unless
-    ``on_bad_row`` is ``skip``, and always for a source without a good row; MissingExtra for
-    ``hf:`` without `datasets`.
+    Sources are `Source` objects or names (`assay.data.sources`); `assay.data.rows` defines the row
+    formats. A row without an id is named after its file and line. Raises DataError, in one line
+    with the location: for the first bad row (including a repeated id) unless ``on_bad_row`` is
+    ``skip``, and always for a source without a valid row; MissingExtra for ``hf:`` without
+    `datasets`.
     """
     return load_rows(
         "problems",
@@ -43,10 +43,9 @@ def load_problems(
 
 
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
-    """Run a check; its VerifierError becomes a DataError that names the problem's place.
+    """Run a check; its VerifierError becomes a DataError with the problem's location.
 
-    That no row's verifier is at fault stays a VerifierError: it is the configuration's, which is
-    the one of rows that name none.
+    Errors that no row causes stay VerifierErrors: they belong to the configured default verifier.
     """
     try:
         check(problem)

@@ -1,10 +1,10 @@
-"""Built-in generated requests, to greet or to thank somebody: general rows beside the sums.
+"""Built-in generated requests to greet or thank somebody: general rows in addition to the sums.
 
     assay.data.requests:requests?size=2000&split=train     problems: Greet Bado.
     assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
     assay.data.requests:preferences?size=2000              pairs of answers, one of them helpful
 
-Row n depends on the seed and n alone. A name belongs to one split, as a sum does (`tasks`).
+Row n depends only on the seed and n. Each name belongs to one split, as sums do (`tasks`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def replies(
 ) -> Sequence[dict[str, str]]:
     """Return traces such as ``<think>Bado is a friend</think>Hello, Bado!``.
 
-    The share ``helpful`` of the answers is; others have no name, or another, or answer another
-    request. The share ``harmless`` of the thoughts is; others insult.
+    The share ``helpful`` of the answers is helpful; the others omit the name, use another name, or
+    answer another request. The share ``harmless`` of the thoughts is harmless; the others insult.
     """
     check_split(split)
     check_share("helpful", helpful)
@@ -68,7 +68,7 @@ def replies(
 def preferences(
     size: int = 1000, seed: int = 0, split: Split = "train"
 ) -> Sequence[dict[str, str]]:
-    """Return pairs of answers without a think block: a helpful one is chosen, another rejected."""
+    """Return pairs of answers without a think block; the chosen one is helpful."""
     check_split(split)
 
     def make(index: int) -> dict[str, str]:
@@ -83,7 +83,7 @@ def preferences(
 
 
 def _drawn(random: Random, split: Split) -> tuple[str, str]:
-    """Return a verb, and a name of a split."""
+    """Return a random verb, and a random name of the split."""
     verb = random.choice(list(HELPFUL))
     while True:
         syllables = (random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(2))

@@ -1,4 +1,4 @@
-"""What a curriculum reads of rows: how hard they say that they are, and their weights."""
+"""Difficulty labels and weights that a curriculum reads from rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Facts of all problems, by index; None: rows were not asked for them.
+    """Curriculum facts of all problems, by index; None if the settings do not use them.
 
-    hardness: larger is harder. counts: completions that passed, and that were judged, before the
-    run. weights: how often each is drawn beside others.
+    hardness: larger is harder. counts: completions that passed and that were judged before the run.
+    weights: relative sampling frequency.
     """
 
     hardness: Floats | None = None
@@ -32,7 +32,7 @@ class RowFacts:
 
 
 class FactReader:
-    """Reads one row after the other, and remembers which names of weights it has met."""
+    """Reads the facts of rows, and records which configured weights match a row."""
 
     def __init__(self, settings: CurriculumConfig) -> None:
         self.settings = settings
@@ -42,14 +42,14 @@ class FactReader:
         self._names: dict[str, None] = {}
 
     def check(self, problem: Problem) -> None:
-        """Read a row for its faults alone; raises DataError, which names the row and the key."""
+        """Validate a row; raises DataError with the row and the key."""
         self._hardness(problem)
         self._weight(problem)
 
     def check_names(self, num_rows: int) -> None:
-        """Raise ConfigError for a weight that no row asks for, if so many rows were read at all.
+        """Raise ConfigError for a weight that matches no row, once ``num_rows`` rows were read.
 
-        A gym's rows are not, before they are drawn.
+        Rows of a gym are not read before they are drawn, so their weights cannot be checked.
         """
         if self._num_read < num_rows:
             return
@@ -61,7 +61,7 @@ class FactReader:
                 raise ConfigError(message("curriculum.weights", f'"{name}"', accepted))
 
     def read(self, problems: Sequence[Problem]) -> RowFacts:
-        """Return the facts of all problems, in one pass."""
+        """Read the facts of all problems in one pass."""
         if not self.reads:
             return RowFacts()
         size = len(problems)
@@ -91,7 +91,7 @@ class FactReader:
         return weight
 
     def _hardness(self, problem: Problem) -> tuple[float, tuple[float, float]]:
-        """Return a problem's hardness, and the counts of its label."""
+        """Return a problem's hardness and the (passed, judged) counts of its label."""
         label = self.settings.label
         if label is None:
             return 0.0, (0.0, 0.0)
@@ -120,7 +120,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _number_in_tags(label: str, tags: Sequence[str]) -> float | None:
-    """Return 5.0 for the label ``level`` and the tag ``level-5``, which rows of MATH are given."""
+    """Return 5.0 for the label ``level`` and the tag ``level-5``, which MATH rows have."""
     for tag in tags:
         name, _, number = tag.rpartition("-")
         if name == label and number.replace(".", "", 1).isdecimal():

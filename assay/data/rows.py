@@ -1,14 +1,14 @@
-"""What a row may look like, and how it becomes a problem.
+"""Row formats, and their conversion to problems.
 
-Three forms are read as they are:
+These formats are supported directly:
 
     {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
      "effort"}
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
-programming problems as `assay.data.code_rows` has them, and questions of `benchmark_rows`.
-``null`` means absent. Whatever a form does not use goes into the spec, which the policy never sees.
+In addition: programming problems (`assay.data.code_rows`) and benchmarks (`benchmark_rows`).
+``null`` means absent. Unused keys become part of the spec, which the policy never sees.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from assay.errors import DataError, message, slip_of
 from assay.types import Message, Problem, ThinkMode
 
 MAX_CHARACTERS = 4_000_000
-"""Of one text: about a million tokens."""
+"""Maximum characters of one text: about a million tokens."""
 PROMPT_KEYS = ("prompt", "question", "problem")
 COMPLETION_KEYS = ("completion", "generated_solution", "solution")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROMPT_FORMS = '"prompt" (text or chat messages), "question" or "problem"'
 
 Text = str | tuple[Message, ...]
-"""A prompt: its text, or its messages."""
+"""A prompt: text or messages."""
 
 
 def read_problem(row: Any, where: str, default_id: str) -> Problem:
-    """Return the problem that a row describes; `Problem` values pass through, checked.
+    """Return the problem of a row; `Problem` values are validated and pass through.
 
-    Raises DataError that names ``where`` and the key.
+    Raises DataError with ``where`` and the key.
     """
     if isinstance(row, Problem):
         return _read_finished(row, where)
@@ -66,7 +66,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:
-    """Return a problem as a row that is read as the same problem."""
+    """Return a problem as a row; the inverse of `read_problem`."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else list(map(dict, problem.prompt))
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, **problem.spec}
     row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
@@ -77,7 +77,7 @@ def problem_row(problem: Problem) -> dict[str, Any]:
 
 
 def copy_row(row: Any, where: str) -> dict[str, Any]:
-    """Return a copy of a row, less its null keys; a `Problem`, `Trace` or the like becomes one."""
+    """Copy a row without null keys; a `Problem`, `Trace` or similar object becomes a dict."""
     if isinstance(row, Problem):
         row = problem_row(row)
     elif dataclasses.is_dataclass(row) and not isinstance(row, type):
@@ -92,7 +92,7 @@ def copy_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted: str) -> str:
-    """Return the first of these keys that a row has; raises DataError where it has none."""
+    """Return the first of these keys that a row has; raises DataError if it has none."""
     for name in names:
         if name in row:
             return name
@@ -103,7 +103,7 @@ def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted
 
 
 def prompt_of(row: Mapping[str, Any], where: str) -> Text:
-    """Return the prompt of a row."""
+    """Return the prompt of a row, from one of the prompt keys."""
     key = key_among(PROMPT_KEYS, row, where, _PROMPT_FORMS)
     return read_prompt(row[key], where, key)
 
@@ -116,7 +116,7 @@ def prompt_and_completion(
 ) -> tuple[Text, str]:
     """Return the prompt and the completion of a row, or those of its ``messages``.
 
-    The assistant ends such messages; they are read where the row has none of the keys ``given``.
+    ``messages`` must end with the assistant. They are read if the row has no key of ``given``.
     """
     if "messages" in row and not any(name in row for name in given):
         turns = read_prompt(row["messages"], where, "messages")
@@ -130,7 +130,7 @@ def prompt_and_completion(
 
 
 def check_completion(value: Any, where: str, key: str) -> str:
-    """Return a completion's text; raises DataError where it is blank, or no text."""
+    """Return a completion's text; raises DataError if it is blank or not text."""
     if not isinstance(value, str) or not value.strip():
         raise complaint(where, key, value, "text that is not blank")
     check_text(value, where, key)
@@ -138,7 +138,7 @@ def check_completion(value: Any, where: str, key: str) -> str:
 
 
 def reply_text(turn: Message) -> str:
-    """Return what a message says, behind the reasoning that was set apart from it, if any."""
+    """Return a message's text, preceded by its separate reasoning in a think block, if any."""
     thoughts = (turn.get(key) for key in ("reasoning_content", "reasoning", "thinking"))
     thought = next(filter(None, thoughts), "").strip("\n")
     said = turn["content"]
@@ -146,9 +146,9 @@ def reply_text(turn: Message) -> str:
 
 
 def read_asked(think: Any, effort: Any, where: str) -> dict[str, Any]:
-    """Return how a row asks for reasoning: its think mode and its effort, None where it has none.
+    """Validate a row's think mode and effort; both may be None.
 
-    What an effort stands for is the configuration's to say.
+    The configuration defines the efforts.
     """
     if think is not None and think not in get_args(ThinkMode):
         raise complaint(where, "think", think, " or ".join(map(repr, get_args(ThinkMode))))
@@ -158,7 +158,7 @@ def read_asked(think: Any, effort: Any, where: str) -> dict[str, Any]:
 
 
 def appended(prompt: Any, text: str) -> Any:
-    """Return a prompt with a text behind it, or behind the last turn of its user."""
+    """Append a text to a prompt, or to the last user turn of a chat."""
     if isinstance(prompt, str):
         return f"{prompt}{text}"
     turns = [dict(turn) for turn in prompt]
@@ -170,7 +170,7 @@ def appended(prompt: Any, text: str) -> Any:
 
 
 def read_prompt(value: Any, where: str, key: str) -> Text:
-    """Return a prompt's text, or its messages."""
+    """Validate a prompt; returns its text, or its messages as a tuple."""
     if isinstance(value, str):
         if not value.strip():
             raise complaint(where, key, value, "text that is not blank, or chat messages")
@@ -188,7 +188,7 @@ def read_prompt(value: Any, where: str, key: str) -> Text:
 
 
 def check_text(text: str, where: str, key: str) -> None:
-    """Refuse what no tokenizer can read: half a surrogate pair (JSON can spell one), and a book."""
+    """Raise DataError for text that is too long or that UTF-8 cannot encode (lone surrogates)."""
     if len(text) > MAX_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MAX_CHARACTERS:,}"
         raise DataError(message(f"{where} {key}", found, accepted, "shorten it"))
@@ -206,7 +206,7 @@ def complaint(where: str, key: str, found: Any, accepted: str) -> DataError:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: its repr, cut short."""
+    """Return a value for an error message: its repr, truncated."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
@@ -232,7 +232,7 @@ def _read_id(spec: dict[str, Any], where: str, default_id: str) -> str:
 
 
 def read_tags(value: Any, where: str) -> tuple[str, ...]:
-    """Return a row's tags: a list of texts, or one."""
+    """Return a row's tags from a list of texts or a single text."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Sequence) and all(isinstance(tag, str) for tag in value):
@@ -241,7 +241,7 @@ def read_tags(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _take_final_answer(spec: dict[str, Any], where: str) -> None:
-    """GSM8K: the answer is what follows the last ``####``, without thousands separators."""
+    """GSM8K: set the answer to the text after the last ``####``, without thousands separators."""
     answer = spec.get("answer")
     if not isinstance(answer, str) or "####" not in answer:
         return
@@ -252,7 +252,7 @@ def _take_final_answer(spec: dict[str, Any], where: str) -> None:
 
 
 def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
-    """MATH: type and level are tags; without an answer it is what the solution's last box holds."""
+    """MATH: type and level become tags; the solution's last box is the default answer."""
     if "answer" not in spec and isinstance(solution := spec.get("solution"), str):
         boxed = last_box(solution)
         if boxed:
@@ -269,7 +269,7 @@ def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what the last ``\boxed{...}`` holds; None if there is none, or it never closes."""
+    r"""Return the content of the last ``\boxed{...}``; None if missing or unclosed."""
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None

@@ -1,7 +1,7 @@
-"""A lazy sequence over sources: checked once, then read row by row.
+"""Lazy sequence of rows over sources: validated once, then parsed on access.
 
-One pass validates every row and keeps two numbers of each, where it stands and how it is counted; a
-row is parsed again when it is asked for. So a million rows cost some megabytes.
+One pass validates every row and stores two integers per row: its position in the source and its
+display number. A million rows thus take a few megabytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_KEPT_COMPLAINTS = 1000
 
 
 class RowSet(Sequence[Row], Generic[Row]):
-    """Rows of several sources as one sequence; `load_rows` makes one.
+    """Rows of several sources as one sequence; created by `load_rows`.
 
-    skipped: complaints about rows that were left out (the first thousand). num_skipped: how many.
+    skipped: errors of skipped rows (the first thousand). num_skipped: number of skipped rows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         return shelf.row(row - (self._ends[number] - len(shelf)), self._read)
 
     def select(self, indices: Iterable[int]) -> Self:
-        """Return the set of the rows at these indices, in this order."""
+        """Return the subset at these indices, in this order."""
         chosen = np.fromiter(indices, np.int64)
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -71,14 +71,14 @@ class RowSet(Sequence[Row], Generic[Row]):
         return other
 
     def with_skipped(self, complaints: Collection[str]) -> Self:
-        """Return this set with more complaints about rows that were left out of it."""
+        """Return this set with additional errors of skipped rows."""
         other = self.select(range(len(self)))
         other.skipped = [*self.skipped, *complaints][:MAX_KEPT_COMPLAINTS]
         other.num_skipped = self.num_skipped + len(complaints)
         return other
 
     def counts(self) -> list[tuple[str, int]]:
-        """Return the label of each source, and how many of the rows are its."""
+        """Return (label, number of rows) of each source."""
         rows = range(len(self)) if self._chosen is None else self._chosen
         shelf_of_row = np.searchsorted(self._ends, rows, side="right")
         counts = np.bincount(shelf_of_row, minlength=len(self._shelves)).tolist()
@@ -86,7 +86,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         return list(zip(labels, counts, strict=True))
 
     def describe(self) -> str:
-        """Return one line: how many rows, from where, and how many were left out."""
+        """Return one line: number of rows, by source, and number of skipped rows."""
         parts = (f"{count} from {label}" for label, count in self.counts())
         text = f"{len(self)} {self.noun}: {', '.join(parts)}"
         return f"{text}; {self.num_skipped} bad rows skipped" if self.num_skipped else text
@@ -94,9 +94,9 @@ class RowSet(Sequence[Row], Generic[Row]):
 
 @dataclass
 class Shelf:
-    """One source, the short name that its rows' ids begin with, and its accepted rows.
+    """The accepted rows of one source. name: prefix of default row ids.
 
-    positions, numbers: of each row, where it stands and how people count it.
+    positions, numbers: position in the source and display number of each row.
     """
 
     source: Source
@@ -108,7 +108,7 @@ class Shelf:
         return len(self.positions)
 
     def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
-        """Read an accepted row again."""
+        """Parse an accepted row again."""
         number = self.numbers[row]
         where = f"{self.source.label}:{number}"
         raw = self.source.fetch(self.positions[row])
@@ -116,7 +116,7 @@ class Shelf:
 
 
 class _Loading:
-    """One validating pass: the rows that were accepted, their keys' hashes, and the complaints."""
+    """State of the validating pass: accepted rows, hashes of their keys, and errors."""
 
     def __init__(
         self,
@@ -172,14 +172,15 @@ class _Loading:
             raise DataError(message(source.label, found, "at least one good row", first))
 
     def repeated(self, rows: RowSet[Any]) -> Iterator[tuple[int, DataError]]:
-        """Yield the rows whose key an earlier row has, with the complaint about each."""
+        """Yield (index, error) for rows whose key an earlier row has."""
         assert self.key is not None
         hashes = np.frombuffer(self.hashes, np.int64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
         first_of: dict[str, Any] = {}
-        for index in suspects.tolist():  # equal hashes only suggest equal keys
+        # Equal hashes only suggest equal keys, so suspects are compared.
+        for index in suspects.tolist():
             row = rows[index]
             row_key = self.key(row)
             first = first_of.setdefault(row_key, row)
@@ -200,10 +201,10 @@ def load_rows(
 ) -> RowSet[Row]:
     """Open the sources and validate up to ``limit`` rows in one pass.
 
-    ``read(row, where, default_id)`` makes a row or raises DataError. ``key`` names a row; a name
-    that comes twice is a bad row. ``check`` raises DataError for a row that is bad for another
-    reason: it is asked once, while ``read`` is called again whenever a row is. Raises DataError
-    for the first bad row where ``on_bad_row`` is ``stop``, and for a source without a good row.
+    ``read(row, where, default_id)`` parses a row or raises DataError. ``key`` returns a row's key;
+    a repeated key is a bad row. ``check`` raises DataError for other faults; it runs once, while
+    ``read`` runs on every access. Raises DataError for the first bad row if ``on_bad_row`` is
+    ``stop``, and for a source without a valid row.
     """
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))
@@ -224,7 +225,7 @@ def load_rows(
 
 
 def _short_names(sources: Sequence[str]) -> list[str]:
-    """Return what default ids begin with: a source's short name, where it is unique."""
+    """Return the prefixes of default ids: a source's short name if unique, else its full name."""
     if len(set(sources)) < len(sources):
         twice = next(text for text in sources if list(sources).count(text) > 1)
         raise DataError(message(twice, "the same source twice", "each source once"))

@@ -1,4 +1,4 @@
-"""What every kind of source shares: how its rows are found, and the settings behind its name."""
+"""Base class of row sources, and parsing of source settings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urllib.parse import unquote
 from assay.errors import DataError, message
 
 UNREAD: Any = object()
-"""Stands for a row that trusted code makes on demand, so that scanning need not make it."""
+"""Placeholder for a row that trusted code generates on demand and that scanning skips."""
 
 
 class Source:
-    """Rows in a fixed order, each found again by an integer position: here, by its index.
+    """Rows in a fixed order, addressed by an integer position: in this class, the index.
 
-    label: the source as it was named.
+    label: name of the source.
     """
 
     def __init__(self, label: str, rows: Any = ()) -> None:
@@ -24,16 +24,16 @@ class Source:
         self._rows = rows
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (position, number, raw row) of every row; the number is how people count it."""
+        """Yield (position, display number, raw row) for every row."""
         for index, row in enumerate(self._rows):
             yield index, index, row
 
     def fetch(self, position: int) -> Any:
-        """Return the raw row at a position, from any thread."""
+        """Return the raw row at a position; thread-safe."""
         return self._rows[position]
 
     def parse(self, raw: Any, where: str) -> Any:
-        """Return a raw row as plain keys and values; raises DataError."""
+        """Convert a raw row to plain keys and values; raises DataError."""
         return raw
 
 
@@ -52,7 +52,8 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
-    if text in spelled:  # as Python spells them: the text "False" would be true
+    # Values in Python's spelling; otherwise "False" would be a non-empty, truthy text.
+    if text in spelled:
         return spelled[text]
     try:
         return json.loads(text)

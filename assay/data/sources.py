@@ -1,17 +1,17 @@
-"""Where rows come from: files, the hub, reasoning-gym and Python objects.
+"""Open row sources: files, hub datasets, reasoning-gym tasks and Python objects.
 
 A source is named by one string:
 
-    problems.jsonl, problems.parquet                     a file (its content tells which kind)
-    book.txt, page.md                                    a plain text: one row, with the key text
+    problems.jsonl, problems.parquet                     a file (detected by content)
+    book.txt, page.md                                    plain text: one row with the key text
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
-    package.module:object[?argument=value]               rows, or a declared function for them
+    package.module:object[?argument=value]               rows, or a declared function
 
-A function is declared by `source`: its module's author means it to be called by a configuration.
+Functions must be declared with `source`, by which their author allows configurations to call them.
 
-The settings after ``?`` are JSON values where they read as such (``4``, ``0.5``, ``true``,
-``[1,2]``), else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
+Settings after ``?`` are parsed as JSON (``4``, ``0.5``, ``true``, ``[1,2]``), else as text;
+``%26`` encodes ``&``. They become keyword arguments.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def source(function: Function) -> Function:
-    """Declare that a function returns rows, so that a source may name it and give its arguments.
+    """Declare a function as a source of rows, so that configurations may call it with arguments.
 
         @assay.source  # in sums.py; data.train = ["sums:problems?size=500"]
         def problems(size):
             return [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(size)]
 
-    Only declared functions are called. So a source that a stranger wrote cannot call any other
-    function, such as one that runs commands.
+    Only declared functions are called. A foreign configuration thus cannot call any other function,
+    such as one that runs commands.
     """
     setattr(function, _DECLARED, True)
     return function
 
 
 def open_source(text: str) -> Source:
-    """Return the source that a string names; raises DataError in one line where there is none."""
+    """Open the source of a name; raises DataError in one line if there is none."""
     if text.startswith("hf:"):
         from assay.data.hub import open_hub
 
@@ -74,11 +74,11 @@ def open_source(text: str) -> Source:
 
 
 Rows = str | Path | Iterable[str | Path | Mapping[str, Any]]
-"""What a notebook may give for rows: a source, several, or rows themselves."""
+"""Rows in notebooks: one source, several sources, or the rows themselves."""
 
 
 def as_sources(given: Rows) -> list[str | Source]:
-    """Return sources as they are, and rows (a list of dicts, a data set) as a source of them."""
+    """Return sources unchanged; wrap rows (a list of dicts, a data set) in a source."""
     items = [given] if isinstance(given, str | Path) else rows_in(given)
     if all(isinstance(one, str | Path) for one in items):
         return list(map(str, items))
@@ -86,14 +86,14 @@ def as_sources(given: Rows) -> list[str | Source]:
 
 
 def rows_in(given: Any) -> list[Any]:
-    """Return the rows of an iterable; a data frame of pandas or polars gives one a line."""
+    """Return the rows of an iterable or of a pandas or polars data frame."""
     if hasattr(given, "to_dicts"):
         return given.to_dicts()
     return list(given.to_dict("records") if hasattr(given, "iterrows") else given)
 
 
 def python_name(source: str) -> str | None:
-    """Return the ``package.module:object`` that a source would import; None where it would not."""
+    """Return the ``package.module:object`` that a source imports; None if it imports nothing."""
     name = source.partition("?")[0]
     if source.startswith(("hf:", "gym:")) or not OBJECT_NAME.fullmatch(name):
         return None
@@ -128,7 +128,7 @@ def _open_file(text: str) -> Source:
 
 
 class JsonLines(Source):
-    """A file with one JSON object a line, and blank lines; a position is a byte offset."""
+    """A JSON Lines file, blank lines allowed; positions are byte offsets."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
@@ -159,23 +159,25 @@ class JsonLines(Source):
         return b"".join(pieces)
 
     def parse(self, raw: bytes, where: str) -> Any:
-        """Return a line's value."""
+        """Parse a line as JSON; raises DataError."""
         accepted = "one JSON object a line, in UTF-8"
         text = _decode(raw, where, accepted)
         try:
-            return _JSON.decode(text.rstrip())  # an error at the end is at the line's end
+            # Trailing blanks are removed, so that an error at the end has the line's last column.
+            return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
-        except (ValueError, RecursionError) as error:  # NaN, 5000 digits, 100,000 brackets
+        except (ValueError, RecursionError) as error:
+            # NaN, numbers with over 4300 digits, or 100,000 nested brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 
 class TextFile(Source):
-    """A file of plain text: one row, whose key ``text`` holds all of it."""
+    """A plain-text file: one row with the whole text under the key ``text``."""
 
     def scan(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the one row."""
+        """Yield the single row."""
         yield 0, 1, self.fetch(0)
 
     def fetch(self, position: int) -> bytes:
@@ -203,7 +205,7 @@ _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class ObjectRows(Source):
-    """Rows of a Python object. A sequence is indexed when needed; an iterator's rows are kept."""
+    """Rows of a Python object; sequences are indexed lazily, rows of iterators are stored."""
 
     def __init__(self, label: str, rows: Iterable[Any]) -> None:
         is_sequence = isinstance(rows, Sequence)
@@ -214,7 +216,7 @@ class ObjectRows(Source):
         return self.label
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row), taking from an iterator only as much as is asked for."""
+        """Yield (index, index, row), advancing an iterator only as needed."""
         for index in itertools.count():
             if index >= len(self._rows) and not self._take_one():
                 return
@@ -227,7 +229,8 @@ class ObjectRows(Source):
             return False
         except DataError:
             raise
-        except FAILURES as error:  # a user's generator
+        except FAILURES as error:
+            # The user's generator raised.
             raise _raised(self.label, error) from error
         self._rows.append(row)
         return True
@@ -238,7 +241,8 @@ class ObjectRows(Source):
             return self._rows[position]
         except DataError:
             raise
-        except FAILURES as error:  # a user's sequence
+        except FAILURES as error:
+            # The user's sequence raised.
             raise _raised(self.label, error) from error
 
 
@@ -258,7 +262,8 @@ def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
             rows = rows(**settings)
         except DataError:
             raise
-        except FAILURES as error:  # a user's generator function
+        except FAILURES as error:
+            # The user's function raised.
             raise _raised(text, error) from error
     elif settings:
         raise DataError(message(text, f"settings for a {type(rows).__name__}", "a callable"))
@@ -270,7 +275,8 @@ def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
 def _check_settings(function: Any, text: str, name: str, settings: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin without one: calling it will tell
+    except ValueError:
+        # Some builtins have no signature; the call itself reports wrong arguments.
         return
     try:
         signature.bind(**settings)

@@ -1,11 +1,11 @@
-"""Built-in generated problems: sums of small numbers, reasoned about step by step.
+"""Built-in generated problems: sums of small numbers with step-by-step reasoning.
 
     assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
-    assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   a cold start that is often wrong
-    assay.data.tasks:summaries?size=2000                      traces, and what sums them up
+    assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   cold-start traces with many errors
+    assay.data.tasks:summaries?size=2000                      traces with their summaries
 
-Row n depends on the seed and n alone. The split that an expression belongs to is a property of its
-text (a hash), so training and held-out sets are disjoint for all sizes and seeds.
+Row n depends only on the seed and n. A hash of an expression's text decides its split, so training
+and held-out sets are disjoint for all sizes and seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATORS = "+-"
 
 
 class Generated(Sequence[Row], Generic[Row]):
-    """``size`` rows that are made when they are asked for: row n is ``make(n)``."""
+    """``size`` rows that are generated on access: row n is ``make(n)``."""
 
     def __init__(self, size: int, make: Callable[[int], Row]) -> None:
         if type(size) is not int or size < 1:
@@ -52,7 +52,7 @@ class Generated(Sequence[Row], Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An expression read from left to right: the first number, then (operator, number) steps."""
+    """An expression evaluated left to right: the first number, then (operator, number) steps."""
 
     first: int
     steps: tuple[tuple[str, int], ...]
@@ -84,8 +84,8 @@ def chain_sums(
 ) -> Sequence[Problem]:
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
-    Numbers are uniform in [0, max_number]; two rows may be equal where the space is small. Other
-    settings give other ids, so that sums of several lengths may stand in one set.
+    Numbers are uniform in [0, max_number]; rows may repeat if there are few expressions. Ids
+    include non-default settings, so that sums of several lengths can be in one set.
     """
     check_chain(split, num_terms, max_number, operators)
     is_usual = (num_terms, max_number, operators) == (4, 9, OPERATORS)
@@ -123,13 +123,13 @@ def imperfect_traces(
 ) -> Sequence[Trace]:
     """Return traces such as ``3+5-2+7=`` with ``<think>3+5=8;8-2=6;6+7=13</think>13``.
 
-    The share ``guessed`` of them does not reason: of these, the share ``bare`` has an empty
-    block and a random answer, the rest steps whose every result is random. In the others each
-    result is off by 1 to 3 with probability ``corrupted``, and later steps go on from it.
+    The share ``guessed`` of the traces does not reason: a share ``bare`` of them has an empty
+    think block and a random answer, the rest has steps with random results. In the other traces
+    each result is off by 1 to 3 with probability ``corrupted``, and later steps build on it.
 
-    links: what stands between two steps; of several, as ``" so | then "``, each time one by chance.
-    shown: so many solved problems stand before the one that is asked, as in a few-shot prompt.
-    check: an instruction below the question; then the last step is also worked backwards.
+    links: separators between steps; alternatives such as ``" so | then "`` are chosen at random.
+    shown: number of solved problems before the question, as in a few-shot prompt. check: an
+    instruction after the question; the last step is then also verified backwards.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):
@@ -168,9 +168,10 @@ def summaries(
     operators: str = OPERATORS,
     corrupted: float = 0.3,
 ) -> Sequence[Trace]:
-    """Return such traces as prompts, with ``8, then 6. The answer is 13`` as what sums them up.
+    """Return traces of `imperfect_traces` as prompts, with ``8, then 6. The answer is 13`` as
+    summaries.
 
-    With ``corrupted`` as of `imperfect_traces`: a summary says what the trace says.
+    corrupted: as in `imperfect_traces`; a summary repeats the errors of its trace.
     """
     check_chain(split, num_terms, max_number, operators)
     check_share("corrupted", corrupted)
@@ -195,7 +196,7 @@ def in_split(expression: str, split: Split) -> bool:
 def draw_chain(
     random: Random, split: Split, num_terms: int, max_number: int, operators: str
 ) -> Chain:
-    """Return a random expression of a split."""
+    """Return a random expression that belongs to the split."""
     for _ in range(10_000):
         steps = tuple(
             (random.choice(operators), random.randint(0, max_number)) for _ in range(num_terms - 1)
@@ -219,12 +220,12 @@ def _slipping_results(random: Random, chain: Chain, corrupted: float) -> list[in
 
 
 def _random_result(random: Random, num_terms: int, max_number: int) -> int:
-    """Return a number as far from zero as sums of so many terms are."""
+    """Return a random number with the spread of sums of ``num_terms`` numbers."""
     return sum(random.choice((-1, 1)) * random.randint(0, max_number) for _ in range(num_terms))
 
 
 def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
-    """Yield ``7+5=12``, ``12-3=9``."""
+    """Yield the steps as text, such as ``7+5=12`` and ``12-3=9``."""
     value = chain.first
     for (operator, number), result in zip(chain.steps, results, strict=False):
         yield f"{value}{operator}{number}={result}"
@@ -232,7 +233,7 @@ def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
 
 
 def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
-    """Return steps with one of the links before each but the first."""
+    """Join steps with random links."""
     text = "".join(steps[:1])
     for step in steps[1:]:
         text += (random.choice(links) if len(links) > 1 else links[0]) + step
@@ -240,14 +241,14 @@ def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
 
 
 def _last_step_backwards(chain: Chain, answer: int) -> str:
-    """Return ``13-7=6``, which is what stood before the last step if the answer is right."""
+    """Return the inverse of the last step, such as ``13-7=6``."""
     operator, number = chain.steps[-1]
     back = "-" if operator == "+" else "+"
     return f"{answer}{back}{number}={apply(back, answer, number)}"
 
 
 def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
-    """Raise DataError for settings that no expression has."""
+    """Raise DataError for settings without any expression."""
     check_split(split)
     if type(num_terms) is not int or num_terms < 2:
         raise DataError(message("num_terms", repr(num_terms), "a whole number >= 2"))
@@ -258,12 +259,12 @@ def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> 
 
 
 def check_split(split: str) -> None:
-    """Raise DataError for what is no split."""
+    """Raise DataError for an unknown split."""
     if split not in ("train", "heldout"):
         raise DataError(message("split", repr(split), "train or heldout"))
 
 
 def check_share(name: str, share: float) -> None:
-    """Raise DataError for what is no share."""
+    """Raise DataError for a number outside [0, 1]."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise DataError(message(name, repr(share), "a share in [0, 1]"))

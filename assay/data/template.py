@@ -1,9 +1,9 @@
 """Render chat templates within limits of memory and time.
 
-A chat template is a program that comes with a model. Its environment forbids files and attributes,
-but one expression, ``'a'.center(10**10)``, takes all memory, and no signal of Python interrupts it.
-One child process renders for all tokenizers of this process; it costs 0.6 s once and about 0.3 ms a
-prompt.
+A chat template is a program that comes with a model. Its Jinja environment forbids file and
+attribute access, but a single expression, ``'a'.center(10**10)``, can exhaust the memory, and no
+Python signal handler interrupts it. One child process therefore renders for all tokenizers of this
+process. It costs 0.6 s once and about 0.3 ms per prompt.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from assay.data import template_process
 from assay.errors import cause
 from assay.host.user_code import deadline
 
-TEMPLATE_SECONDS = 10.0  # to render one prompt
-START_SECONDS = 120.0  # to import Transformers on a busy machine
-MEMORY_BYTES = 2**30  # that a template may take beside what the process holds already
-MOST_CHARACTERS = 2**26  # of a rendered prompt
+# Time limit of one prompt.
+TEMPLATE_SECONDS = 10.0
+# Time limit of the import of Transformers on a busy machine.
+START_SECONDS = 120.0
+# Memory limit of a template, beyond the memory of the idle process.
+MEMORY_BYTES = 2**30
+# Limit of a rendered prompt.
+MOST_CHARACTERS = 2**26
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class TemplateFailed(Exception):
-    """A chat template that raises, or takes too much time or memory; the text is the cause."""
+    """A chat template raised, or exceeded its time or memory limit; the text is the cause."""
 
 
 def render_chat(
@@ -55,7 +59,7 @@ def render_chat(
     own: Any = type(tokenizer).apply_chat_template
     try:
         if own is not PreTrainedTokenizerBase.apply_chat_template:
-            # A class with a renderer of its own, as that of mistral-common: no template is run.
+            # The class has its own renderer, as that of mistral-common: no template is run.
             with deadline(TEMPLATE_SECONDS, "the chat template"):
                 return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
         template = tokenizer.get_chat_template(None, tools or None)
@@ -64,12 +68,12 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # tokenizers are foreign classes
+    except Exception as error:  # tokenizers are third-party classes
         raise TemplateFailed(cause(error)) from error
 
 
 class Renderer:
-    """The child process: started when it is needed, replaced where it ended. Safe in threads."""
+    """Child process for rendering: started on demand, restarted if it ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +82,7 @@ class Renderer:
 
     def render(self, options: Mapping[str, Any]) -> str:
         """Return the rendered text; raises TemplateFailed."""
-        # Twice the seconds are the child's own alarm, for when this process has ended.
+        # The child's own alarm has twice the time: it matters only if this process has ended.
         request = [2 * TEMPLATE_SECONDS, options]
         raw = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
@@ -100,7 +104,8 @@ class Renderer:
             process.kill()
             process.wait()
         else:
-            process.returncode = 0  # the process of our parent: not ours to wait for
+            # After a fork the child process belongs to the parent, which waits for it.
+            process.returncode = 0
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             with suppress(OSError):
@@ -110,11 +115,11 @@ class Renderer:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
-        # -P: the folder of the script is no place to import from.
+        # -P keeps the script's folder off the import path.
         command = [sys.executable, "-P", str(Path(template_process.__file__))]
         limits = [str(MEMORY_BYTES), str(MOST_CHARACTERS)]
         self._owner = os.getpid()
-        # A session of its own: Ctrl-C is for its parent, which ends it.
+        # A new session keeps Ctrl-C away from the child; its parent ends it.
         self._process = subprocess.Popen(
             [*command, *limits],
             stdin=subprocess.PIPE,
@@ -129,7 +134,7 @@ class Renderer:
     def _exchange(
         self, process: subprocess.Popen[bytes], request: bytes, seconds: float
     ) -> dict[str, Any]:
-        """Send a request and return the reply; the process is ended where there is none."""
+        """Send a request and return the reply; ends the process if there is none."""
         end = time.monotonic() + seconds
         assert process.stdin is not None and process.stdout is not None
         asked, replies = process.stdin.fileno(), process.stdout.fileno()
@@ -157,14 +162,14 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        except BaseException:  # an interruption: a reply that is still to come would be another's
+        except BaseException:  # else the next request would read the pending reply
             self.close()
             raise
 
 
 def _wait(end: float, seconds: float, pipe: int, is_write: bool = False) -> None:
     """Wait until a pipe is ready; raises TimeoutError."""
-    # select() takes no file number above 1023, and a large run has more.
+    # select() accepts no file number above 1023, and a large run has more.
     ready = select.poll()
     ready.register(pipe, select.POLLOUT if is_write else select.POLLIN)
     if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
@@ -176,7 +181,7 @@ atexit.register(_renderer.close)
 
 
 def _forked() -> None:
-    """Begin anew in a fork: the process and its pipes belong to the parent, as may the lock."""
+    """Reset after a fork: the process, its pipes and possibly the lock belong to the parent."""
     global _renderer
     _renderer.close()
     _renderer = Renderer()

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: a child of `assay.data.template`, run as a script.
+"""Child process of `assay.data.template` that renders chat templates; run as a script.
 
-A request and its reply are JSON, each behind its length in eight bytes. The address space is
-limited, and an alarm ends the process where its parent could not.
+Requests and replies are JSON, each preceded by its length in eight bytes. The address space is
+limited, and an alarm ends the process if its parent no longer can.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MOST_SHOWN = 500  # characters of an error
+# Characters of an error message.
+MOST_SHOWN = 500
 
 
 def main(memory_bytes: int, most_characters: int) -> None:
     """Render until standard input ends."""
     asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a print of a library would break into the replies
-    # Transformers' own environment: a copy of it here would differ one day.
+    # Standard output becomes standard error: a print of a library would corrupt the replies.
+    os.dup2(2, 1)
+    # Use Transformers' own environment, because a copy of it would diverge.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
@@ -30,7 +32,8 @@ def main(memory_bytes: int, most_characters: int) -> None:
     _write(replies, {"ready": True})
     while head := asked.read(8):
         seconds, options = json.loads(asked.read(int.from_bytes(head, "big")))
-        # The kernel ends this process even inside one long operation, which no handler would see.
+        # SIGALRM's default action ends the process even inside one long operation, which a Python
+        # handler cannot interrupt.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = _reply(render, options, most_characters)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -38,8 +41,8 @@ def main(memory_bytes: int, most_characters: int) -> None:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Limit the address space to what is in use and so many bytes more."""
-    # macOS has no /proc and does not enforce this limit; the clock is left there.
+    """Limit the address space to the current use plus ``memory_bytes``."""
+    # macOS has no /proc and does not enforce this limit; there the timeout is the only bound.
     statm = Path("/proc/self/statm")
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**32
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -57,14 +60,16 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    except BaseException as error:  # a template is a program that comes with the model
+    except (
+        BaseException
+    ) as error:  # a template is a program of the model's author and can raise anything
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)[:MOST_SHOWN]
-    except BaseException:  # the methods of a foreign error may raise
+    except BaseException:  # the `__str__` of a foreign exception may raise
         return ""
 
 

@@ -1,9 +1,9 @@
-"""Built-in generated problems: products that a small model cannot compute, and a tool can.
+"""Built-in generated problems: products that need a calculator tool.
 
     assay.data.tool_tasks:products?size=2000&split=train        problems such as 482*937=
-    assay.data.tool_tasks:product_traces?size=2000&called=0.2   guesses, and a few calls of a tool
+    assay.data.tool_tasks:product_traces?size=2000&called=0.2   guesses, and some tool calls
 
-Row n depends on the seed and n alone. A product belongs to one split, by a hash of its text.
+Row n depends only on the seed and n. A hash of a product's text decides its split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def products(
 ) -> Sequence[Problem]:
     """Return problems such as ``482*937=`` whose spec is ``{"answer": "451634"}``.
 
-    Both factors have so many digits; two rows may be equal where there are few.
+    Both factors have ``digits`` digits; rows may repeat if there are few products.
     """
     _check(split, digits)
 
@@ -53,9 +53,9 @@ def product_traces(
 ) -> Sequence[Trace]:
     """Return traces such as ``482*937=`` with ``calculator(482*937)=451634;451634``.
 
-    The share ``called`` of them calls the calculator; the others are guesses, with about the right
-    number of digits. Of those that call, the share ``slipped`` has a wrong digit in the call, and
-    so a wrong result. What the calculator says, ``=451634;``, is given: it is not learned.
+    The share ``called`` of the traces calls the calculator; the others are guesses with about the
+    right number of digits. In a share ``slipped`` of the calls one digit is wrong, and so is the
+    result. The calculator's result, ``=451634;``, is injected and masked from the loss.
     """
     _check(split, digits)
     for name, share in (("called", called), ("slipped", slipped)):
@@ -84,7 +84,7 @@ def product_traces(
 
 
 def draw_factors(random: Random, split: Split, digits: int) -> tuple[int, int]:
-    """Return two random factors whose product belongs to a split."""
+    """Return two random factors whose product belongs to the split."""
     for _ in range(10_000):
         left, right = (random.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(2))
         if in_split(f"{left}*{right}", split):

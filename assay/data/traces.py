@@ -1,4 +1,4 @@
-"""Traces: prompts with a completion to imitate, for the supervised stage."""
+"""Traces: prompts with target completions for the supervised stage."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A prompt and the completion that the policy learns to give.
+    """A prompt and its target completion.
 
-    source: ``file.jsonl:12``. think, effort: as of a `Problem`. said: as of a
-    `assay.types.Completion`: the parts that the policy says itself. The rest, as a tool's result,
-    is context, and is not learned. Empty: all of it is learned.
+    source: ``file.jsonl:12``. think, effort: see `Problem`. said: character spans of the assistant
+    turns, as in `assay.types.Completion`. Text outside the spans, such as a tool's result, is
+    masked from the loss. Empty: the whole completion is trained on.
     """
 
     prompt: Text
@@ -41,11 +41,11 @@ class Trace:
 
 
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
-    """Return the trace that a row describes; `Trace` values pass through.
+    """Return the trace of a row; `Trace` values are validated and pass through.
 
     A row has a prompt (``prompt``, ``question`` or ``problem``) and a ``completion`` (or
-    ``generated_solution`` or ``solution``), or else ``messages`` that the assistant ends. It may
-    have ``said``.
+    ``generated_solution`` or ``solution``), or ``messages`` that end with the assistant. ``said``
+    is optional.
     """
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
@@ -61,7 +61,7 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
 
 
 def read_said(value: Any, text: str, where: str) -> Spans:
-    """Return where in a completion's text the policy speaks; raises DataError."""
+    """Validate the character spans of the assistant turns; raises DataError."""
     if value is None or value == () or value == []:
         return ()
     try:

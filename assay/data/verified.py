@@ -1,4 +1,4 @@
-"""Whether traces were verified: what the data stages that made them have written down."""
+"""Verification status of traces, from the manifests of the data transforms that wrote them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import BaseModel
 
 MANIFEST = "manifest.json"
-"""Beside the rows that a data stage has written."""
+"""File that a data transform writes with its rows."""
 VERIFIED, UNVERIFIED, GIVEN = "verified", "not verified", "given"
 
 
 def verified_words(sources: Sequence[str]) -> str:
-    """Return how the rows of sources were come by, as "verified" or "verified, given".
+    """Return the status of the sources' rows, such as "verified" or "verified, given".
 
-    "verified": the data stage ``select`` left out what a verifier did not pass. "not verified": a
-    model wrote them, and all stayed. "given": no data stage says where they are from.
+    "verified": the data transform ``select`` removed rows that a verifier did not pass. "not
+    verified": a model wrote the rows and none was removed. "given": no manifest gives the origin.
     """
     found = {words for source in sources for words in _found(source)}
     return ", ".join(words for words in (VERIFIED, UNVERIFIED, GIVEN) if words in found)
@@ -28,7 +28,7 @@ class _Input(BaseModel):
 
 
 class _Made(BaseModel):
-    """What of a data stage's manifest is looked at."""
+    """The keys of a manifest that determine the status."""
 
     stage: str
     settings: dict[str, Any]
@@ -36,15 +36,17 @@ class _Made(BaseModel):
 
 
 def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield what is said of a source, followed back to the stage that decides it."""
+    """Yield the status of a source, following its inputs back to the deciding transform."""
     path = Path(source).expanduser()
     try:
         file = (path if path.is_dir() else path.parent) / MANIFEST
-        # reading a pipe may never end
+        # Only regular files are read: reading a pipe may never end.
         made = _Made.model_validate_json(file.read_bytes()) if file.is_file() else None
-    except (OSError, ValueError):  # a file of the user's, or damaged
+    except (OSError, ValueError):
+        # The file is damaged, or the user's own file of the same name.
         made = None
-    if made is None or source in seen:  # a damaged manifest may name itself as its input
+    # A damaged manifest may list itself as its input.
+    if made is None or source in seen:
         yield GIVEN
         return
     if made.stage == "collect":

@@ -1,10 +1,10 @@
-"""Built-in generated problems: lists of words that keep to instructions which a program can check.
+"""Built-in generated problems: lists of words under machine-checkable instructions.
 
     assay.data.word_tasks:word_lists?size=2000&split=train       problems: at least 3 words, quoted:
-    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that miss some of it
+    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that violate some of them
 
-The instructions are types of IFEval, for the verifier ``instructions``; none of them needs a
-library. Row n depends on the seed and n alone. A prompt belongs to one split, by a hash of it.
+The instructions are IFEval types for the verifier ``instructions`` that need no library. Row n
+depends only on the seed and n. A hash of a prompt decides its split.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Problem
 
-WORDS = tuple("abcdefghijkl")  # of one letter, so that a model of bytes need not learn to spell
+# Words of one letter, so that a byte-level model need not learn to spell.
+WORDS = tuple("abcdefghijkl")
 MOST_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class WordInstruction:
-    """One instruction: its words in the prompt, its id and its arguments."""
+    """One instruction: its text in the prompt, its id and its arguments."""
 
     text: str
     id: str
@@ -39,7 +40,7 @@ def word_lists(
 ) -> Sequence[Problem]:
     """Return problems such as ``at least 3 words, with b, end d:``, for ``instructions``.
 
-    Each has three to ``most`` instructions of five types; two rows may be equal.
+    Each has three to ``most`` instructions of five types; rows may repeat.
     """
     _check(split, most)
 
@@ -59,7 +60,7 @@ def imperfect_lists(
 ) -> Sequence[Trace]:
     """Return traces such as ``at least 3 words, with b, end d:`` with ``b a g d``.
 
-    Each instruction is left out of account with probability ``missed``; chance may still meet it.
+    Each instruction is ignored with probability ``missed``, but may be met by chance.
     """
     _check(split, most)
     check_share("missed", missed)
@@ -74,7 +75,7 @@ def imperfect_lists(
 
 
 def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
-    """Return instructions that can be met together, whose prompt belongs to a split."""
+    """Return compatible instructions whose prompt belongs to the split."""
     while True:
         few, many = random.randint(3, MOST_WORDS), random.randint(2, MOST_WORDS)
         there, gone, last = random.sample(WORDS, 3)
@@ -102,12 +103,12 @@ def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
 
 
 def prompt_of(asked: Sequence[WordInstruction]) -> str:
-    """Return the words of instructions, ``with b, quoted:``."""
+    """Return the prompt of instructions, such as ``with b, quoted:``."""
     return f"{', '.join(one.text for one in asked)}:"
 
 
 def written(random: Random, asked: Sequence[WordInstruction]) -> str:
-    """Return a list of words that keeps to all of these instructions."""
+    """Return a list of words that follows all instructions."""
     said = {key: value for one in asked for key, value in one.kwargs.items()}
     low, high = 1 + ("keywords" in said and "end_phrase" in said), MOST_WORDS
     if "num_words" in said and said["relation"] == "less than":
