@@ -60,9 +60,7 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    except (
-        BaseException
-    ) as error:  # a template is a program of the model's author and can raise anything
+    except BaseException as error:  # a template is a program that comes with the model
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
