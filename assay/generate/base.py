@@ -1,4 +1,4 @@
-"""What every generator is: problems in, groups of completions out, always under the newest
+"""The generator protocol: problems in, groups of completions out, sampled from the newest
 policy."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from assay.types import Completion, Group, Problem, Prompt, Tokens
 
 @dataclass(frozen=True, slots=True)
 class SoFar:
-    """A completion on its way.
+    """An unfinished completion, as a turn controller sees it.
 
-    newest: its newest token; None before the first. ends: whether the completion would end here, by
-    an end token or a stop string. read: returns all of its tokens, in a copy, while the guide is
-    asked. given: whether the newest token was given, and not chosen by the policy.
+    newest: the newest token; None before the first. ends: the completion would end here, by an end
+    token or a stop string. read: returns a copy of all tokens; call it only inside the controller.
+    given: the newest token was injected, not sampled.
     """
 
     num_tokens: int
@@ -32,10 +32,10 @@ class SoFar:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenTokens:
-    """Tokens that a completion goes on with, which the policy does not choose.
+    """Injected tokens that continue a completion; they are masked from the loss.
 
-    replaces: how many of its newest tokens are taken out before. begins_turn: whether they answer
-    what the policy said, as a tool does, and so begin a turn of the conversation.
+    replaces: number of newest tokens that are removed first. begins_turn: the tokens reply to the
+    policy, as a tool's result does, and start a turn of the conversation.
     """
 
     tokens: Sequence[int]
@@ -44,26 +44,26 @@ class GivenTokens:
 
 
 Promise: TypeAlias = Future[GivenTokens | None]
-"""What a guide will answer: its completion waits, while others go on."""
+"""A turn controller's pending result; its completion pauses while others continue."""
 
 
 class Guide(Protocol):
-    """Watches one completion grow, and may give it tokens.
+    """A turn controller: observes one completion and may inject tokens into it.
 
-    It is asked before the first token, after each sampled one, and after the last one that it gave.
-    What it answers may depend on the completion alone, so that a completion stays the same whatever
-    is sampled beside it. A completion that is given tokens does not end where it would have.
-    A guide that needs time, as for a tool, answers with a promise. Its completion waits, and
-    nothing is sampled for it. How long it takes changes no token.
+    It is called before the first token, after each sampled token, and after the last injected
+    token. Its result may depend only on the completion, so that a completion does not depend on its
+    neighbors. Injected tokens keep a completion from ending. A controller that needs time, such as
+    for a tool, returns a future. Its completion pauses without sampling; the delay changes no
+    token.
     """
 
     def __call__(self, so_far: SoFar) -> GivenTokens | Promise | None:
-        """Return what the completion goes on with; None: with what the policy chooses."""
+        """Return the tokens to inject, a future of them, or None to continue sampling."""
         ...
 
 
 def first_of(*guides: Guide) -> Guide:
-    """Return a guide that answers what the first of these has to say."""
+    """Combine turn controllers: the first result that is not None is used."""
 
     def ask(so_far: SoFar) -> GivenTokens | Promise | None:
         answers = (guide(so_far) for guide in guides)
@@ -73,34 +73,34 @@ def first_of(*guides: Guide) -> Guide:
 
 
 class CompletionLog(Protocol):
-    """Holds completions of the step at hand that have ended, so that they are not sampled again."""
+    """A log of the current step's finished completions, which are not sampled again on resume."""
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
-        """Return a completion that has ended before; None where there is none."""
+        """Return a logged completion, or None."""
         ...
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
-        """Keep a completion that has just ended."""
+        """Log a completion that has just finished."""
         ...
 
 
 class Generator(Protocol):
-    """Anything that samples completions: the built-in engine, a server, a script in a test."""
+    """Samples completions: the built-in engine, vLLM, or a fake in a test."""
 
     @property
     def policy_version(self) -> int:
-        """The version of the policy that is sampled from."""
+        """The version of the sampled policy."""
         ...
 
     @property
     def gives_model_logprobs(self) -> bool:
-        """Whether completions have the log-probabilities of the untempered model too."""
+        """Whether completions include log-probabilities without temperature and truncation."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether its log-probabilities are the learner's up to rounding; where not, tokens are
-        weighed."""
+        """Whether the log-probabilities equal the learner's up to rounding; if not, the learner
+        applies importance weights to tokens."""
         ...
 
     def generate(
@@ -112,25 +112,24 @@ class Generator(Protocol):
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Sample and return one group of ``group_size`` completions a problem, in the problems'
-        order.
+        """Sample one group of ``group_size`` completions per problem, in the order of the problems.
 
-        first_sibling: the number of the first completion of each, so that groups can be sampled on.
-        on_group: is given each group as soon as it is finished, while others are still sampled.
-        race: says which groups are wanted; one that cannot be among them may be given up, and is
-        not returned then. It is given only where more problems are asked for than are wanted.
+        first_sibling: the index of each group's first completion; it continues an earlier, smaller
+        group. on_group: called with each group when it is finished, while others are still sampled.
+        race: the oversampling cutoff. Groups outside it may be canceled and are not returned. It is
+        passed only if more problems than needed are sampled.
         """
         ...
 
     def sleep(self) -> None:
-        """Give back the memory that only sampling needs, before an update; `generate` takes it
-        again."""
+        """Free the memory that only sampling needs before an update; `generate` allocates
+        it again."""
         ...
 
     def load_policy(self, weights: Weights) -> None:
-        """Sample from these weights from now on; completions carry their version.
+        """Load weights for all further sampling; completions record their version.
 
-        They are named tensors: a generator that shares the learner's memory has nothing to copy,
-        any other copies them, and can hold its own against their fingerprint.
+        A generator that shares the learner's memory copies nothing. Any other generator copies the
+        tensors and can check the copy against the fingerprint.
         """
         ...

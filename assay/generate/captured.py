@@ -1,8 +1,8 @@
-"""Decoding steps as captured CUDA graphs: one launch a step, whatever the number of layers.
+"""Decoding steps as captured CUDA graphs: one launch per step for any number of layers.
 
-A graph replays the very kernels on the very memory it was captured with. So a step's inputs are
-copied into fixed tensors; weights are read where they are, and updates in place are seen; and
-wherever the cache or the model takes other memory, all graphs are dropped and captured anew.
+A graph replays the captured kernels on the captured memory. Therefore a step's inputs are copied to
+fixed tensors, and in-place updates of the weights are visible. When the cache or the model moves to
+other memory, all graphs are dropped and captured again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A captured step: what it reads, what plays it again, and where its logits then are."""
+    """A captured step: its input tensors, its replay function and its output tensor."""
 
     tokens_S: Tensor
     positions_S: Tensor
@@ -30,9 +30,9 @@ class _Step:
 
 
 class CapturedForward(LeanForward):
-    """The lean way with its steps captured, one for each (rows, extent in blocks).
+    """The lean decoder with one captured graph per (rows, extent in blocks).
 
-    capture: takes a step, and returns what replays it and the tensor that holds the result.
+    capture: captures a step; returns the replay function and the output tensor.
     """
 
     name = "captured"
@@ -46,12 +46,12 @@ class CapturedForward(LeanForward):
         self._memory: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
-        """Drop what was captured, and read the live model again."""
+        """Drop all graphs and read the live model again."""
         self._steps.clear()
         super().refresh(num_rows)
 
     def end_call(self) -> None:
-        """Give back cache and graphs, which work on its memory."""
+        """Free the cache and the graphs, which refer to its memory."""
         self.release()
 
     def release(self) -> None:
@@ -71,7 +71,8 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        return step.logits_SV.clone()  # the next replay writes over it
+        # The next replay overwrites this tensor.
+        return step.logits_SV.clone()
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
         plain = super().decode
@@ -80,8 +81,11 @@ class CapturedForward(LeanForward):
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Capture a step on the current CUDA device, after one that sets up what libraries set up
-    once."""
+    """Capture a step on the current CUDA device.
+
+    The step runs once before, on another stream, so that libraries finish their lazy
+    initialization, which cannot be captured.
+    """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

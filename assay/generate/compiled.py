@@ -1,8 +1,8 @@
-"""The lean way with its small operations compiled: norms, gates and attention of a step in C.
+"""The lean decoder with compiled small operations: norms, gates and decoding attention in C.
 
-``decode_step.c`` beside this file is built by `assay.model.compiled`. Attention then reads each
-slot's own tokens and no more, and siblings read one copy of their prompt. Without a compiler this
-way is refused, and tensor operations do the work.
+`assay.model.compiled` builds ``decode_step.c``. Attention reads only each slot's own tokens, and
+siblings read one copy of their prompt. Without a compiler NotLean is raised, and the decoder with
+tensor operations is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("decode_step.c")
 
 @cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the functions for numbers of this type; raise NotLean where there are none."""
+    """Build and load the functions for a tensor type. Raises NotLean if that is not possible."""
     found = build(SOURCE, dtype)
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     found.add_norm.argtypes = (pointer, pointer, pointer, ctypes.c_double, number, number, pointer)
@@ -36,7 +36,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 class _Layer(ctypes.Structure):
-    """A layer as the source declares it."""
+    """A layer, in the layout of the struct in ``decode_step.c``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "capacity", "reach")),
@@ -46,7 +46,7 @@ class _Layer(ctypes.Structure):
 
 
 class CompiledForward(LeanForward):
-    """Decoding through a Llama-like model's parameters, with products by a library and the rest in
+    """Decoding with the parameters of a Llama-like model; matrix products by a library, the rest in
     C."""
 
     name = "compiled"
@@ -68,8 +68,7 @@ class CompiledForward(LeanForward):
         self._told_of: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
-        """Read the parameters of the live model again; build the functions before the first
-        step."""
+        """Read the live model's parameters again, and build the functions before the first step."""
         super().refresh(num_rows)
         self._functions = library(self._decoder.embedding.dtype)
         self._told_of = ()
@@ -86,7 +85,7 @@ class CompiledForward(LeanForward):
         )
 
     def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
-        """Add to ``hidden`` in place, and return its root-mean-square norm."""
+        """Add ``added`` to ``hidden`` in place and return the root-mean-square norm of the sum."""
         weight, epsilon = norm
         normed = torch.empty_like(hidden)
         self._functions.add_norm(
@@ -100,14 +99,14 @@ class CompiledForward(LeanForward):
         return normed
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up of rows that hold both, one behind the other."""
+        """Return silu(gate) * up for rows that hold gate and up, concatenated."""
         rows, both = gate_up.shape
         result = gate_up.new_empty(rows, both // 2)
         self._functions.silu_product(gate_up.data_ptr(), rows, both // 2, result.data_ptr())
         return result
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return what attends in each layer of a step: rotates, stores, and weighs by row, in C."""
+        """Return the attention function of a step: it rotates, stores and attends per row, in C."""
         if self._told_of != (memory := self.memory()):
             layers = self._decoder.layers
             self._told, self._told_of = [self._tell(layer) for layer in layers], memory

@@ -1,4 +1,4 @@
-"""Keys and values where compiled attention reads them: each slot's own tokens, and prompts once."""
+"""The key-value cache of compiled attention: per-slot tokens, and prompts stored once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from assay.model.compiled import LANES
 
 
 class CompiledCache(KeyValues):
-    """Keys and values of S slots: each slot's own tokens, and prompts that siblings share.
+    """Keys and values of S slots, with prompts shared by siblings.
 
-    Own keys [S, H, blocks, D, LANES], own values [S, H, capacity, D]; of a prompt [H, blocks, D,
-    LANES] and [H, length, D].
+    Own keys: [S, H, blocks, D, LANES]. Own values: [S, H, capacity, D]. Prompt keys: [H, blocks, D,
+    LANES]. Prompt values: [H, length, D].
     """
 
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.own: list[tuple[Tensor, Tensor]] = []
-        self.capacity = 0  # own tokens of a slot
+        # Number of own tokens per slot.
+        self.capacity = 0
         self.positions_S = self.prompt_length_S = torch.zeros(0, dtype=torch.int64)
         self._heads, self._width, self._dtype = tuple(heads), width, dtype
-        self._held: list[Prompt] = []  # the prompt of each slot, so that its memory stays
+        # References to each slot's prompt, which keep its memory alive for the C code.
+        self._held: list[Prompt] = []
         self._pointers_LS2 = torch.zeros(0, 0, 2, dtype=torch.int64)
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token takes in all layers."""
+        """Bytes per token over all layers."""
         return 2 * sum(self._heads) * self._width * self._dtype.itemsize
 
     def _stores(self) -> Iterable[Tensor]:
@@ -46,12 +48,14 @@ class CompiledCache(KeyValues):
         return padded(room.extent.prompt)
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        self.release()  # before the new tensors, so that never both are held
+        # Free the old tensors first, so that the two never exist together.
+        self.release()
         self.num_slots, self.capacity = num_slots, padded(room.extent.own)
         self.layout += 1
         num_blocks = self.capacity // LANES
         for heads in self._heads:
-            # zeros, not garbage: what is masked still enters a product, where 0 * nan is nan
+            # Zeros instead of uninitialized memory: masked elements enter a product, and 0 * nan is
+            # nan.
             keys = torch.zeros(num_slots, heads, num_blocks, self._width, LANES, dtype=self._dtype)
             values = torch.empty(num_slots, heads, self.capacity, self._width, dtype=self._dtype)
             self.own.append((keys, values))
@@ -63,7 +67,7 @@ class CompiledCache(KeyValues):
         self.own, self._held, self.capacity = [], [], 0
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take down a layer of the prompt: [1, H, L, D]."""
+        """Store a layer of the prompt, [1, H, L, D]."""
         heads, length, width = keys.shape[1:]
         whole = F.pad(keys[0], (0, 0, 0, padded(length) - length))
         blocks = whole.view(heads, -1, LANES, width).transpose(2, 3).contiguous()
@@ -79,7 +83,8 @@ class CompiledCache(KeyValues):
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
         self.num_slots = len(slots)
         self.layout += 1
-        for layer, pair in enumerate(self.own):  # a layer at a time, so that little is held twice
+        # Copy one layer at a time, so that only one layer exists twice.
+        for layer, pair in enumerate(self.own):
             keys, values = (tensor.index_select(0, slots) for tensor in pair)
             self.own[layer] = keys, values
         self.prompt_length_S = self.prompt_length_S[slots]
@@ -87,14 +92,14 @@ class CompiledCache(KeyValues):
         self._held = [self._held[slot] for slot in slots.tolist()]
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Expect one token for each slot, at its position; an idle slot's is anywhere."""
+        """Prepare for one token per slot at its position; an idle slot's position is arbitrary."""
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 
     def stores(self, layer: int) -> tuple[Tensor, ...]:
-        """Return where the source finds prompts, their lengths, own keys and own values."""
+        """Return the prompt pointers, prompt lengths, own keys and own values for the C code."""
         return self._pointers_LS2[layer], self.prompt_length_S, *self.own[layer]
 
 
 def padded(length: int) -> int:
-    """Return a number of tokens as whole vectors of the source, at least one."""
+    """Round a number of tokens up to whole vectors, at least one."""
     return max(-(-length // LANES), 1) * LANES

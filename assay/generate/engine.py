@@ -1,9 +1,8 @@
-"""The built-in generator, in three nouns: schedule, run, postprocess.
+"""The built-in generator: schedule, run, postprocess.
 
-Schedule gives free slots to waiting siblings. A prompt goes through the model once, alone, and its
-keys and values are placed for each sibling, of the next group too where that has the same prompt.
-Run feeds one token a slot and samples the next. Postprocess takes out what ended and yields groups
-whose last completion it was.
+Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and its keys and values
+are placed for each sibling, and for the next group if that has the same prompt. Run feeds one token
+per slot and samples the next. Postprocess removes finished completions and returns complete groups.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
 @dataclass
 class EngineStats:
-    """What the last call of `Engine.generate` did so far. Seconds exclude those of ``on_group``.
+    """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
-    num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too.
-    tokens: of completions, unfinished ones too; those that were taken out again are counted.
-    wait_seconds: in which all completions waited for what their guides had promised.
+    num_completions: finished, out of num_wanted. rows: computed in all steps, including idle ones.
+    tokens: of all completions, including unfinished ones and removed tokens. wait_seconds: time in
+    which every completion waited for its turn controller.
     """
 
     num_slots: int = 0
@@ -62,19 +61,19 @@ class EngineStats:
 
     @property
     def seconds(self) -> float:
-        """All of the engine's time."""
+        """Total time of the engine."""
         own = self.prefill_seconds + self.decode_seconds + self.postprocess_seconds
         return own + self.wait_seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens over all of the engine's time."""
+        """Sampled tokens per second of the engine's total time."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(eq=False)
 class _Call:
-    """One call of `Engine.generate`, from its first token to its last."""
+    """The state of one call of `Engine.generate`."""
 
     sampling: SamplingConfig
     group_size: int
@@ -83,26 +82,26 @@ class _Call:
     text_ends: TextEnds | None
     policy_version: int
     controls: dict[Asking, ThinkControl]
-    # slots that begin in this step: their first token comes from the prompt's logits
+    # New slots of this step; their first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
-    # the prompt that was read last, whose keys and values the cache holds, and its logits
+    # The last prefilled prompt and its logits; the cache holds its keys and values.
     read: tuple[Tokens, Tensor] | None = None
 
 
 class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
-    What it needs beside the model it takes when it generates. Keys and values it gives back at the
-    end of the call; on a CPU packed copies of the linear maps at `sleep`, so that calls share them.
+    Memory is allocated when generation starts. Keys and values are freed at the end of the call.
+    Packed copies of the linear maps (CPU) are shared by calls and freed at `sleep`.
 
-    exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns
-    a problem into a prompt. A completion depends, to the bit, on the weights, the seed, its prompt
-    and its place (problem, draw, sibling), on the number of slots, the dtype and the thread count,
-    and not on its neighbors (`independent`; a mixture of experts is the exception). Models without
-    ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step. guide:
-    returns what may give tokens to a completion of a prompt, beside what controls its thinking.
-    log: holds completions that are not to be sampled again, and is given those that end.
+    exact: the engine reads the learner's own parameters with a verified decoder. ``render``
+    converts a problem to a prompt. A completion depends, to the bit, only on the weights, the seed,
+    its prompt and index (problem, draw, sibling), the number of slots, the dtype and the thread
+    count. It does not depend on its neighbors (`independent`), except in a mixture of experts.
+    Models without ``eos_ids`` sample to the limit. watch: called with the stats after each decoding
+    step. guide: creates a completion's turn controller, in addition to the thinking controller.
+    log: holds finished completions that are not sampled again.
     """
 
     exact = True
@@ -136,41 +135,40 @@ class Engine:
 
     @property
     def path(self) -> str:
-        """The way through the model that was found right: ``lean``, or through the module."""
+        """The verified decoding path, such as ``lean``."""
         return self._choice.forward.name
 
     @property
     def independent(self) -> bool:
-        """Whether completions are, to the bit, independent of their neighbors."""
+        """Whether completions are bitwise independent of their neighbors."""
         return self._choice.independent
 
     @property
     def skips_idle_rows(self) -> bool:
-        """Whether steps of fewer rows were found to give the same bits, so that idle ones are left
-        out."""
+        """Whether steps with fewer rows gave the same bits, so that idle rows can be dropped."""
         return len(self._choice.row_counts) > 1
 
     def load_policy(self, weights: Weights) -> None:
-        """Sample from these weights; those of the learner's own memory are there already."""
+        """Load weights; tensors in the learner's own memory are not copied."""
         weights.load_into(self._model)
         self.policy_version = weights.version
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the weights that are sampled from, by the names of `Weights`."""
+        """Return the current weights by name, as in `Weights`."""
         return self._model.state_dict()
 
     def fingerprint(self) -> str:
-        """Return the hash of the weights that are sampled from."""
+        """Return the hash of the current weights."""
         return fingerprint(self.tensors())
 
     def probe(self) -> Floats:
-        """Return log-probabilities of fixed tokens, by the way that completions are sampled."""
+        """Return log-probabilities of fixed tokens, computed by the decoding path."""
         rows = self._choice.row_counts[-1]
         with self._threads():
             return probe(self._choice.forward, self._model, rows, self.context_length).numpy()
 
     def plain_probe(self) -> Floats:
-        """Return what `probe` should: by a plain pass of the model."""
+        """Return the expected result of `probe`, computed by a plain forward pass."""
         return plain_probe(self._model, self.context_length).numpy()
 
     def generate(
@@ -182,13 +180,12 @@ class Engine:
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Sample and return one group a problem, in the problems' order.
+        """Sample and return one group per problem, in the order of the problems.
 
-        first_sibling: the number of the first completion of each group: what a larger group would
-        have had from there on. on_group: is given each group as soon as it is finished. race: which
-        groups are wanted; others are given up, and left out of what is returned. Raises DataError
-        for a prompt that leaves no room in the model's context, OutOfMemory where not one slot fits
-        in ``engine.max_kv_mib``.
+        first_sibling: index of each group's first completion, as in a larger group. on_group:
+        called with each finished group. race: the oversampling cutoff; groups outside it are
+        canceled and not returned. Raises DataError if a prompt fills the model's context,
+        OutOfMemory if no slot fits in ``engine.max_kv_mib``.
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
@@ -218,12 +215,12 @@ class Engine:
         return [groups[n] for n in range(len(waiting)) if race is None or n in groups]
 
     def sleep(self) -> None:
-        """Give back the packed copies of the weights, which calls under one policy share."""
+        """Free the packed copies of the weights, which calls under one policy share."""
         self._choice.forward.release()
         return_freed_memory()
 
     def _prove(self, model: nn.Module) -> Choice:
-        """Find the way through ``model``, and settle the number of threads."""
+        """Choose the decoding path and the number of threads."""
         self._model = model
         self._dtype, self._device = _kind_of(model)
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
@@ -240,7 +237,7 @@ class Engine:
         return found if threads == torch.get_num_threads() else choice()
 
     def _threads(self) -> AbstractContextManager[None]:
-        """Decode on as many threads as is settled, or as there are."""
+        """Set the chosen number of decoding threads inside the context."""
         there = torch.get_num_threads()
         return on_threads(min(self.settings.threads or there, there))
 
@@ -256,7 +253,8 @@ class Engine:
         room = Room(extent, len(waiting), group_size)
         try:
             num_rows = self._make_ready(room)
-        except NotLean:  # the model was wrapped or hooked since
+        except NotLean:
+            # A wrapper or hook was added to the model after the last call.
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
@@ -274,7 +272,7 @@ class Engine:
         )
 
     def _controls(self, kinds: set[Asking], sampling: SamplingConfig) -> dict[Asking, ThinkControl]:
-        """Return what controls thinking, by the kind of the prompts that think."""
+        """Return the thinking controllers by prompt kind."""
         thinking = [one for one in kinds if sampling.controls_thinking(one[1]) and one[0].thinks]
         return {one: ThinkControl.of(self.tokenizer, sampling, *one) for one in thinking}
 
@@ -293,16 +291,15 @@ class Engine:
         return Waiting(position, problem, prompt, room)
 
     def _make_ready(self, room: Room) -> int:
-        """Take the memory that a generation needs, and look at the weights; return the number of
-        rows."""
+        """Allocate the cache and read the weights; return the number of rows."""
         num_rows = self._allocate(room)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             self._choice.forward.refresh(self._choice.row_counts[0])
         return num_rows
 
     def _allocate(self, room: Room) -> int:
-        """Return how many rows there are: as many as are wanted and fit in memory, padded with idle
-        ones."""
+        """Allocate the requested rows that fit in memory, padded with idle rows; return their
+        number."""
         cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         wanted = min(self.settings.slots, room.num_groups * room.group_size)
@@ -322,7 +319,7 @@ class Engine:
 
     @torch.inference_mode()
     def _schedule(self, call: _Call) -> None:
-        """Give every free slot to the next sibling that waits."""
+        """Assign every free slot to the next waiting sibling."""
         slots, forward = call.slots, self._choice.forward
         call.num_decoding = int(slots.active_S.sum())
         if not call.queue:
@@ -353,15 +350,14 @@ class Engine:
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _guide(self, call: _Call, group: Waiting) -> Guide | None:
-        """Return what may give tokens to a completion of this group."""
+        """Return the turn controller of a completion in this group, if any."""
         control = call.controls.get(group.asking)
         thinking = None if control is None else control.guide()
         own = None if self.guide is None else self.guide(group.problem, group.prompt)
         return own if thinking is None else thinking if own is None else first_of(thinking, own)
 
     def _drop_idle_rows(self, slots: Slots) -> None:
-        """Go on with half the rows, or fewer, where the others are idle and the bits stay the
-        same."""
+        """Halve the number of rows (repeatedly) if enough are idle and the bits do not change."""
         active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
         num_rows = min((n for n in counts if n >= len(active)), default=0)
         if len(slots.group) not in counts or num_rows == len(slots.group):
@@ -400,7 +396,7 @@ class Engine:
         self.stats.decode_seconds += time.perf_counter() - started
 
     def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
-        """Take out what ended, and return the groups that are complete."""
+        """Remove finished completions and return the complete groups."""
         started = time.perf_counter()
         slots = call.slots
         if slots.guided:
@@ -410,7 +406,8 @@ class Engine:
         going_S = slots.going()
         at_eos_S = np.isin(slots.tokens_S, self._eos_ids) & going_S
         chosen_S, rows = going_S, slots.rows
-        if slots.guided:  # a given token ends nothing, whatever it says
+        # Injected tokens never end a completion, even if they contain a stop string.
+        if slots.guided:
             chosen_S, rows = going_S & slots.newest_sampled(), slots.rows_behind_given
             at_eos_S &= chosen_S
         stopped: set[int] = set()
@@ -435,8 +432,8 @@ class Engine:
         return finished
 
     def _give_up(self, call: _Call, limit: int | None) -> int:
-        """Take out groups that have a completion of more tokens, or will have; return how many
-        tokens they have."""
+        """Cancel groups with a completion longer than ``limit``; return the number of their
+        tokens."""
         slots, num_tokens = call.slots, 0
         if limit is None:
             return 0
@@ -489,7 +486,7 @@ def _kind_of(model: nn.Module) -> tuple[torch.dtype, torch.device]:
 
 
 def _to_host(sampled: tuple[Tensor, Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bring tokens and log-probabilities to the host, in one transfer from a device."""
+    """Copy tokens and log-probabilities to the host, in one transfer from a device."""
     if sampled[0].device.type != "cpu":
         packed = torch.stack([tensor.double() for tensor in sampled]).cpu()
         return packed[0].numpy(), packed[1].numpy(), packed[2].numpy()

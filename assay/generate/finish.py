@@ -1,4 +1,4 @@
-"""Where a completion's text ends: stop strings, and the end of its think block."""
+"""The end of a completion: stop strings, think block and turns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
-SLACK = 8  # tokens decoded before the longest stop string: a cut character, a leading space
+# Additional tokens to decode before the longest stop string. The first may start within a character
+# or carry a leading space.
+SLACK = 8
 
 
 class TextEnds:
-    """Looks for stop strings in the last tokens of each slot."""
+    """Searches the last tokens of each slot for stop strings."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        # a token is at least one byte, so a match that ends in the newest token lies within these
+        # Every token has at least one byte, so a match that ends in the newest token lies within
+        # these.
         self._num_tail = max(len(text.encode()) for text in stop) + SLACK
 
     def found(
@@ -29,7 +32,7 @@ class TextEnds:
         token_log: NDArray[np.int32],
         rows: Callable[[int], NDArray[np.int64]],
     ) -> set[int]:
-        """Return those of ``slots`` in whose text a stop string stands."""
+        """Return the slots whose text contains a stop string."""
         if not len(slots):
             return set()
         tails = [token_log[rows(slot)[-self._num_tail :], slot] for slot in slots.tolist()]
@@ -44,17 +47,17 @@ class TextEnds:
 def num_think_tokens(
     tokenizer: Any, tokens: Tokens, end: int, text: str, think: ThinkFormat
 ) -> int:
-    """Return how many leading tokens stand before the answer: the think block, its close tag
-    included.
+    """Return the number of tokens before the answer: the think block with its close tag.
 
-    All of them where all is reasoning (`ThinkFormat.answer_span`). ``tokens[:end]`` are the tokens
-    of ``text``.
+    Returns all tokens if the completion is only reasoning (`ThinkFormat.answer_span`).
+    ``tokens[:end]`` are the tokens of ``text``.
     """
     span = think.answer_span(text)
     if span is None:
         return len(tokens)
     before = text[: span[0]]
-    low, high = 0, end  # the shortest prefix that holds all that stands before the answer
+    # Binary search for the shortest prefix that decodes to all text before the answer.
+    low, high = 0, end
     while low < high:
         middle = (low + high) // 2
         prefix = tokenizer.decode(tokens[:middle], clean_up_tokenization_spaces=False)
@@ -72,11 +75,11 @@ def turns_of(
     begun: Sequence[tuple[int, int]],
     end_ids: Container[int] = (),
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return where a conversation's turns end, and where in its text the policy speaks.
+    """Return the turns' end positions in tokens, and the character spans of the assistant turns.
 
-    begun: of each turn that was begun by given tokens, where these begin and end. Both are empty
-    where there is none. ``tokens[:end]`` are the tokens of the text. end_ids: the tokens that end a
-    turn; they are no part of what the policy says.
+    begun: token spans of the injected tokens that start a turn. Both results are empty without such
+    spans. ``tokens[:end]`` are the tokens of the text. end_ids: end-of-turn tokens, which the spans
+    exclude.
     """
     begun = [(start, min(behind, len(tokens))) for start, behind in begun if start < len(tokens)]
     if not begun:
@@ -92,7 +95,8 @@ def turns_of(
         (place(start), place(stop - (stop > start and int(tokens[stop - 1]) in end_ids)))
         for start, stop in zip(starts, ends, strict=True)
     ]
-    if not ends[0]:  # it began with what was given
+    # The completion starts with injected tokens, so there is no assistant turn before them.
+    if not ends[0]:
         return tuple(ends[1:]), tuple(spans[1:])
     return tuple(ends), tuple(spans)
 
@@ -109,10 +113,10 @@ def finished_completion(
     eos_ids: Container[int] = (),
     **facts: Any,
 ) -> Completion:
-    """Return a completion that has ended: text, think block and turns are read from its tokens.
+    """Create a finished completion; text, think block and turns are decoded from its tokens.
 
-    begun, eos_ids: as `turns_of` has them. facts: further fields. Raises ModelError where a
-    log-probability is no number.
+    begun, eos_ids: see `turns_of`. facts: further fields. Raises ModelError if a log-probability is
+    not finite.
     """
     if not np.isfinite(behavior_logprobs).all():
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Ways through the model, and the proof, before one is used, that it equals the model's own."""
+"""Decoding paths through a model, and their verification against a plain forward pass."""
 
 from __future__ import annotations
 
@@ -31,54 +31,64 @@ from assay.generate.shared_prompt import PROMPT_BLOCK
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
-LEAST_ROWS = 4  # of a step, where idle ones are left out: below, products take other ways
-PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2  # the probe reaches into a second block
+# Minimum rows of a step when idle rows are dropped. Libraries use other kernels for fewer rows,
+# which changes the bits.
+LEAST_ROWS = 4
+# The probe's prompt extends into a second block.
+PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-LOAD_TOKENS = 16  # that are probed after a load: every weight counts at every position
-PROBED_TOKENS = 256  # of the vocabulary, whose log-probabilities are sent and compared
-SHARED_FROM_MIB = 64  # of the slots' keys and values, a block each: less stays in the cache anyway
-MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
-MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75  # in narrower types, which round up to half of it
+# Tokens of the probe after a load. A few suffice, because every weight affects every position.
+LOAD_TOKENS = 16
+# Vocabulary entries whose log-probabilities are transferred and compared.
+PROBED_TOKENS = 256
+# Minimum size of one block of keys and values over all slots. Smaller blocks stay in the CPU cache
+# even without sharing.
+SHARED_FROM_MIB = 64
+# Maximum difference of log-probabilities over the whole vocabulary, in float32.
+MAX_DIFFERENCE = 1e-3
+# Limits in narrower types, where rounding alone reaches up to half of them.
+MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75
 
 
 class Forward(Protocol):
-    """One way through a model, with a `SlotCache` of its own."""
+    """One decoding path through a model, with its own key-value cache."""
 
     name: str
     by_blocks: bool
 
     @property
     def cache(self) -> KeyValues:
-        """Where keys and values stand."""
+        """The key-value cache."""
         ...
 
     def refresh(self, num_rows: int) -> None:
-        """Look at the live model again before steps of ``num_rows`` slots; raise NotLean where this
-        way no longer applies."""
+        """Read the live model again before steps of ``num_rows`` slots. Raises NotLean if the path
+        does not support it any more."""
         ...
 
     def end_call(self) -> None:
-        """Give back the memory that only one call needs."""
+        """Free the memory that only one call needs."""
         ...
 
     def release(self) -> None:
-        """Give back the memory that only a generation needs."""
+        """Free all memory that generation needs."""
         ...
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
-        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
+        """Store a prompt's keys and values in the cache and return its last logits [V]."""
         ...
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token a slot and return the logits [S, V] of the next."""
+        """Feed one token per slot and return the next logits [S, V]."""
         ...
 
 
 class ModuleForward:
-    """Through the module's own forward.
+    """Decoding with the module's own forward.
 
-    By blocks: its attention is replaced while a step decodes, by the one that neighbors cannot
-    change. Otherwise it keeps its own over gathered keys: right, but not independent to the bit.
+    by_blocks: replace its attention during decoding with one that neighbors cannot influence.
+    Otherwise its own attention runs over gathered keys, which is correct but not bitwise
+    independent.
     """
 
     def __init__(self, model: nn.Module, by_blocks: bool) -> None:
@@ -86,7 +96,8 @@ class ModuleForward:
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
         self.by_blocks = by_blocks
-        inner: Any = model  # adapters wrap the model whose forward decides
+        # The forward of the model inside the adapters determines the accepted arguments.
+        inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
@@ -94,7 +105,7 @@ class ModuleForward:
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
 
     def refresh(self, num_rows: int) -> None:
-        """Nothing to do: the module itself is called."""
+        """Do nothing: the module itself is called."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -142,8 +153,7 @@ class ModuleForward:
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off, and checkpointing that would drop the cache, where a learner left them
-    on."""
+    """Disable dropout, and checkpointing that would drop the cache, if the learner enabled them."""
     training = model.training
     if training:
         model.eval()
@@ -155,10 +165,11 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 class GatheringCache(SlotCache):
-    """Returns keys and values as any attention takes them, [S, H, K, D]: a copy every step."""
+    """Returns keys and values in the standard layout [S, H, K, D]; this copies them in
+    every step."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store, and gather the blocks of each slot."""
+        """Store keys and values, and gather the blocks of each slot."""
         keys, values = super().update(*args, **kwargs)
         if keys.dim() == 4:
             return keys, values
@@ -176,10 +187,9 @@ def slot_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend one query a slot to the cache's blocks, under the interface of Transformers.
+    """Attend one query per slot to the cache's blocks, with Transformers' attention interface.
 
-    query [S, H, 1, D]; key and value as `SlotCache.write` returns them; attention_mask [S, 1, 1,
-    K].
+    query: [S, H, 1, D]. key, value: as returned by `SlotCache.write`. attention_mask: [S, 1, 1, K].
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
@@ -206,12 +216,12 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 
 @dataclass(frozen=True)
 class Choice:
-    """A proven way through a model.
+    """A verified decoding path.
 
-    row_counts: slots padded to a whole number of rows, and smaller numbers of rows that gave the
-    same bits, the largest first. row_multiple: of the first. independent: whether completions are,
-    to the bit, the same beside any neighbors (not so in a mixture of experts, whose products are as
-    long as the neighbors' routes make them). reasons: why faster ways were not taken.
+    row_counts: the slots padded to a multiple of ``row_multiple``, then smaller row counts that
+    give the same bits, in descending order. independent: completions are bitwise independent of
+    their neighbors. This is false for a mixture of experts, where the neighbors' routes determine
+    the shapes of the products. reasons: why faster paths were rejected.
     """
 
     forward: Forward
@@ -225,12 +235,12 @@ class Choice:
 def choose_forward(
     model: nn.Module, num_slots: int, context_length: int | None, kv_mib: float = math.inf
 ) -> Choice:
-    """Return the fastest way that is right: a prompt and steps through the cache must give the
-    log-probabilities of one plain pass.
+    """Return the fastest correct path: prefill and cached steps must reproduce a plain forward
+    pass.
 
-    Slots are padded until every row gives the same bits for the same input, at every extent: some
-    products treat the last rows of an odd batch differently. The proof's own cache stays within
-    ``kv_mib``. Raises ModelError where no way is right.
+    Slots are padded until every row gives the same bits for the same input at every extent: some
+    products compute the last rows of an odd batch differently. The verification's own cache stays
+    within ``kv_mib``. Raises ModelError if no path is correct.
     """
     ways = ways_through(model, num_slots)
     reasons: list[str] = []
@@ -238,7 +248,7 @@ def choose_forward(
     try:
         with in_eval(model):
             logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
-    except (TypeError, ValueError, AttributeError) as error:  # not a decoder of tokens
+    except (TypeError, ValueError, AttributeError) as error:
         ways, reasons = (), [f"{type(error).__name__}: {error}"]
     for way in ways:
         try:
@@ -259,7 +269,7 @@ def choose_forward(
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a model's own code may refuse a cache or a mask in any way
+        except Exception as error:  # third-party model code may raise anything
             reasons.append(f"{type(error).__name__}: {error}")
     raise ModelError(
         f"{type(model).__name__}: found no way to decode it with a cache ({'; '.join(reasons)}); "
@@ -268,7 +278,7 @@ def choose_forward(
 
 
 def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
-    """Return the ways to try, the fastest first."""
+    """Return the candidate paths, fastest first."""
     shared = shares_prompts(model, num_slots)
     on_cuda = next(model.parameters()).device.type == "cuda"
     fast: list[Callable[[], Forward]] = []
@@ -288,20 +298,20 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
 
 
 def shares_prompts(model: nn.Module, num_slots: int) -> bool:
-    """Return whether the slots' keys and values are so much that siblings read one prompt."""
+    """Return whether the cache is large enough for siblings to share their prompt."""
     return kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
 
 
 def probe_tokens(
     num_embedded: int, context_length: int | None, length: int = LOAD_TOKENS
 ) -> Tensor:
-    """Return the fixed tokens [L] that a way through a model is probed with."""
+    """Return the fixed tokens [L] of the probe."""
     length = min(length, context_length or length)
     return torch.randint(num_embedded, (length,), generator=torch.Generator().manual_seed(0))
 
 
 def probed_ids(num_words: int) -> range:
-    """Return the tokens of a vocabulary whose log-probabilities a probe compares."""
+    """Return the vocabulary entries whose log-probabilities a probe compares."""
     return range(0, num_words, max(1, num_words // PROBED_TOKENS))
 
 
@@ -316,10 +326,10 @@ def _probe_tokens(
 def _fewer_rows(
     forward: Forward, tokens_L: Tensor, num_rows: int, expected_LV: Tensor, kv_mib: float
 ) -> Iterator[int]:
-    """Yield numbers of rows, each half of the last, while they give the bits that ``num_rows``
-    gave.
+    """Yield row counts, each half of the previous, as long as they give the bits of ``num_rows``.
 
-    Not for a GPU: there fewer rows hardly cost less, and each number of them is captured anew.
+    Not used on a GPU: fewer rows save little time there, and each count needs its own captured
+    graph.
     """
     while num_rows % 2 == 0 and num_rows > LEAST_ROWS:
         num_rows //= 2
@@ -336,8 +346,11 @@ def _through_cache(
     kv_mib: float = math.inf,
     beyond: int = PROBE_BEYOND,
 ) -> tuple[Tensor, bool]:
-    """Return log-probabilities of the last positions, and whether all rows and extents gave the
-    same bits. beyond: positions by which the far extent is longer; 0: it is not tried."""
+    """Return log-probabilities of the last positions, and whether all rows and extents agree
+    bitwise.
+
+    beyond: additional positions of the long extent; 0 skips it.
+    """
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
     found = [forward.prefill(tokens_L[:num_prompt])]
     cache = forward.cache
@@ -370,8 +383,7 @@ def _check_close(found_LV: Tensor, logits_LV: Tensor) -> None:
 
 
 def check_close(found: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
-    """Raise ModelError where log-probabilities differ more from a plain pass than rounding
-    explains."""
+    """Raise ModelError if log-probabilities differ from a plain pass by more than rounding."""
     difference = (found - plain).abs().flatten()
     if dtype == torch.float32:
         close = bool(difference.max() <= MAX_DIFFERENCE)
@@ -384,7 +396,7 @@ def check_close(found: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def probe(forward: Forward, model: nn.Module, num_rows: int, context_length: int | None) -> Tensor:
-    """Return log-probabilities of the fixed tokens' ends, of some tokens each, by this way."""
+    """Return log-probabilities at the last positions of the fixed tokens, computed by a path."""
     tokens_L = _probe_tokens(model, context_length)
     forward.refresh(num_rows)
     logprobs_LV, _ = _through_cache(forward, tokens_L, num_rows, beyond=0)
@@ -394,7 +406,7 @@ def probe(forward: Forward, model: nn.Module, num_rows: int, context_length: int
 
 @torch.inference_mode()
 def plain_probe(model: nn.Module, context_length: int | None) -> Tensor:
-    """Return what `probe` should: by one plain pass of a model."""
+    """Return the expected result of `probe`, computed by one plain forward pass."""
     tokens_L = _probe_tokens(model, context_length)
     with in_eval(model):
         logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]

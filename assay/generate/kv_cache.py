@@ -1,10 +1,10 @@
-"""Keys and values of every slot, preallocated; and attention over them that no neighbor can change.
+"""Preallocated keys and values of every slot, and attention that is independent of neighbors.
 
-Keys of a layer stand as ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p //
-BLOCK. Attention multiplies block by block, so every product has one shape however far the longest
-slot has come, and blocks beyond a slot's own length add exact zeros. One product over the whole
-extent would not do: for some shapes the library splits the sum differently at another extent, and
-the last bits of a completion would depend on its neighbors' lengths.
+A layer's keys have the layout ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p
+// BLOCK. Attention multiplies block by block, so every product has the same shape for any extent,
+and blocks beyond a slot's length add exact zeros. A single product over the whole extent is not
+used: for some shapes the library splits the sum differently at another extent. The last bits of a
+completion would then depend on its neighbors' lengths.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from transformers.cache_utils import Cache
 
 BLOCK = 64
 
-Prompt = dict[int, tuple[Tensor, Tensor]]  # keys and values of each layer, [1, H, L, D]
+# Keys and values by layer, [1, H, L, D].
+Prompt = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far the longest reaches: in all, its prompt, and what was sampled behind a prompt."""
+    """Maximum lengths over all slots: total, prompt, and tokens after the prompt."""
 
     total: int
     prompt: int
@@ -35,8 +36,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Room:
-    """What a generation needs room for: its extent at the most, and how many share their
-    prompts."""
+    """The required capacity: the maximum extent, and the number of groups that share prompts."""
 
     extent: Extent
     num_groups: int
@@ -44,9 +44,9 @@ class Room:
 
 
 class KeyValues:
-    """What every cache is: room for so many slots, and the prompt that is on its way to them.
+    """Base class of key-value caches: storage for the slots, and the current prompt.
 
-    layout: another number whenever it takes other memory.
+    layout: changes whenever the storage moves to other memory.
     """
 
     def __init__(self) -> None:
@@ -56,49 +56,49 @@ class KeyValues:
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token of one slot takes, by the shapes of the last prompt."""
+        """Bytes per token and slot, from the shapes of the last prompt."""
         tensors = [tensor for pair in self.prompt.values() for tensor in pair]
         return sum(one.shape[1] * one.shape[3] * one.element_size() for one in tensors)
 
     @property
     def num_bytes(self) -> int:
-        """What is held now."""
+        """Bytes currently allocated."""
         return sum(store.numel() * store.element_size() for store in self._stores())
 
     def begin_prompt(self) -> None:
-        """Take down the keys and values of the next prompt."""
+        """Start recording the keys and values of the next prompt."""
         self.prompt = {}
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take down a layer of the prompt: [1, H, L, D]."""
+        """Store a layer of the prompt, [1, H, L, D]."""
         self.prompt[layer] = (keys, values)
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
-        """Return how many tokens it may come to hold."""
+        """Return the maximum number of stored tokens."""
         raise NotImplementedError
 
     def prompt_tokens(self, room: Room) -> int:
-        """Return how many tokens one prompt takes on its way."""
+        """Return the number of tokens of one prompt before it is placed."""
         raise NotImplementedError
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        """Make room for ``num_slots``, in the shapes of the last prompt; what was held is lost."""
+        """Allocate ``num_slots`` in the shapes of the last prompt; the old content is lost."""
         raise NotImplementedError
 
     def place(self, slots: Tensor) -> None:
-        """Let ``slots`` attend to the prompt."""
+        """Assign the current prompt to ``slots``."""
         raise NotImplementedError
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
+        """Keep only these slots, in this order; slots from ``num_active`` on are idle."""
         raise NotImplementedError
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Expect one token for each slot, at its position; no position is beyond ``extent``."""
+        """Prepare for one token per slot at its position; no position exceeds ``extent``."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         raise NotImplementedError
 
     def _stores(self) -> Iterable[Tensor]:
@@ -106,16 +106,17 @@ class KeyValues:
 
 
 class SlotCache(KeyValues, Cache):
-    """The cache that a Hugging Face model reads and writes, one row a slot.
+    """The cache of a Hugging Face model, with one row per slot.
 
-    Between `begin_prompt` and the end of the model's call it takes down a prompt's keys and values,
-    which `place` then copies into slots. After `begin_step` it takes one token a slot.
+    Between `begin_prompt` and the end of the model's call it records a prompt's keys and values,
+    which `place` copies into slots. After `begin_step` it stores one token per slot.
     """
 
     def __init__(self) -> None:
         KeyValues.__init__(self)
         Cache.__init__(self, layers=[])
-        self.num_blocks = 0  # of the step at hand: the rounded extent is num_blocks * BLOCK
+        # Blocks of the current step; its rounded extent is num_blocks * BLOCK.
+        self.num_blocks = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._in_prompt = False
         self._positions_S = torch.zeros(0, dtype=torch.int64)
@@ -126,7 +127,7 @@ class SlotCache(KeyValues, Cache):
 
     @property
     def capacity(self) -> int:
-        """How many tokens a slot can hold."""
+        """Number of tokens that a slot can hold."""
         return next((keys.shape[0] * BLOCK for keys, _ in self._layers.values()), 0)
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
@@ -139,18 +140,20 @@ class SlotCache(KeyValues, Cache):
         self.allocate(num_slots, room.extent.total)
 
     def allocate(self, num_slots: int, capacity: int) -> None:
-        """Make room for ``num_slots`` of ``capacity`` tokens, in the shapes of the last prompt."""
+        """Allocate ``num_slots`` of ``capacity`` tokens, in the shapes of the last prompt."""
         if not self.prompt:
             raise NotImplementedError("the model keeps no keys and values in its cache")
         num_blocks = -(-capacity // BLOCK)
         if num_slots == self.num_slots and num_blocks * BLOCK <= self.capacity:
             return
-        self.release()  # before the new tensors, so that never both are held
+        # Free the old tensors first, so that the two never exist together.
+        self.release()
         self.num_slots = num_slots
         self.layout += 1
         for layer, (keys, values) in self.prompt.items():
             heads = keys.shape[1]
-            # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
+            # Zeros instead of uninitialized memory: masked positions enter a product, and 0 * nan
+            # is nan.
             self._layers[layer] = (
                 keys.new_zeros(num_blocks, num_slots, heads, BLOCK, keys.shape[3]),
                 values.new_zeros(num_blocks, num_slots, heads, BLOCK, values.shape[3]),
@@ -165,7 +168,7 @@ class SlotCache(KeyValues, Cache):
         return (store for pair in self._layers.values() for store in pair)
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
+        """Return the extent rounded to whole blocks; steps of one shape share it."""
         total = -(-extent.total // BLOCK) * BLOCK
         return Extent(total, total, total)
 
@@ -185,7 +188,8 @@ class SlotCache(KeyValues, Cache):
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
         self.num_slots = len(slots)
         self.layout += 1
-        for layer, (keys, values) in self._layers.items():  # one layer at a time is held twice
+        # Copy one layer at a time, so that only one layer exists twice.
+        for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys.index_select(1, slots), values.index_select(1, slots)
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
@@ -201,18 +205,17 @@ class SlotCache(KeyValues, Cache):
 
     @property
     def mask(self) -> Tensor:
-        """The step's additive mask [S, 1, 1, K], in the form that Hugging Face models take."""
+        """The step's additive mask [S, 1, 1, K], as Hugging Face models accept it."""
         return self._bias_SK[:, None, None]
 
     def bias(self, heads: int) -> Tensor:
-        """Return the step's mask in the form that `attend` takes, for a layer of so many key
-        heads."""
+        """Return the step's mask as `attend` expects it, for a layer with ``heads`` key heads."""
         if heads not in self._bias_of_heads:
             self._bias_of_heads[heads] = blocked_bias(self._bias_SK, heads)
         return self._bias_of_heads[heads]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one token a slot ([S * heads, D] each) and return all blocks of the step's
+        """Store one token per slot ([S * heads, D] each) and return all blocks of the step's
         extent."""
         key_store, value_store = self._layers[layer]
         heads = key_store.shape[2]
@@ -226,10 +229,9 @@ class SlotCache(KeyValues, Cache):
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may
-        see.
+        """Store one token per slot (keys, values: [S * H, D]) and attend to all visible tokens.
 
-        query: [S * H, queries a head, D]. Returns the same shape.
+        query: [S * H, queries per head, D]. Returns the same shape.
         """
         stored = self.write(layer, keys, values)
         return attend(query, *stored, self.bias(stored[0].shape[2]), scale)
@@ -241,7 +243,7 @@ class SlotCache(KeyValues, Cache):
         row_SH = row_S[:, None] * heads + torch.arange(heads, device=device)
         return (row_SH * BLOCK + self._positions_S[:, None] % BLOCK).view(-1)
 
-    # What a Hugging Face model calls.
+    # The interface that a Hugging Face model calls.
 
     def update(
         self,
@@ -251,7 +253,7 @@ class SlotCache(KeyValues, Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Take down a prompt's keys and values, or one token a slot."""
+        """Store a prompt's keys and values, or one token per slot."""
         if self._in_prompt:
             self.keep(layer_idx, key_states, value_states)
             return key_states, value_states
@@ -260,7 +262,7 @@ class SlotCache(KeyValues, Cache):
         return self.write(layer_idx, keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0 for a prompt, and else the extent before the step's token."""
+        """Return 0 for a prompt, otherwise the extent before the step's token."""
         return 0 if self._in_prompt else self.num_blocks * BLOCK - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -269,17 +271,17 @@ class SlotCache(KeyValues, Cache):
 
 
 def blocked_bias(bias_SK: Tensor, heads: int, block: int = BLOCK) -> Tensor:
-    """Return a mask as [num_blocks * S * heads, 1, block]."""
+    """Reshape a mask to [num_blocks * S * heads, 1, block]."""
     num_slots, extent = bias_SK.shape
     blocks = bias_SK.view(num_slots, extent // block, 1, block).transpose(0, 1)
     return blocks.expand(-1, -1, heads, -1).reshape(-1, 1, block)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Return softmax(scale * query keys^T + bias) values, block by block.
+    """Return softmax(scale * query keys^T + bias) values, computed block by block.
 
-    query: [S * heads, queries a head, D], heads counted as the keys'. keys, values: [num_blocks, S,
-    heads, BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries a head, D of values].
+    query: [S * heads, queries per head, D], with key heads. keys, values: [num_blocks, S, heads,
+    BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries per head, D of values].
     """
     scores = block_scores(query, keys, bias, scale)
     joined = scores[0] if len(scores) == 1 else torch.cat(scores.unbind(), -1)
@@ -290,8 +292,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: flo
 def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Return scale * query keys^T + bias, block by block: [num_blocks, rows, queries, block].
 
-    query: [rows, queries, D]. keys: [num_blocks, ..., block, D], rows between. bias: from
-    `blocked_bias`.
+    query: [rows, queries, D]. keys: [num_blocks, ..., block, D]; the middle axes multiply to rows.
+    bias: from `blocked_bias`.
     """
     num_blocks, (num_rows, num_queries, width) = len(keys), query.shape
     flat_keys = keys.reshape(num_blocks * num_rows, -1, keys.shape[-1]).transpose(1, 2)
@@ -302,9 +304,10 @@ def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Ten
 
 
 def block_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the sum of values, weighted [num_blocks, rows, queries, block]: [rows, queries, D].
+    """Return the weighted sum of values, [rows, queries, D]; weights: [num_blocks, rows, queries,
+    block].
 
-    The sum over blocks goes one after the other: zeros at its end change nothing.
+    Blocks are added in order, so zero blocks at the end do not change the result.
     """
     num_blocks, num_rows, num_queries, size = weights.shape
     flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])
@@ -314,10 +317,10 @@ def block_sum(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def split_blocks(weights: Tensor, size: int) -> Tensor:
-    """Return [rows, queries, blocks * size] as [blocks, rows, queries, size]."""
+    """Reshape [rows, queries, blocks * size] to [blocks, rows, queries, size]."""
     return weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3)
 
 
 def num_blocks_of(length: int, block: int = BLOCK) -> int:
-    """Return how many blocks hold so many tokens, at least one."""
+    """Return the number of blocks for ``length`` tokens, at least one."""
     return max(-(-length // block), 1)

@@ -1,10 +1,10 @@
-"""A lean way through the common decoder family (Llama, Mistral, Qwen2, Qwen3): the same parameters,
-less Python.
+"""The lean decoder of the common family (Llama, Mistral, Qwen2, Qwen3): live parameters, less
+Python.
 
-For a model of a few million parameters most of a decoding step is the overhead of modules, hooks
-and masks. Here are the tensor operations alone, read from the live modules, low-rank adapters among
-them. Any other wrapper, hook or unknown part (quantization) makes it refuse, and the module's own
-forward is used.
+For a model with a few million parameters, modules, hooks and masks dominate the time of a decoding
+step. This decoder contains only the tensor operations, with the live modules' parameters and
+low-rank adapters. Any other wrapper, hook or unknown part (quantization) raises NotLean, and the
+module's own forward is used.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from assay.model.family import Decoder, Layer, NotLean, rotate
 
 Norm: TypeAlias = tuple[Tensor, float]
 Attend: TypeAlias = Callable[[int, Layer, Tensor], Tensor]
-"""Of a layer's number, the layer, and fused queries, keys and values: what its tokens attend to."""
+"""Function of (layer index, layer, fused queries, keys and values) that returns the attention
+output."""
 
 
 class LeanForward:
-    """Decoding through the parameters of a Llama-like model, held by reference.
+    """Decoding with the parameters of a Llama-like model, held by reference.
 
-    packed: multiply with copies of the linear maps, packed when a generation begins (see
-    `products`); they are what the weights were at the last `refresh`. shared: siblings attend to
-    one copy of their prompt (see `shared_prompt`).
+    packed: multiply with packed copies of the linear maps (see `products`), made at the last
+    `refresh`. shared: siblings attend to one copy of their prompt (see `shared_prompt`).
     """
 
     name = "lean"
@@ -44,16 +44,21 @@ class LeanForward:
         self._cos_KD = self._sin_KD = torch.zeros(0, 0)
         self._decoder = Decoder.of(model)
         self._products: Products | None = None
-        self._weights: tuple[int, tuple[object, ...]] | None = None  # what was packed
+        # Row count and fingerprint of the packed weights.
+        self._weights: tuple[int, tuple[object, ...]] | None = None
 
     def refresh(self, num_rows: int) -> None:
-        """Read the parameters of the live model again, for steps of ``num_rows`` slots; raise
-        NotLean where it no longer fits. Packed copies stay while the weights are those of then."""
+        """Read the live model's parameters again, for steps of ``num_rows`` slots.
+
+        Packed copies are reused while the weights are unchanged. Raises NotLean if the model is not
+        supported any more.
+        """
         self._decoder = Decoder.of(self._model)
         weights = (num_rows, fingerprint(self._decoder)) if self._packed else None
         if self._products is not None and weights == self._weights is not None:
             return
-        self._products = None  # before the new ones, so that never both are held
+        # Free the old copies first, so that the two never exist together.
+        self._products = None
         self._products = Products.of(self._decoder, num_rows if self._packed else 0)
         self._weights = weights
 
@@ -88,12 +93,11 @@ class LeanForward:
         return self._logits(*self._through_layers(tokens_S, self._step_attention(positions_S)))
 
     def reach(self, extent: Extent) -> None:
-        """Tabulate what a step of this extent looks up."""
+        """Extend the rotary tables to a step's extent."""
         self._grow_rotary(extent.total)
 
     def memory(self) -> tuple[int, ...]:
-        """Return what is another tuple whenever a step works on other memory than before, within
-        one generation: the tables' address, and the cache's layout."""
+        """Return a key that changes whenever a step uses other memory, within one generation."""
         return self._cos_KD.data_ptr(), self._sin_KD.data_ptr(), self.cache.layout
 
     def _layers(self) -> Iterator[tuple[Layer, LayerProducts]]:
@@ -101,7 +105,7 @@ class LeanForward:
         return zip(self._decoder.layers, self._products.layers, strict=True)
 
     def _through_layers(self, tokens: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """Return the residual stream before the last layer's MLP, and what that adds to it."""
+        """Return the residual stream before the last layer's MLP, and the MLP's output."""
         hidden, added = F.embedding(tokens, self._decoder.embedding), None
         for index, (layer, products) in enumerate(self._layers()):
             normed = self._add_norm(hidden, added, layer.attention_norm)
@@ -116,19 +120,19 @@ class LeanForward:
         return self._products.head(self._add_norm(hidden, added, self._decoder.final_norm))
 
     def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
-        """Add to ``hidden`` in place, and return its norm."""
+        """Add ``added`` to ``hidden`` in place and return the norm of the sum."""
         if added is not None:
             hidden += added
         return _normalize(hidden, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up of rows that hold both, one behind the other."""
+        """Return silu(gate) * up for rows that hold gate and up, concatenated."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return what attends in each layer of a step: one token a slot, to what the slot may
-        see."""
+        """Return the attention function of a step: one token per slot attends to the slot's
+        tokens."""
         cos = self._cos_KD.index_select(0, positions_S)[:, None]
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
         num_slots, width, scale = len(positions_S), self._decoder.width, self._decoder.scale
@@ -145,7 +149,7 @@ class LeanForward:
     def _rotated(
         self, layer: Layer, fused: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value of each token as [tokens, heads, D], rotated."""
+        """Return rotated query and key, and value, as [tokens, heads, D]."""
         width = self._decoder.width
         fused = fused.view(len(fused), -1, width)
         num_queries, num_keys = len(layer.query[0]) // width, len(layer.key[0]) // width
@@ -158,7 +162,7 @@ class LeanForward:
         return rotated[:, :num_queries], rotated[:, num_queries:], value
 
     def _grow_rotary(self, extent: int) -> None:
-        """Tabulate the module's own rotary embedding for at least ``extent`` positions."""
+        """Extend the tables of the module's rotary embedding to at least ``extent`` positions."""
         if extent <= len(self._cos_KD):
             return
         size = max(2 * len(self._cos_KD), -(-extent // 256) * 256)
@@ -166,15 +170,16 @@ class LeanForward:
 
 
 def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
-    """Root-mean-square norm, rounded where the modules round: in bfloat16 the learner's bits
-    matter."""
+    """Apply a root-mean-square norm with the modules' rounding, which gives the learner's bits in
+    bfloat16."""
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)
 
 
 def kv_mib_of_a_block(model: Any) -> float:
-    """Return what a block of one slot takes in the cache; 0 where the model has no lean way."""
+    """Return the MiB of one slot's block in the cache; 0 if the lean decoder does not support the
+    model."""
     try:
         layers = Decoder.of(model).layers
     except NotLean:

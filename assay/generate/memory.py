@@ -1,4 +1,4 @@
-"""How much memory the cache may take where nothing is configured."""
+"""The default memory limit of the key-value cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from assay.generate.kv_cache import KeyValues, Room
 from assay.host.machine import memory_mib
 
-UNTOLD_MIB = 8192.0  # of a machine whose system does not tell
+# Assumed memory if the system does not report it.
+UNTOLD_MIB = 8192.0
 
 
 def default_kv_mib(device: torch.device) -> float:
-    """Return a quarter of the device's memory (of the container's, where it has a limit).
+    """Return a quarter of the device's memory, or of the container's limit.
 
-    Of all memory, not of what is free right now: the number of slots depends on it, and a resumed
-    run must come to the same number.
+    Total memory is used instead of free memory: the number of slots depends on it, and a resumed
+    run must compute the same number.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory / 4 / 2**20
@@ -24,9 +25,9 @@ def default_kv_mib(device: torch.device) -> float:
 
 
 def num_that_fit(cache: KeyValues, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:
-    """Return how many of ``num_slots`` fit in ``kv_mib`` beside the prompt on its way to them.
+    """Return how many of ``num_slots`` fit in ``kv_mib`` together with the current prompt.
 
-    A multiple of ``multiple``, unless not even one multiple fits.
+    The result is a multiple of ``multiple``, unless not even one multiple fits.
     """
 
     def fits(number: int) -> bool:

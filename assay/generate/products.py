@@ -1,12 +1,10 @@
-"""The linear maps of a decoding step: the live parameters themselves, or packed copies of them.
-Adapters are computed beside live maps and those of a narrow type, and merged into packed ones of
-float32.
+"""The linear maps of a decoding step: live parameters, or packed copies.
 
-On a CPU most of a step is products of a few rows with every weight, and the library reorders a
-weight each time it meets it. Packed once at the start of a generation (query, key and value as one
-map, gate and up as another) they run at the speed of arithmetic. Packed copies are as large as
-the weights and blind to updates: they are kept while the weights are found unchanged, and no update
-runs.
+Adapters of live maps and of narrow types are computed separately. In packed float32 maps they are
+merged. On a CPU a step mostly multiplies a few rows with every weight, and the library reorders a
+weight for every product. Weights that are packed once per generation (query, key and value as one
+map, gate and up as another) avoid this. Packed copies are as large as the weights and do not see
+updates, so they are reused only while the weights are unchanged.
 """
 
 from __future__ import annotations
@@ -22,18 +20,19 @@ from torch import Tensor
 from assay.generate.memory import default_kv_mib
 from assay.model.family import Adapter, Decoder, Layer, NotLean
 
-Map = tuple[Tensor, Tensor | None]  # weight and bias
+# Weight and bias.
+Map = tuple[Tensor, Tensor | None]
 
 
 class Live:
-    """Maps that take the same input, read where they are; results stand side by side."""
+    """Live maps with the same input; their outputs are concatenated."""
 
     def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None] = ()) -> None:
         self._maps = tuple(maps)
         self._adapters = tuple(adapters) or (None,) * len(self._maps)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return every map of rows [n, D], concatenated."""
+        """Apply every map to rows [n, D] and concatenate the outputs."""
         results = [F.linear(rows, *one) for one in self._maps]
         for result, adapter in zip(results, self._adapters, strict=True):
             if adapter is not None:
@@ -42,8 +41,8 @@ class Live:
 
 
 class Packed:
-    """Maps that take the same input, as one weight in oneDNN's own layout. adapters: are added to
-    their results."""
+    """Maps with the same input, packed as one weight in oneDNN's layout. adapters: computed
+    separately."""
 
     def __init__(
         self, maps: Sequence[Map], num_rows: int, adapters: Sequence[Adapter | None] = ()
@@ -57,7 +56,7 @@ class Packed:
         self._adapters = tuple(adapters)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return every map of rows [n, D], concatenated."""
+        """Apply every map to rows [n, D] and concatenate the outputs."""
         found = self._product(rows, self._weight, self._bias, "none", [], "")
         if any(self._adapters):
             parts = found.split(self._sizes, -1)
@@ -69,7 +68,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProducts:
-    """The maps of one layer, those of one input together."""
+    """The maps of one layer; maps with the same input are combined."""
 
     query_key_value: Live | Packed
     output: Live | Packed
@@ -86,8 +85,8 @@ class Products:
 
     @classmethod
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
-        """Return the live maps, or copies packed for so many rows; raise NotLean where none can
-        be."""
+        """Return the live maps, or copies packed for ``packed_for`` rows. Raises NotLean if they
+        cannot be packed."""
         if packed_for:
             packed_mib(decoder)
 
@@ -116,8 +115,8 @@ def _product(
     if not packed_for:
         return Live(maps, adapters)
     if maps[0][0].element_size() < torch.float32.itemsize:
-        # A narrow type rounds what an adapter has learned away: of a weight of 1 bfloat16 keeps
-        # nothing below 0.004, and the policy that is sampled from would be the base.
+        # Merging in a narrow type rounds small adapter changes away: bfloat16 cannot represent a
+        # change below 0.004 of a weight of 1. The sampled policy would then be the base model.
         return Packed(maps, packed_for, adapters)
     whole = [
         (weight if adapter is None else adapter.merged(weight), bias)
@@ -127,8 +126,7 @@ def _product(
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether this build of torch packs weights of this kind, and this CPU multiplies
-    them."""
+    """Return whether this torch build and CPU support packed weights of this type."""
     kernels: Any = torch.ops.mkldnn
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -140,7 +138,8 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def packed_mib(decoder: Decoder) -> float:
-    """Return what packed copies of all maps take; raise NotLean where none are made."""
+    """Return the size of packed copies of all maps in MiB. Raises NotLean if they cannot be
+    made."""
     if not can_pack(decoder.embedding):
         raise NotLean("no packed products for this device and type")
     size = sum(weight.numel() * weight.element_size() for weight, _ in _maps(decoder)) / 2**20
@@ -154,11 +153,11 @@ def _maps(decoder: Decoder) -> tuple[Map, ...]:
 
 
 def fingerprint(decoder: Decoder) -> tuple[object, ...]:
-    """Return what changes with any weight that `Products` packs: where each stands, and its sum as
-    integers.
+    """Return a key that changes with any weight that `Products` packs: address, shape and integer
+    sum.
 
-    It reads all weights, some twenty times as fast as they are packed. Sums over integers see the
-    last bit of one weight, which sums over numbers round away.
+    It reads all weights, about twenty times faster than packing them. Integer sums detect a change
+    of the last bit of one weight; floating-point sums would round it away.
     """
     parts = [part for one in _maps(decoder) for part in one if part is not None]
     adapters = [one for layer in decoder.layers for one in layer.adapters.values()]
@@ -168,7 +167,8 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
 
 def _mark(tensor: Tensor) -> object:
     if not tensor.is_contiguous():
-        return object()  # equal to nothing: always packed again
+        # A new object equals no other, so the maps are packed again.
+        return object()
     size = tensor.shape[-1] * tensor.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8)
     kind = next(kind for kind in kinds if size % kind.itemsize == 0)

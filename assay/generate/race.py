@@ -1,4 +1,4 @@
-"""More groups are sampled than are wanted: which of them are, and when the others are given up."""
+"""The oversampling cutoff: which of the sampled groups are used, and when others are canceled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from assay.types import Group
 
 @dataclass(eq=False)
 class Race:
-    """Wants the ``enough`` groups whose longest completion is shortest, in tokens.
+    """The oversampling cutoff: selects the ``enough`` groups whose longest completion is shortest.
 
-    Where all completions begin at once, those are the groups that end first. But the order depends
-    on completions alone: not on slots, on clocks, or on who samples what. Of equal groups the
-    earlier one of a call is wanted. limit: a group with a completion of more tokens is not wanted,
-    and need not be sampled to its end. tokens: that were sampled of such groups.
+    Length is counted in tokens. If all completions start together, these are the groups that finish
+    first. The selection depends only on the completions, not on slots, timings or placement. Ties
+    go to the earlier group of a call. limit: a group with a longer completion is not selected and
+    can be canceled. tokens: number of tokens sampled for groups that were not selected.
     """
 
     enough: int
@@ -25,17 +25,17 @@ class Race:
     _lengths: list[int] = field(default_factory=list[int])
 
     def ended(self, group: Group) -> None:
-        """Hear of a group that has ended; the limit may fall."""
+        """Record a finished group; this may lower the limit."""
         insort(self._lengths, _longest(group))
         if len(self._lengths) >= self.enough:
             self.lower(self._lengths[self.enough - 1])
 
     def lower(self, limit: int) -> None:
-        """Hear of a limit that was found elsewhere."""
+        """Apply a limit that another generator found."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def first(self, groups: Sequence[Group]) -> list[Group]:
-        """Return those that are wanted, in their order; the tokens of the others are counted."""
+        """Return the selected groups in their order, and count the tokens of the others."""
         places = sorted(range(len(groups)), key=lambda n: _longest(groups[n]))
         late = {*places[self.enough :]}
         self.tokens += sum(len(one.tokens) for n in late for one in groups[n].completions)

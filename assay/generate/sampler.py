@@ -1,7 +1,7 @@
-"""Choose one token a row: inverse CDF over one uniform a row, keyed by what the row is.
+"""Sample one token per row: inverse CDF of one uniform, which a per-completion key determines.
 
-A uniform depends on (seed, problem, draw, sibling, position) alone, so a completion is the same
-whatever is sampled beside it, before it and on which machine the row lands.
+A uniform depends only on (seed, problem, draw, sibling, position). A completion is therefore
+independent of its neighbors, of earlier completions and of the machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from torch import Tensor
 
 from assay.config import SamplingConfig
 
-SECTION = 128  # tokens summed at once: the CDF of a large vocabulary is walked in two levels
-CACHED_LOGITS = 2**20  # logits that go through all passes together
-TOP_P_FIRST = 256  # most likely tokens that are sorted first; more only where they hold too little
+# Tokens per section: the CDF of a large vocabulary is searched in two levels.
+SECTION = 128
+# Logits that are processed together, so that they stay in a CPU's cache.
+CACHED_LOGITS = 2**20
+# Top tokens that are sorted first; more are sorted only if their mass is too small.
+TOP_P_FIRST = 256
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -27,7 +30,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
-    """Return 64 bits that stand for one completion of one run."""
+    """Return a 64-bit key of one completion of a run."""
     name = f"{seed}\0{problem_id}\0{draw}\0{sibling}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
@@ -35,7 +38,7 @@ def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
 def uniforms(keys_S: NDArray[np.uint64], positions_S: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each (completion key, token position).
 
-    SplitMix64 used as a counter-based generator (Steele, Lea and Flood 2014, fig. 11).
+    SplitMix64 as a counter-based generator (Steele, Lea and Flood 2014, fig. 11).
     """
     bits = keys_S + (positions_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
@@ -49,11 +52,12 @@ def sample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (tokens_S, behavior_logprobs_S, model_logprobs_S).
 
-    Behavior: after temperature and truncation, as sampled. Model: neither. Greedy (temperature 0)
-    samples from a point mass, so its behavior log-probability is 0.
+    Behavior log-probabilities include temperature and truncation, model log-probabilities neither.
+    Greedy sampling (temperature 0) has a point mass, so its behavior log-probability is 0.
     """
     num_rows = len(logits_SV)
-    if logits_SV.device.type == "cpu":  # a few rows at a time stay in the cache from pass to pass
+    # A few rows at a time stay in the cache between passes.
+    if logits_SV.device.type == "cpu":
         num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
     parts = [
         _sample(logits_RV, uniforms_R, sampling)
@@ -91,8 +95,9 @@ def _sample(
 def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return the log-probabilities after top-k, top-p and min-p (in that order), renormalized.
 
-    top-p (Holtzman et al. 2020) keeps a token while those above it hold less than p; min-p is
-    relative to the most likely token (Nguyen et al. 2024). Tokens equal to the last one kept stay.
+    top-p (Holtzman et al. 2020) retains a token if the more likely tokens have a mass below p.
+    min-p is relative to the most likely token (Nguyen et al. 2024). Ties with the last retained
+    token are retained.
     """
     num_tokens = logprobs_SV.shape[-1]
     top_k = min(sampling.top_k or num_tokens, num_tokens)
@@ -110,9 +115,9 @@ def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
 def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     """Return for each row the first token at which the CDF exceeds its uniform.
 
-    Sums are in float64 and in two levels (sections, then within one), so that the cost is one pass
-    over the vocabulary and no token's share is lost to rounding. A token of probability 0 is never
-    returned.
+    Sums are in float64 and in two levels (sections, then tokens of one section). This takes one
+    pass over the vocabulary, and no token's mass is lost to rounding. A token of probability 0 is
+    never returned.
     """
     num_rows, num_tokens = probs_SV.shape
     num_sections = -(-num_tokens // SECTION)
@@ -136,7 +141,8 @@ def _pick(values_SV: Tensor, tokens_S: Tensor) -> Tensor:
 
 
 def _top_p_floor(logprobs_SV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Return the smallest log-probability that top-p keeps, among the ``top_k`` most likely."""
+    """Return the smallest log-probability that top-p retains among the ``top_k`` most likely
+    tokens."""
     num_tokens = logprobs_SV.shape[-1]
     num_sorted = top_k if top_k < num_tokens else min(TOP_P_FIRST, num_tokens)
     while True:

@@ -1,11 +1,10 @@
-"""The cache of the lean way: siblings share their prompt's keys and values, and attend to it
-together.
+"""The lean decoder's cache with shared prompts: siblings attend together to one copy.
 
-A prompt stands once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of N
-rows; what a slot sampled itself stands in its own blocks [num_blocks, S, H, BLOCK, D]. A step
-multiplies the queries of a row's siblings with their prompt in one product, and takes one softmax
-over prompt and own tokens. Every product has one shape whatever the neighbors are: vacant places of
-a row are computed too, and shorter prompts end in exact zeros.
+A prompt is stored once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of
+N rows. A slot's own tokens are stored in its own blocks [num_blocks, S, H, BLOCK, D]. A step
+multiplies the queries of all siblings of a row with their prompt in one product, followed by one
+softmax over prompt and own tokens. Every product has the same shape for any neighbors: vacant
+places of a row are computed too, and shorter prompts end in exact zeros.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ from assay.generate.kv_cache import (
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
-ROWS_AT_ONCE = 8  # rows that are added when none is free: all of them are computed in every step
+# Rows that are added when none is free. More would cost time, since every step computes all rows.
+ROWS_AT_ONCE = 8
 
 
 @dataclass(eq=False)
 class _Row:
-    """One copy of a prompt, and the slots that attend to it, each at its place (None: vacant)."""
+    """One copy of a prompt, and the slot at each of its places (None: vacant)."""
 
     prompt_number: int = -1
     length: int = 1
@@ -46,15 +46,14 @@ class _Row:
 
     @property
     def vacant(self) -> bool:
-        """Whether no slot attends to it."""
+        """Whether no slot uses the row."""
         return all(slot is None for slot in self.slots)
 
 
 class SharedPromptCache(KeyValues):
-    """Keys and values of S slots whose prompts are shared; all layers have the same heads.
+    """Keys and values of S slots with shared prompts; all layers have the same heads.
 
-    What the slots sampled stands in a `SlotCache`, whose first token is the first behind the
-    prompt.
+    The slots' own tokens are stored in a `SlotCache` that starts after the prompt.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class SharedPromptCache(KeyValues):
 
     @property
     def capacity(self) -> int:
-        """How many tokens a slot can hold."""
+        """Number of tokens that a slot can hold."""
         return self._capacity.total
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
@@ -80,7 +79,8 @@ class SharedPromptCache(KeyValues):
         return num_blocks_of(room.extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        self.release()  # before the new tensors, so that never both are held
+        # Free the old tensors first, so that the two never exist together.
+        self.release()
         self.num_slots, self._capacity = num_slots, room.extent
         self._own.prompt = self.prompt
         self._own.allocate(num_slots, room.extent.own)
@@ -88,7 +88,8 @@ class SharedPromptCache(KeyValues):
         self._heads, self._device, self._dtype = keys.shape[1], keys.device, keys.dtype
         self._max_rows = _max_rows(num_slots, room)
         self._grow()
-        self._at: list[tuple[int, int] | None] = [None] * num_slots  # each slot's row and place
+        # Row and place of each slot.
+        self._at: list[tuple[int, int] | None] = [None] * num_slots
         self._prompt_length_S = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
 
     def release(self) -> None:
@@ -101,7 +102,7 @@ class SharedPromptCache(KeyValues):
         return (*self._own._stores(), *(store for pair in self._prompts for store in pair))
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
+        """Return the extent rounded to whole blocks; steps of one shape share it."""
         prompt = num_blocks_of(extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
         own = num_blocks_of(extent.own) * BLOCK
         return Extent(prompt + own, prompt, own)
@@ -111,8 +112,8 @@ class SharedPromptCache(KeyValues):
         self._prompt_number += 1
 
     def place(self, slots: Tensor) -> None:
-        """Let ``slots`` attend to the prompt: beside siblings where a place is left, else in new
-        rows."""
+        """Assign the prompt to ``slots``: in rows of siblings with vacant places, else in
+        new rows."""
         chosen: list[int] = slots.tolist()
         for slot in chosen:
             if (before := self._at[slot]) is not None:
@@ -157,10 +158,9 @@ class SharedPromptCache(KeyValues):
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may
-        see.
+        """Store one token per slot (keys, values: [S * H, D]) and attend to all visible tokens.
 
-        query: [S * H, queries a head, D]. Returns the same shape.
+        query: [S * H, queries per head, D]. Returns the same shape.
         """
         own_keys, own_values = self._own.write(layer, keys, values)
         prompt_keys, prompt_values = self._prompts[layer]
@@ -191,12 +191,14 @@ class SharedPromptCache(KeyValues):
         if not self._rows:
             num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
             sizes = (num_blocks, num_rows, self._heads, PROMPT_BLOCK)
-            # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
+            # Zeros instead of uninitialized memory: masked positions enter a product, and 0 * nan
+            # is nan.
             self._prompts = [
                 (k.new_zeros(*sizes, k.shape[3]), v.new_zeros(*sizes, v.shape[3]))
                 for k, v in self.prompt.values()
             ]
-        else:  # a layer at a time, so that little is held twice
+        else:
+            # Copy one layer at a time, so that only one layer exists twice.
             added = num_rows - len(self._rows)
             for layer, pair in enumerate(self._prompts):
                 keys, values = (F.pad(old, (0, 0) * 3 + (0, added)) for old in pair)
@@ -205,7 +207,7 @@ class SharedPromptCache(KeyValues):
         self._rows += [_Row() for _ in range(num_rows - len(self._rows))]
 
     def _row_with_a_place(self) -> int:
-        """Return a row that holds the prompt and has a place left."""
+        """Return the index of a row that holds the prompt and has a vacant place."""
         for index, row in enumerate(self._rows):
             if row.prompt_number == self._prompt_number and None in row.slots:
                 return index
@@ -223,7 +225,7 @@ class SharedPromptCache(KeyValues):
         return index
 
     def _map(self) -> None:
-        """Write down which place belongs to which slot, and where every prompt ends."""
+        """Rebuild the index tensors between slots and places, and the prompts' masks."""
         heads = self._heads
         slot_NB = torch.tensor([[slot or 0 for slot in row.slots] for row in self._rows])
         row_S, place_S = torch.tensor([at or (0, 0) for at in self._at]).unbind(-1)
@@ -241,13 +243,14 @@ class SharedPromptCache(KeyValues):
             self._slot_of_place = slot_NHB.view(-1).to(self._device)
             self._place_of_slot = place_SH.view(-1).to(self._device)
             self._all_prompt_bias = bias.to(self._device)
-        else:  # in place: a captured step reads them where they are
+        else:
+            # Update in place, because a captured step reads this memory.
             self._slot_of_place.copy_(slot_NHB.view(-1))
             self._place_of_slot.copy_(place_SH.view(-1))
             self._all_prompt_bias.copy_(bias)
 
 
 def _max_rows(num_slots: int, room: Room) -> int:
-    """Return how many copies of prompts there can be: a group has one for every `SIBLINGS` of it,
-    and none is without a slot."""
+    """Return the maximum number of prompt copies: one per `SIBLINGS` of a group, at most one per
+    slot."""
     return max(min(num_slots, room.num_groups * -(-room.group_size // SIBLINGS)), 1)

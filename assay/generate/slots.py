@@ -1,4 +1,4 @@
-"""The host's side of a generation: groups on their way, and what each slot is doing."""
+"""Host state of a generation: unfinished groups, and the completion in each slot."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from assay.generate.kv_cache import Extent
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
 PATIENCE = 600.0
-"""Seconds in which one of the promises has to be kept where all completions wait."""
+"""Seconds to wait for any turn controller when all completions are paused."""
 Asking = tuple[ThinkFormat, str | None]
-"""How a row is asked to think: the format of its prompt, and its own effort, if it has one."""
+"""Prompt kind: the think format, and the row's own thinking effort, if any."""
 
 
 @dataclass(eq=False)
 class Waiting:
-    """A group on its way: what is known of it, and the completions that are done.
+    """An unfinished group and its finished completions.
 
-    todo: the siblings that have no slot yet. Siblings are numbered from ``first_sibling`` on.
+    todo: siblings without a slot, counted from 0; ``first_sibling`` is added in names and keys.
     """
 
     position: int
@@ -35,7 +35,7 @@ class Waiting:
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
 
     def begin(self, first_sibling: int, group_size: int, log: CompletionLog | None) -> None:
-        """Settle which siblings are wanted, and take those that the log holds."""
+        """Queue the siblings to sample, and read finished ones from the log."""
         self.first_sibling = first_sibling
         for number in range(group_size):
             known = None if log is None else log.find(self.problem, self.name_of(number))
@@ -45,17 +45,17 @@ class Waiting:
                 self.todo.append(number)
 
     def name_of(self, sibling: int) -> str:
-        """Return the name of a completion."""
+        """Return a completion's name."""
         return f"{self.problem.group_id}/{self.first_sibling + sibling}"
 
     def group(self) -> Group:
-        """Return the group, once all siblings are done."""
+        """Return the group; all siblings must be finished."""
         siblings = tuple(self.done[n] for n in range(len(self.done)))
         return Group(self.problem, self.prompt, siblings)
 
     @property
     def asking(self) -> Asking:
-        """How it is asked to think."""
+        """The prompt kind."""
         return self.prompt.think, self.problem.effort
 
 
@@ -66,7 +66,7 @@ _LISTS = ("group", "sibling", "guides", "given", "turns", "promised", "held")
 
 
 class Slots:
-    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0, or are
+    """Host state of every slot as arrays [S]; idle slots feed token 0 at position 0, or are
     dropped."""
 
     def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
@@ -79,17 +79,20 @@ class Slots:
         self.tokens_S = np.zeros(num_rows, np.int64)
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
-        # a given token takes the place of the one that the sampler chose
-        self.guided = False  # whether any slot has had a guide
+        # An injected token replaces the token that the sampler chose.
+        # Whether any slot has had a turn controller.
+        self.guided = False
         self.guides: list[Guide | None] = [None] * num_rows
         self.given: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         self.undone_S = np.zeros(num_rows, np.int64)
-        # a slot that waits feeds its last token again, to the same bits; its logs are held aside
+        # A paused slot feeds its last token again, with the same bits; its logs are saved
+        # separately.
         self.waits_S = np.zeros(num_rows, np.bool_)
         self.promised: list[Promise | None] = [None] * num_rows
         self.held: list[list[np.ndarray]] = [[] for _ in range(num_rows)]
-        # what was sampled, a row a step; a completion ends within `longest` steps, then rows return
+        # Ring buffers with one row per step. A completion ends within `longest` steps, so rows are
+        # reused.
         self.step = -1
         self.token_log = np.zeros((longest, num_rows), np.int32)
         self.behavior_log = np.zeros((longest, num_rows), np.float32)
@@ -100,7 +103,7 @@ class Slots:
         return np.flatnonzero(~self.active_S[: self.num_usable])
 
     def going(self) -> np.ndarray:
-        """Return of each slot whether it holds a completion that does not wait."""
+        """Return for each slot whether it holds a completion that is not paused."""
         return self.active_S & ~self.waits_S if self.guided else self.active_S
 
     def take(
@@ -127,7 +130,7 @@ class Slots:
         self.turns[slot] = []
 
     def keep(self, kept: np.ndarray) -> None:
-        """Go on with these slots alone, in this order."""
+        """Keep only these slots, in this order."""
         for name in _ARRAYS:
             setattr(self, name, getattr(self, name)[kept])
         for name in _LOGS:
@@ -137,13 +140,15 @@ class Slots:
         self.num_usable = min(self.num_usable, len(kept))
 
     def positions(self) -> np.ndarray:
-        """Return where each slot's last token goes; a slot that has none yet writes past its
-        prompt, where its first token will go."""
+        """Return the position of each slot's last token.
+
+        A slot without tokens writes to its first token's position, right after the prompt.
+        """
         positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
         return np.where(self.active_S, positions_S, 0)
 
     def extent(self) -> Extent:
-        """Return how far the longest slots reach, with the token that each feeds."""
+        """Return the maximum lengths over all slots, including the token that each feeds."""
         return Extent(
             total=int(self.positions().max()) + 1,
             prompt=int(self.prompt_length_S[self.active_S].max(initial=1)),
@@ -161,18 +166,19 @@ class Slots:
         self.counts_S += going_S
 
     def rows(self, slot: int) -> np.ndarray:
-        """Return the rows of the logs that hold a slot's completion."""
+        """Return the log rows of a slot's completion."""
         first = self.step + 1 - self.counts_S[slot]
         return np.arange(first, self.step + 1) % len(self.token_log)
 
     def draws(self) -> np.ndarray:
-        """Return the number of each slot's next draw; one that was undone is never drawn again."""
+        """Return the index of each slot's next draw; the draw of a removed token is never
+        repeated."""
         return self.counts_S + self.undone_S if self.guided else self.counts_S
 
     def ask(self, slot: int, ends: bool = False) -> bool:
-        """Ask the slot's guide, unless it has tokens left to give; return whether it goes on.
+        """Call the slot's turn controller, unless injected tokens are queued.
 
-        It goes on with tokens that it has now, or it waits for its guide's promise.
+        Return whether the completion continues: with injected tokens, or paused for a future.
         """
         guide, queue = self.guides[slot], self.given[slot]
         if guide is None or queue:
@@ -180,7 +186,7 @@ class Slots:
         answer = self.promised[slot] or guide(self._so_far(slot, ends))
         self.promised[slot] = None
         if isinstance(answer, Future):
-            # nothing is behind a first token's logits that could be fed again
+            # A slot without tokens cannot pause: it has no last token to feed again.
             if self.counts_S[slot] and not answer.done():
                 self._hold(slot, answer)
                 return True
@@ -208,7 +214,7 @@ class Slots:
         self.held[slot] = [getattr(self, name)[rows, slot] for name in _LOGS]
 
     def wake(self) -> None:
-        """Let slots go on whose guides have kept their promise; where all wait, wait for one."""
+        """Resume slots whose futures are done; if all slots are paused, wait for one future."""
         waiting = {slot: self.promised[slot] for slot in np.flatnonzero(self.waits_S).tolist()}
         promises = {one for one in waiting.values() if one is not None}
         if promises and not self.going().any():
@@ -227,23 +233,23 @@ class Slots:
         return message(places[0], found, accepted, "give what it does a time limit, then resume")
 
     def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
-        """Let a slot's logs end in the newest row; `counts_S` says how many there are."""
+        """Restore a slot's logs so that they end in the newest row; `counts_S` is their length."""
         rows = self.rows(slot)
         for name, values in zip(_LOGS, logs, strict=True):
             getattr(self, name)[rows, slot] = values
 
     def newest_sampled(self) -> np.ndarray:
-        """Return of each slot whether the policy chose its newest token."""
+        """Return for each slot whether the policy sampled its newest token."""
         return self.sampled_log[self.step % len(self.sampled_log)]
 
     def rows_behind_given(self, slot: int) -> np.ndarray:
-        """Return those of `rows` that are behind the last given token."""
+        """Return the part of `rows` after the last injected token."""
         rows = self.rows(slot)
         given = np.flatnonzero(~self.sampled_log[rows, slot])
         return rows[given[-1] + 1 :] if len(given) else rows
 
     def _give(self, row: int, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-        """Put given tokens in the place of sampled ones; they have no log-probability."""
+        """Replace sampled tokens by injected ones; these have log-probability 0."""
         self.sampled_log[row] = True
         for slot, queue in enumerate(self.given):
             if queue:
@@ -252,7 +258,7 @@ class Slots:
                 self.sampled_log[row, slot] = False
 
     def _undo(self, slot: int, num_tokens: int) -> None:
-        """Take out the newest tokens; the one before them is fed once more, at its position."""
+        """Remove the newest tokens; the token before them is fed again at its position."""
         if not num_tokens:
             return
         kept = self.rows(slot)[:-num_tokens]

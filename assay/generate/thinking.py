@@ -1,8 +1,8 @@
-"""Thinking under control: a budget that ends it, and a least length before which it may not end.
+"""Control of thinking length: a budget that ends thinking, and a minimum before it may end.
 
-Both are a guide of a completion (`assay.generate.base.Guide`). At the budget the text that stops
-thinking is given, and the answer follows. A block that the policy closes too early is opened again:
-its close tag is replaced by a text to think on with (budget forcing, Muennighoff et al. 2025,
+Both are implemented as a turn controller (`assay.generate.base.Guide`). At the budget a text that
+ends thinking is injected, and the answer follows. If the policy closes the block too early, the
+close tag is replaced by a text that continues thinking (budget forcing, Muennighoff et al. 2025,
 arXiv:2501.19393, section 3.2).
 """
 
@@ -17,15 +17,16 @@ from assay.generate.base import GivenTokens, SoFar
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
-LONGEST_TAG = 40  # bytes, so tokens at the most, of those that `assay.think` knows by itself
+# Maximum length in bytes, and so in tokens, of the tags that `assay.think` recognizes by itself.
+LONGEST_TAG = 40
 
 
 @dataclass(eq=False)
 class ThinkControl:
-    """What one call of a generator gives to its completions, as tokens.
+    """The thinking limits of one generator call, and the texts to inject, as tokens.
 
-    stop: ends thinking. stop_at: the number of thinking tokens at which it is given, so that all of
-    thinking and it hold ``sampling.think_budget`` tokens; None: never. more: makes it go on.
+    stop: ends thinking. stop_at: number of thinking tokens at which it is injected, so that both
+    together use ``sampling.think_budget`` tokens; None: never. more: continues thinking.
     """
 
     tokenizer: Any
@@ -39,7 +40,7 @@ class ThinkControl:
 
     @property
     def longest_tag(self) -> int:
-        """The most tokens of a tag, in any spelling that counts."""
+        """Maximum number of tokens of a tag in any recognized spelling."""
         return LONGEST_TAG + len(self.think.close_tag.encode())
 
     @classmethod
@@ -50,9 +51,9 @@ class ThinkControl:
         think: ThinkFormat,
         effort: str | None = None,
     ) -> ThinkControl:
-        """Encode the texts; raises ConfigError where the budget does not hold that which stops.
+        """Encode the texts. Raises ConfigError if the budget is smaller than the stop text.
 
-        effort: of the row; None: the configured one.
+        effort: the row's effort; None: the configured one.
         """
 
         def tokens_of(text: str) -> list[int]:
@@ -75,26 +76,26 @@ class ThinkControl:
         )
 
     def guide(self) -> ThinkGuide:
-        """Return the guide of one completion."""
+        """Create the turn controller of one completion."""
         return ThinkGuide(self)
 
     def may_end_a_tag(self, token: int) -> bool:
-        """Return whether a tag may end in this token: only then is the text looked at."""
+        """Return whether a tag may end in this token; the text is decoded only then."""
         if token not in self._may_end:
             tags = self.think.open_tag[-1] + self.think.close_tag[-1]
             self._may_end[token] = not (_ENDS_OF_TAGS | {*tags}).isdisjoint(self.text_of([token]))
         return self._may_end[token]
 
     def text_of(self, tokens: Any) -> str:
-        """Return the text of tokens, as it stands in a completion."""
+        """Decode tokens as in a completion."""
         return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 
 class ThinkGuide:
-    """Follows one completion in and out of its think blocks.
+    """Tracks whether one completion is inside a think block.
 
-    Thinking tokens are those that the policy sampled inside a block, the tags of the block, and the
-    texts that are given here. What tools and environments answer is none, wherever it stands.
+    Thinking tokens are the sampled tokens inside a block, its tags, and the texts injected here.
+    Output of tools and environments is not counted, even inside a block.
     """
 
     def __init__(self, control: ThinkControl) -> None:
@@ -104,14 +105,16 @@ class ThinkGuide:
         self._num_thinking = 0
 
     def __call__(self, so_far: SoFar) -> GivenTokens | None:
-        """Return the text that stops thinking, or makes it go on; None while neither is due."""
+        """Return the text that ends or continues thinking, or None."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
-        if so_far.given:  # what was given opens and closes blocks by right
+        # Injected tokens may open and close blocks freely.
+        if so_far.given:
             was_inside = self._inside
         elif was_inside:
             self._num_thinking += so_far.newest is not None
-        elif self._inside:  # the policy has opened a block: its tag is the first of it
+        elif self._inside:
+            # The policy has opened a block; its tag counts as thinking.
             self._num_thinking += so_far.num_tokens - self._before(so_far, tag_start)
         if was_inside and (so_far.ends or not self._inside) and self._num_more < control.max_more:
             kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
@@ -130,20 +133,21 @@ class ThinkGuide:
         return GivenTokens(control.stop)
 
     def _look(self, so_far: SoFar) -> int:
-        """Find out whether the block is open; return where in the text its last tag begins."""
+        """Update whether the block is open; return the start of the last tag in the text."""
         control, newest = self._control, so_far.newest
         if newest is None or not (so_far.given or control.may_end_a_tag(newest)):
             return 0
         tokens = so_far.read()
         if not so_far.given:
             tail = control.text_of(tokens[-control.longest_tag :])
-            if control.think.open_block(tail)[1] == (0, 0):  # most such tokens end no tag
+            # Most of these tokens end no tag, so the full text is not decoded.
+            if control.think.open_block(tail)[1] == (0, 0):
                 return 0
         self._inside, (start, _) = control.think.open_block(control.text_of(tokens))
         return start
 
     def _before(self, so_far: SoFar, start: int) -> int:
-        """Return how many tokens stand before this place of the text, whole."""
+        """Return the number of whole tokens before a text position."""
         tokens, num_tokens = so_far.read(), so_far.num_tokens - 1
         while num_tokens and len(self._control.text_of(tokens[:num_tokens])) > start:
             num_tokens -= 1

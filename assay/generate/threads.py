@@ -1,8 +1,8 @@
-"""How many threads a decoding step is fastest on: timed at the start, and kept for the next start.
+"""The fastest number of threads for decoding steps, measured at the start and cached.
 
-Products of a few rows are short. Where handing one to a second thread takes longer than the
-half that is saved, or where another process wants the second core, one thread is faster. Sums may
-differ in the last bits, so a run keeps the number that it began with.
+Products of a few rows are short. One thread is faster if synchronizing a second thread takes longer
+than the time it saves, or if another process uses the second core. Sums may differ in the last bits
+between thread counts, so a resumed run uses its original number.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from assay.host.files import read_facts, state_folder, write_atomic
 from assay.host.machine import processor
 
 FILE = "decoding.json"
-PROMPT, OWN = 16, 48  # tokens that a timed step attends to
-ROUNDS = 8  # steps timed of each, by turns; the fastest counts: others were disturbed
-CLEARLY = 0.9  # of the time of all threads, that one thread must take to be chosen
+# Prompt and own tokens that a timed step attends to.
+PROMPT, OWN = 16, 48
+# Timed steps per number of threads, alternating. The fastest counts, because others were disturbed.
+ROUNDS = 8
+# One thread is chosen if its time is below this share of the time with all threads.
+CLEARLY = 0.9
 
 
 @contextmanager
 def on_threads(number: int) -> Iterator[None]:
-    """Use so many CPU threads inside."""
+    """Use this number of CPU threads inside the context."""
     before = torch.get_num_threads()
     if number != before:
         torch.set_num_threads(number)
@@ -43,11 +46,10 @@ def on_threads(number: int) -> Iterator[None]:
 
 
 def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
-    """Return 1 or all threads, whichever decodes ``num_rows`` rows faster here; all where that is
-    not kept.
+    """Return 1 or all threads, whichever decodes ``num_rows`` rows faster on this machine.
 
-    What was found is kept for this user, by processor, versions, threads and sizes: the same run
-    decides alike the next time.
+    The result is cached for the user by processor, versions, threads and sizes, so that the same
+    run decides the same way next time. Returns all threads if the cache cannot be written.
     """
     threads = torch.get_num_threads()
     if threads == 1:
@@ -63,20 +65,22 @@ def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
             known[key] = {"threads": 1 if is_one else threads, "milliseconds": milliseconds}
             write_atomic(path, json.dumps(known, indent=1).encode())
         return min(int(known[key]["threads"]), threads)
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
+    except (OSError, RuntimeError):
+        # The home folder is missing or read-only.
         return threads
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return read_facts(path) or {}
-    except RunError:  # damaged: written anew
+    except RunError:
+        # A damaged file is replaced.
         return {}
 
 
 @torch.inference_mode()
 def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Mapping[int, float]:
-    """Return the milliseconds of the fastest of a few decoding steps, by number of threads."""
+    """Return the milliseconds of the fastest decoding step for each number of threads."""
     forward.refresh(num_rows)
     forward.prefill(torch.zeros(PROMPT, dtype=torch.int64))
     extent = Extent(PROMPT + OWN, PROMPT, OWN)
@@ -85,7 +89,8 @@ def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Map
     tokens_S = torch.zeros(num_rows, dtype=torch.int64)
     positions_S = torch.full_like(tokens_S, PROMPT + OWN - 1)
     found = dict.fromkeys(numbers, float("inf"))
-    for turn in range(1 + ROUNDS):  # the first is not counted
+    # The first round is a warm-up.
+    for turn in range(1 + ROUNDS):
         for number in numbers:
             with on_threads(number):
                 started = time.perf_counter()

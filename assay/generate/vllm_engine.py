@@ -1,7 +1,7 @@
-"""vLLM as the generator: token ids go in; ids come out, and their log-probabilities.
+"""vLLM as the generator: token ids in; token ids and log-probabilities out.
 
-vLLM reads a model's configuration and no weights: it starts with random ones. So the first load
-proves that every tensor arrives where it is used; one that did not would be random still.
+vLLM reads a model's configuration but no weights: it starts with random weights. The first load
+therefore verifies every transferred tensor, since one that was not loaded would still be random.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from assay.model.load import saved_architectures
 from assay.model.weights import Weights, fingerprint
 from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt
 
-MOST_IDS = 128  # of which vLLM tells the log-probabilities in one request
+# Maximum number of token ids whose log-probabilities one request returns.
+MOST_IDS = 128
 RECEIVER = f"{WeightReceiver.__module__}:{WeightReceiver.__name__}".replace(":", ".")
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """All that vLLM must know of a model, to work on any machine: no weights.
+    """The facts that vLLM needs to build a model on any machine, without weights.
 
-    files: its configuration and its tokenizer, as they lie in a folder. num_embedded: tokens that
-    have an embedding. eos_ids: tokens that end a completion.
+    files: configuration and tokenizer files by name. num_embedded: rows of the embedding. eos_ids:
+    tokens that end a completion.
     """
 
     files: Mapping[str, bytes]
@@ -65,7 +66,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, **rest: Any) -> ModelFacts:
-        """Return those of a loaded model, adapters aside."""
+        """Collect the facts of a loaded model, without its adapters."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -82,20 +83,20 @@ class ModelFacts:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the files."""
+        """Write the files to a folder."""
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
 
 
 class VllmEngine:
-    """Samples by vLLM, from weights that are loaded in place; it meets the generator protocol.
+    """Samples with vLLM from weights that are loaded in place; implements the generator protocol.
 
-    Not exact: its products round in another way, and depend on what is sampled beside a completion.
-    So tokens are weighed. Nothing can be given to a completion on its way: no tools, no budgets of
-    thinking. as_sent: turns weights into those of a plain model. expected: returns what `probe`
-    should; None: somebody else compares. marks: variables by which vLLM's processes are found, and
-    ended, once this one is killed. None: vLLM works in this process, which it takes over. watch: as
-    the engine's.
+    Not exact: vLLM's products round differently and depend on the other completions of a batch, so
+    importance weights are applied to tokens. It cannot inject tokens during a completion: no tools
+    and no thinking budgets. as_sent: converts weights to those of a plain model. expected: returns
+    the expected result of `probe`; None: the caller compares. marks: environment variables that
+    identify vLLM's processes, so that they are ended if this process is killed. None: vLLM runs in
+    this process and takes it over. watch: see `Engine`.
     """
 
     exact = False
@@ -127,12 +128,14 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="assay-vllm-") as name:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
-            resource_tracker.ensure_running()  # it frees their shared memory once they are killed
+            # The tracker frees the processes' shared memory if they are killed.
+            resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
 
     def load_policy(self, weights: Weights) -> None:
-        """Sample from these weights from now on; raises WorkerDied where vLLM has others then."""
+        """Load weights for all further sampling. Raises WorkerDied if vLLM's weights differ
+        afterwards."""
         weights = self._as_sent(weights)
         places = self._memory.write(weights.tensors)
         with ThreadPoolExecutor(1) as pool:
@@ -153,11 +156,12 @@ class VllmEngine:
                 raise WorkerDied(f"vLLM is stale: of fixed tokens, {error}") from error
 
     def fingerprint(self) -> str:
-        """Return the hash of the weights as vLLM's process read them."""
+        """Return the hash of the weights that vLLM's process read."""
         return self._held
 
     def probe(self) -> Floats:
-        """Return log-probabilities of fixed tokens' ends, as `Engine.probe` does."""
+        """Return log-probabilities at the last positions of the fixed tokens, as `Engine.probe`
+        does."""
         tokens = probe_tokens(self._facts.num_embedded, self._facts.context_length).tolist()
         ids = probed_ids(self._facts.num_embedded)
         parts = [ids[n : n + MOST_IDS] for n in range(0, len(ids), MOST_IDS)]
@@ -185,10 +189,11 @@ class VllmEngine:
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Sample and return one group a problem, as `Engine.generate` does, but also in a race.
+        """Sample and return one group per problem, as `Engine.generate` does; all groups are
+        returned.
 
-        A completion is asked for with a seed of its own, by its problem and place: so a step that
-        is taken again asks the same. Raises ConfigError where thinking is to be controlled.
+        Each completion is requested with its own seed, derived from its problem and index, so a
+        repeated step sends the same requests. Raises ConfigError if thinking limits are configured.
         """
         prompts = [self._prompt(problem, sampling) for problem in problems]
         stats = self.stats = EngineStats(num_wanted=len(problems) * group_size)
@@ -221,10 +226,10 @@ class VllmEngine:
         return [groups[place] for place in range(len(problems))]
 
     def sleep(self) -> None:
-        """Do nothing: vLLM keeps its memory of keys and values."""
+        """Do nothing: vLLM retains its key-value cache."""
 
     def close(self) -> None:
-        """End vLLM."""
+        """Shut vLLM down."""
         self._engine.engine_core.shutdown()
         self._memory.close()
 
@@ -251,10 +256,11 @@ class VllmEngine:
                     disable_log_stats=True,
                 )
             )
-        except ValueError as error:  # of its settings, before a process is started
+        except ValueError as error:
+            # vLLM rejects its settings before it starts a process.
             found = f"what vLLM does not take ({' '.join(str(error).split())[:300]})"
             raise ModelError(message("model.path", found, "a model that vLLM can load")) from error
-        except Exception as error:  # of its processes
+        except Exception as error:  # a failure of vLLM's processes
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
 
     def _prompt(self, problem: Problem, sampling: SamplingConfig) -> Prompt:
@@ -275,10 +281,12 @@ class VllmEngine:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             max_tokens=min(sampling.max_tokens, room),
-            seed=key >> 1,  # it takes 63 bits
+            # vLLM accepts seeds of 63 bits.
+            seed=key >> 1,
             stop=list(sampling.stop) or None,
             include_stop_str_in_output=True,
-            ignore_eos=True,  # these are ours:
+            # The model's own end tokens are passed instead of vLLM's.
+            ignore_eos=True,
             stop_token_ids=list(self._facts.eos_ids) or None,
             logprobs=0,
             detokenize=bool(sampling.stop),
@@ -301,7 +309,7 @@ class VllmEngine:
         self._ask(self._engine.add_request, name, prompt, params)
 
     def _outputs(self) -> Iterator[Any]:
-        """Yield what was asked for as it ends; what is left is given up where nobody wants it."""
+        """Yield finished requests; abort the remaining ones if the caller stops iterating."""
         left = True
         try:
             while self._engine.has_unfinished_requests():
@@ -319,7 +327,7 @@ class VllmEngine:
     def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:
             return call(*arguments, **named)
-        except Exception as error:  # a foreign engine: told in one line
+        except Exception as error:  # third-party engine, reported in one line
             raise WorkerDied(f"vLLM: {cause(error)[:300]}; go on with --resume") from error
 
     def _completion(
@@ -328,7 +336,8 @@ class VllmEngine:
         tokens = np.array(output.token_ids, np.int32)
         pairs = zip(output.token_ids, output.logprobs, strict=True)
         logprobs = np.array([told[token].logprob for token, told in pairs], np.float32)
-        if sampling.temperature == 0:  # a point mass
+        # Greedy sampling has a point mass, so its log-probability is 0.
+        if sampling.temperature == 0:
             logprobs = np.zeros_like(logprobs)
         return finished_completion(
             self.tokenizer,
@@ -343,7 +352,7 @@ class VllmEngine:
 
 
 def _reason(name: str, output: Any) -> FinishReason:
-    """Return why a completion ended, in our words."""
+    """Convert vLLM's finish reason."""
     if output.finish_reason == "length":
         return "length"
     if output.finish_reason == "stop":
@@ -352,18 +361,19 @@ def _reason(name: str, output: Any) -> FinishReason:
 
 
 def import_vllm() -> Any:
-    """Return the package; raises MissingExtra."""
+    """Import and return vLLM. Raises MissingExtra if it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtra.of("vLLM", "vllm", 'scale.generator = "vllm"')
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nobody is told of a run
+    # Disable vLLM's usage reports.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     import vllm  # pyright: ignore[reportMissingImports]
 
     return vllm
 
 
 def check_vllm(config: ModelConfig) -> None:
-    """Raise, before weights are read, where vLLM is missing or knows no model of this family."""
+    """Raise, before weights are read, if vLLM is missing or does not support the architecture."""
     known = import_vllm().ModelRegistry.get_supported_archs()
     names = saved_architectures(config)
     if names and not {*names} & {*known}:
@@ -375,7 +385,7 @@ def check_vllm(config: ModelConfig) -> None:
 def _surroundings(
     facts: ModelFacts, threads: int, marks: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return variables for the process where vLLM works; what the user has set stays."""
+    """Return environment variables for vLLM's process; the user's own values take precedence."""
     on_cpu = facts.device == "cpu"
     wanted = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -388,13 +398,14 @@ def _surroundings(
         **sockets,
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(marks is not None)),
         "OMP_NUM_THREADS": str(threads),
-        "TORCHDYNAMO_DISABLE": str(int(on_cpu)),  # to compile would take longer than it saves
+        # On a CPU compilation would take longer than it saves.
+        "TORCHDYNAMO_DISABLE": str(int(on_cpu)),
     }
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have what is started inside inherit some variables."""
+    """Set environment variables for processes started inside the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

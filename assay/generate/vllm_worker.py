@@ -1,6 +1,6 @@
-"""What works in vLLM's own process: weights taken from shared memory, and held against the model.
+"""Code in vLLM's process: load weights from shared memory and compare them with the model.
 
-vLLM makes `WeightReceiver` a base of its worker (``worker_extension_cls``).
+vLLM adds `WeightReceiver` to its worker's base classes (``worker_extension_cls``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from assay.model.weights import fingerprint, memory_of
 
 Place = tuple[str, str, list[int], int, int]
-"""Where a tensor is: its name, type and shape, the first byte and the number of bytes."""
+"""A tensor's location: name, type, shape, first byte and number of bytes."""
 
 
 class SharedMemory:
-    """Memory of this machine that another process reads by its `path`; no file is left behind."""
+    """Memory that another process on this machine opens by its `path`; leaves no file behind."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("assay-weights")
@@ -29,11 +29,11 @@ class SharedMemory:
 
     @property
     def path(self) -> str:
-        """Where another process of the same user opens it."""
+        """The path by which another process of the same user opens the memory."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def write(self, tensors: Mapping[str, Tensor]) -> list[Place]:
-        """Copy tensors, tied ones once; return where each is."""
+        """Copy tensors, tied tensors once; return their locations."""
         places: list[Place] = []
         begins: dict[Hashable, int] = {}
         end = 0
@@ -52,28 +52,28 @@ class SharedMemory:
         return places
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         os.close(self._file)
 
 
 def view_of(memory: Tensor, place: Place) -> Tensor:
-    """Return a tensor over memory."""
+    """Return a tensor view of the memory."""
     _, kind, shape, begin, size = place
     return memory[begin : begin + size].view(getattr(torch, kind)).reshape(shape)
 
 
 class WeightReceiver:
-    """Methods that vLLM's worker gets."""
+    """Methods that are added to vLLM's worker."""
 
     def assay_load(self, path: str, places: Sequence[Place]) -> dict[str, Any]:
-        """Load the weights that are in shared memory; return the hash of what was read, and the
-        first of the model's own parameters that is something else, or ``""``.
+        """Load weights from shared memory.
 
-        Only parameters that vLLM keeps under the same name can be compared: it fuses others, and
-        packs them for a CPU.
+        Return their hash, and the name of the first model parameter that differs, or ``""``. Only
+        parameters with the same name can be compared: vLLM fuses others, and packs them for a CPU.
         """
         with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of memory that cannot be written
+            # torch warns about read-only memory.
+            warnings.simplefilter("ignore", UserWarning)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
         sent = {place[0]: view_of(memory, place) for place in places}
@@ -82,12 +82,13 @@ class WeightReceiver:
         return {"fingerprint": fingerprint(sent), "other": self.assay_other(sent)}
 
     def assay_other(self, sent: Mapping[str, Tensor]) -> str:
-        """Return the name of a parameter that is not what was sent, or ``""``."""
+        """Return the name of a parameter that differs from the sent tensor, or ``""``."""
         worker: Any = self
         for name, mine in worker.get_model().named_parameters():
             its = sent.get(name)
             if its is None or mine.shape[1:] != its.shape[1:] or len(mine) < len(its):
                 continue
-            if not torch.equal(mine[: len(its)].cpu(), its):  # an embedding may be padded
+            # An embedding may have additional padding rows.
+            if not torch.equal(mine[: len(its)].cpu(), its):
                 return name
         return ""
