@@ -169,9 +169,8 @@ class SharedPromptCache(KeyValues):
         together = query.index_select(0, self._slot_of_place).view(
             -1, SIBLINGS * num_queries, width
         )
-        prompt = block_scores(
-            together, prompt_keys[: self._num_prompt], self._prompt_bias, scale
-        )  # [blocks, N * H, SIBLINGS * queries, PROMPT_BLOCK], vacant places among them
+        # [blocks, N * H, SIBLINGS * queries, PROMPT_BLOCK], including vacant places
+        prompt = block_scores(together, prompt_keys[: self._num_prompt], self._prompt_bias, scale)
         prompt = prompt.view(self._num_prompt, -1, num_queries * PROMPT_BLOCK)
         prompt = prompt.index_select(1, self._place_of_slot)
         prompt = prompt.view(self._num_prompt, -1, num_queries, PROMPT_BLOCK)

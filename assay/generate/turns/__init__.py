@@ -1,1 +1,1 @@
-"""Tools that a policy calls while it is sampled, and the turns that this makes of a completion."""
+"""Tools and environments that reply to a policy during sampling, and the turns of a completion."""

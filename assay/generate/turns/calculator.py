@@ -1,4 +1,5 @@
-"""The tool ``calculator``: arithmetic on numbers of any size, without names or calls of Python."""
+"""The tool ``calculator``: arithmetic on numbers of any size, without access to Python names or
+calls."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from typing import Any
 
 from assay.generate.turns.tool import Tool, ToolError
 
-MAX_TEXT = 1000  # characters of an expression
-MAX_BITS = 13_000  # of a number on the way
-MAX_DEPTH = 100  # of brackets and operators in one another
+# Maximum number of characters of an expression.
+MAX_TEXT = 1000
+# Maximum number of bits of an intermediate result.
+MAX_BITS = 13_000
+# Maximum nesting depth of brackets and operators.
+MAX_DEPTH = 100
 
 Number = Fraction | float
 
@@ -43,9 +47,10 @@ ACCEPTED = f"numbers, + - * / // % ** and brackets, {', '.join(_FUNCTIONS)}, {',
 
 
 def calculate(expression: str) -> str:
-    """Return the value of an expression; raises ToolError.
+    """Return the value of an expression. Raises ToolError.
 
-    Whole numbers and fractions are exact. What is no whole number is written with 12 digits.
+    Integers and fractions are computed exactly. Results that are not integers are written with 12
+    digits.
     """
     if len(expression) > MAX_TEXT:
         raise ToolError(f"an expression of more than {MAX_TEXT} characters")

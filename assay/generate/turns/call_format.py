@@ -1,4 +1,4 @@
-"""How calls stand in what a policy says: between marks, or as its chat template writes them."""
+"""Formats of tool calls in a turn: between marks, or as the chat template writes them."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ _LOOKUP = {
 }
 _CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
 _TAGS = ("<tool_call>", "</tool_call>")
-SHOWN_LINES, SHOWN = 3, 160  # first lines and characters of what is no call
+# Lines and characters of an invalid call that an error message quotes.
+SHOWN_LINES, SHOWN = 3, 160
 _BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
 
 Call = FunctionCall | str
-"""A call, or what is wrong with what looks like one."""
+"""A call, or the error message of an invalid call."""
 
 
 class CallFormat(Protocol):
-    """How calls are written."""
+    """A format of tool calls."""
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the calls of a turn that are to be answered now; think: how the turn thinks."""
+        """Return the calls that must be answered now. think: the turn's think format."""
         ...
 
 
 class InText:
-    """Calls between marks, as ``tools.call`` writes them; each is answered where it ends."""
+    """Calls between marks, as configured in ``tools.call``; each is answered where it ends."""
 
     def __init__(self, pattern: str, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
@@ -68,7 +69,7 @@ class InText:
         self._pattern = re.compile(expression, re.DOTALL)
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the call that ends here, or nothing."""
+        """Return the call that ends here, if any."""
         match = self._pattern.search(said)
         if match is None:
             return []
@@ -78,7 +79,7 @@ class InText:
         return [self._named(groups["tool"], groups["input"])]
 
     def _named(self, name: str, text: str) -> Call:
-        """Return the call of a tool whose name stands beside its input."""
+        """Return a call whose tool name and input are written separately."""
         tool = self._tools.get(name)
         names = [*tool.parameters.get("properties", {})] if tool else []
         if tool is None or (
@@ -96,12 +97,11 @@ class InText:
 
 @dataclass(frozen=True)
 class OfTemplate:
-    """Calls as a chat template writes them; they are answered where the turn ends.
+    """Calls as a chat template writes them; they are answered at the end of the turn.
 
-    opening, closing: what stands around the JSON of a call; both are empty where a reply is a call,
-    or where the template writes one of the named formats. names: of the tools. A turn that calls
-    one of them in another known form is answered too: small models often write another form than
-    their template's.
+    opening, closing: the text around a call's JSON. Both are empty if the whole reply is a call, or
+    if the template uses one of the named formats. names: the tools' names. Calls of these tools in
+    other known formats are answered too, because small models often deviate from their template.
     """
 
     opening: str
@@ -109,7 +109,7 @@ class OfTemplate:
     names: tuple[str, ...] = ()
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the calls of a turn that has ended."""
+        """Return the calls of a finished turn."""
         if not ended:
             return []
         start, end = think.answer_span(said) or (len(said), len(said))
@@ -128,7 +128,7 @@ class OfTemplate:
         ]
 
     def _in_any_form(self, answer: str) -> Sequence[Call]:
-        """Return the calls of the tools in any known form, or what is wrong with an attempt."""
+        """Return the calls in any known format, or the error message of an attempted call."""
         try:
             calls = read_calls(answer)
         except NoCalls:
@@ -146,9 +146,9 @@ class OfTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any, names: Sequence[str] = ()) -> OfTemplate | None:
-        """Return the format of a tokenizer's template; None where it knows no tools.
+        """Detect the call format of a tokenizer's chat template.
 
-        Nor where it writes calls in no form that is known here.
+        Returns None if the template does not support tools or writes calls in an unknown format.
         """
         if not tokenizer.chat_template:
             return None
@@ -158,12 +158,14 @@ class OfTemplate:
         try:
             before = render_chat(tokenizer, asked, True, [_LOOKUP])
             text = render_chat(tokenizer, [*asked, reply], False, [_LOOKUP])
-        except TemplateFailed:  # a template that takes no calls has no format of them
+        except TemplateFailed:
+            # The template does not accept tool calls.
             return None
         if "Looks a word up" not in before:
             return None
         if _MARK not in text and all(tag in before for tag in _TAGS):
-            return cls(*_TAGS, tuple(names))  # it tells the form, and writes no calls itself
+            # The template describes the format to the policy but does not render calls.
+            return cls(*_TAGS, tuple(names))
         if _of_other_form(text.removeprefix(before)):
             return cls("", "", tuple(names))
         start, end = _place_of_call(text)
@@ -174,13 +176,14 @@ class OfTemplate:
         end_id = end_of_turn(tokenizer)
         stop = None if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
         closing = text[end:].partition(stop)[0].strip() if stop else text[end:].strip()
-        if opening.endswith("["):  # a list of calls
+        # The template writes a list of calls.
+        if opening.endswith("["):
             opening, closing = opening[:-1].strip(), closing.removeprefix("]")
         return cls(opening, closing, tuple(names))
 
 
 def _of_other_form(text: str) -> list[FunctionCall]:
-    """Return the calls of a text in marks whose inside is no JSON with a name; [] of any other."""
+    """Return the calls in marked formats that are not JSON with a name, or []."""
     try:
         calls, _ = marked_calls(with_plain_tokens(text), lambda _: [])
     except BadCalls:
@@ -189,7 +192,7 @@ def _of_other_form(text: str) -> list[FunctionCall]:
 
 
 def _place_of_call(text: str) -> tuple[int, int]:
-    """Return where the JSON of `_CALLED` stands, its keys in any order; (0, 0): nowhere."""
+    """Return the span of the JSON of `_CALLED`, with keys in any order, or (0, 0)."""
     mark = text.rfind(_MARK)
     start = mark
     while (start := text.rfind("{", 0, max(start, 0))) >= 0:
@@ -201,7 +204,7 @@ def _place_of_call(text: str) -> tuple[int, int]:
 
 
 def closing_of(pattern: str) -> str:
-    """Return the text with which a call ends that is written so."""
+    """Return the text that ends a call in this pattern."""
     return re.split(_PLACE, pattern)[-1]
 
 
@@ -210,7 +213,7 @@ def _last_line(text: str) -> str:
 
 
 def _read(text: str) -> Iterator[Call]:
-    """Yield the calls of a text, or what is wrong with it."""
+    """Yield the calls of a text, or an error message."""
     try:
         yield from calls_in(text.strip()) or ["an empty call"]
     except (BadCalls, NoCalls) as error:

@@ -1,4 +1,4 @@
-"""The tool ``search``: passages of a local corpus that have the words of a query (BM25)."""
+"""The tool ``search``: passages of a local corpus ranked by BM25."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PASSAGE_WORDS = 120
 
 
 class Corpus:
-    """Passages, and an index of their words.
+    """Passages and their word index.
 
-    A document is cut into passages of whole paragraphs of at most `PASSAGE_WORDS` words; a longer
-    paragraph is cut. The index is the library bm25s, with Lucene's settings. Raises MissingExtra.
+    Documents are split into passages of whole paragraphs with at most `PASSAGE_WORDS` words; longer
+    paragraphs are split. The index is the library bm25s with Lucene's settings. Raises
+    MissingExtra.
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
@@ -35,13 +36,14 @@ class Corpus:
         self._index.index(words, show_progress=False)
 
     def find(self, query: str, most: int) -> list[str]:
-        """Return the passages that fit best, at most so many, all with a word of the query."""
+        """Return at most ``most`` best passages; each contains at least one word of the query."""
         words = self._tokenize([query], return_ids=False, show_progress=False)[0]
         known = [word for word in words if word in self._index.vocab_dict]
         if not known:
             return []
         scores = self._index.get_scores(known)
-        order = np.argsort(-scores, kind="stable")[:most]  # ties in the order of the corpus
+        # The stable sort orders ties as in the corpus.
+        order = np.argsort(-scores, kind="stable")[:most]
         return [self.passages[place] for place in order if scores[place] > 0]
 
 
@@ -66,7 +68,7 @@ def passages_of(text: str) -> Iterator[str]:
 
 
 def search_tool(sources: Sequence[str], most: int) -> Tool:
-    """Return the tool over some documents: files of text, or rows with ``text``."""
+    """Create the search tool over documents: text files, or rows with ``text``."""
     corpus = Corpus(sources)
 
     def run(arguments: Mapping[str, Any]) -> str:

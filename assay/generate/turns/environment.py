@@ -1,15 +1,15 @@
-"""Environments: what speaks with the policy over several turns, and says what that was worth.
+"""Environments: multi-turn counterparts of the policy that also return the reward.
 
-An environment is a class. One object of it lives for one completion:
+An environment is a class. One instance serves one completion:
 
     @Environment
     class GuessingGame:
-        def start(self, problem): ...     # the messages that the policy sees first
-        def respond(self, messages): ...  # more messages, and what the turn earned; at the end,
-                                          # what a reward function returns
+        def start(self, problem): ...     # returns the first messages for the policy
+        def respond(self, messages): ...  # returns more messages, optionally with the turn's
+                                          # reward; at the end, the result of a reward function
 
-Its name stands in ``tools.environment`` and in ``data.verifier``. The verdict of a completion is
-found by playing it again with what the policy said, so it needs nothing but the completion.
+Its name is set in ``tools.environment`` and in ``data.verifier``. To judge a completion, the
+environment is replayed with the assistant turns, so the completion is the only input.
 """
 
 from __future__ import annotations
@@ -24,48 +24,49 @@ from assay.types import Completion, Message, Problem, StepScore, ThinkFormat
 from assay.verify.base import Part, as_part
 
 Messages: TypeAlias = "str | Message | Sequence[Message]"
-"""Messages; a text is one of the user."""
+"""Messages; a string is one user message."""
 MESSAGES = 'messages: a text, or a list of {"role", "content"}'
 
 
 class Play(Protocol):
-    """One completion's side of an environment.
+    """One completion's instance of an environment.
 
-    What it says may depend on the problem and on what the policy said, and on nothing else.
+    Its messages may depend only on the problem and the assistant turns.
     """
 
     def start(self, problem: Problem) -> Messages:
-        """Return what the policy sees first."""
+        """Return the first messages for the policy."""
         ...
 
     def respond(self, messages: Sequence[Message]) -> Any:
-        """Return what the policy is told next; or, to end, what a reward function returns.
+        """Return the next messages for the policy, or at the end the result of a reward function.
 
-        ``{"messages": ..., "reward": 0.5}`` tells it, too, and says what its turn has earned.
-        messages: the conversation so far; the last one is the policy's, without its reasoning.
+        ``{"messages": ..., "reward": 0.5}`` returns messages and the reward of the last turn.
+        messages: the conversation so far; the last message is the policy's, without its reasoning.
         """
         ...
 
 
 class Environment:
-    """A class of plays, as ``tools.environment`` names it. Called as a verifier, it judges."""
+    """An environment class, as ``tools.environment`` names it. Calling it as a verifier judges."""
 
     def __init__(self, play: Callable[[], Play]) -> None:
         self.play = play
         self.__doc__ = play.__doc__
 
     def begun(self, problem: Problem) -> Problem:
-        """Return the problem as the policy sees it first."""
+        """Return the problem with the environment's first messages as its prompt."""
         return replace(problem, prompt=tuple(_started(self.play(), problem)))
 
     def respondent(self, problem: Problem, think: ThinkFormat) -> Conversation:
-        """Return what answers the policy in one completion."""
+        """Create the conversation of one completion."""
         return Conversation(self.play(), problem, think)
 
     def __call__(self, problem: Problem, completion: Completion) -> Any:
-        """Return what the environment said at the end; 0 where it was cut off before.
+        """Return the environment's final result; score 0 if the completion was truncated before the
+        end.
 
-        What turns have earned is added, and stands in the step scores, where the turns end.
+        Rewards of turns are added and recorded as step scores at the turns' ends.
         """
         conversation = self.respondent(problem, completion.think)
         turns = completion.turn_texts
@@ -84,23 +85,24 @@ class Environment:
 
 
 class Conversation:
-    """One completion with its environment."""
+    """One completion's conversation with its environment."""
 
     def __init__(self, play: Play, problem: Problem, think: ThinkFormat) -> None:
         self.play, self.think = play, think
         self.messages = _started(play, problem)
         self.is_over = False
         self.reward: Any = None
-        self.earned: list[float] = []  # in each turn that was answered
+        # Reward of each answered turn.
+        self.earned: list[float] = []
 
     def hears(self, said: str, ended: bool) -> bool:
         """Return whether the policy has ended its turn."""
         return ended
 
     def respond(self, said: str) -> Sequence[Message] | None:
-        """Return what the policy is told next; None at the end, and where the environment fails.
+        """Return the next messages; None at the end or if the environment raises an exception.
 
-        What it raises is raised again when the completion is judged: it is not judged then.
+        The exception is raised again when the completion is judged, which makes it not judged.
         """
         try:
             return self.hear(said)
@@ -108,11 +110,12 @@ class Conversation:
             return None
 
     def hear(self, said: str) -> Sequence[Message] | None:
-        """Return what the policy is told next, and keep the reward at the end."""
+        """Return the next messages, and record the reward at the end."""
         if self.is_over:
             raise VerifierError("the policy went on behind the end of the environment")
         content = self.think.split(said)[1]
-        self.think = replace(self.think, mode="free")  # what opens a block opened it once
+        # Only the first turn starts in a block that the prompt opened.
+        self.think = replace(self.think, mode="free")
         self.messages.append({"role": "assistant", "content": content})
         answer = self.play.respond([*self.messages])
         reward = 0.0
@@ -127,7 +130,7 @@ class Conversation:
         return None
 
     def total(self, turn_ends: Sequence[int]) -> Any:
-        """Return the reward, with what turns have earned; turn_ends: as in `Completion`."""
+        """Return the reward plus the rewards of turns. turn_ends: see `Completion`."""
         if not any(self.earned):
             return self.reward
         part = as_part(self.reward)
@@ -145,7 +148,7 @@ class Conversation:
 
 
 def _started(play: Play, problem: Problem) -> list[Message]:
-    """Return an environment's first messages; raises DataError where it cannot start."""
+    """Return an environment's first messages. Raises DataError if it cannot start."""
     try:
         return _messages(play.start(problem), "start")
     except AssayError:
@@ -157,7 +160,7 @@ def _started(play: Play, problem: Problem) -> list[Message]:
 
 
 def _with_reward(answer: Mapping[str, Any]) -> tuple[Any, float]:
-    """Return messages and the reward beside them; raises VerifierError for anything else."""
+    """Return messages and their reward. Raises VerifierError for any other value."""
     reward = answer.get("reward", 0.0)
     is_number = isinstance(reward, int | float) and math.isfinite(reward)
     if {*answer} - {"messages", "reward"} or not is_number:
@@ -167,12 +170,12 @@ def _with_reward(answer: Mapping[str, Any]) -> tuple[Any, float]:
 
 
 def is_message(value: Any) -> bool:
-    """Whether a value is one message."""
+    """Return whether a value is a message."""
     return isinstance(value, Mapping) and "role" in value
 
 
 def _messages(value: Any, where: str) -> list[Message]:
-    """Return messages; raises VerifierError where a value is none."""
+    """Validate and return messages. Raises VerifierError."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     found: list[Any] = [value] if is_message(value) else value

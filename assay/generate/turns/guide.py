@@ -1,7 +1,7 @@
-"""Turns: what the policy is told inside its completion, as given tokens, while others go on.
+"""The turn controller: injects replies of tools and environments while other completions continue.
 
-A guide listens to one completion. Where a turn ends, its respondent is asked in another thread, and
-the completion waits for the promise of its answer.
+When a turn ends, the environment or tools run in another thread, and the completion pauses until
+the future is done.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from assay.types import Message, ThinkFormat
 
 MAX_LANES = 4
 Asked = tuple[tuple[str, ...], ThinkFormat]
-"""The roles of messages, and how a reply to them is to think."""
+"""The roles of messages, and the think format of the next reply."""
 Piece = str | tuple[int, str, bool]
-"""A text of a template, or a message's field: its number, its name, whether it stands in JSON."""
+"""A text of a template, or a message's field: index, field name, and whether it is inside JSON."""
 _FIELDS = ("content", "name", "tool_call_id")
-_REPLY = "0Assay999"  # marks have nine letters: some templates want identifiers of nine
+# Marks have nine characters, because some templates require identifiers of nine characters.
+_REPLY = "0Assay999"
 _MARK = re.compile(r'0Assay(\d{3})(\\?")?')
 _numbers = itertools.count()
 _here = threading.local()
 
 
 class AnswerThread:
-    """A thread that answers one after another. What hangs in it keeps no process from its end."""
+    """A daemon thread that executes calls in order; a call that hangs does not block
+    process exit."""
 
     def __init__(self, name: str) -> None:
         self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
         threading.Thread(target=self._answer, name=name, daemon=True).start()
 
     def submit(self, asked: Callable[[], Any]) -> Future[Any]:
-        """Return the promise of an answer."""
+        """Queue a call and return its future."""
         promise = Future[Any]()
         self._asked.put((promise, asked))
         return promise
@@ -56,34 +58,35 @@ class AnswerThread:
             promise, asked = self._asked.get()
             try:
                 promise.set_result(asked())
-            except BaseException as error:  # it is raised where the answer is read
+            except BaseException as error:  # raised again by future.result()
                 promise.set_exception(error)
-            del promise, asked  # an ended completion closes what it has opened
+            # Drop the references, so that finalizers of a finished completion can run.
+            del promise, asked
 
 
 @cache
 def _thread(name: str) -> AnswerThread:
-    """Return a thread: what one completion asks runs in order in one of them."""
+    """Return a named thread. All calls of one completion use the same thread and run in order."""
     return AnswerThread(f"assay-{name}")
 
 
 def next_thread(kind: str = "tools") -> AnswerThread:
-    """Return the thread of the next completion, or call; which it is changes no answer."""
+    """Return a thread for the next completion or call; the assignment does not affect results."""
     return _thread(f"{kind}-{next(_numbers) % min(MAX_LANES, os.cpu_count() or 1)}")
 
 
 def this_thread() -> AnswerThread | None:
-    """Return the one that this runs in; None: it runs in another thread."""
+    """Return the current `AnswerThread`, or None in any other thread."""
     return getattr(_here, "thread", None)
 
 
 @dataclass(eq=False)
 class Telling:
-    """Writes messages to the policy as tokens.
+    """The chat formatter: encodes messages to the policy as tokens.
 
-    result: the text around a message's content, with ``{result}``; None: as the chat template
-    writes messages behind a reply, up to the next reply. closes: the text in which a turn may end
-    before the policy ends it; "": nowhere.
+    result: the text around a message's content, with ``{result}``; None: the chat template's text
+    after a reply, up to the next reply. closes: text that may end a turn before the policy ends it;
+    "": none.
     """
 
     tokenizer: Any
@@ -94,20 +97,21 @@ class Telling:
     _plain: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        # whether a text may name special tokens is a state of the whole tokenizer, which threads
-        # share: so contents have a tokenizer of their own
+        # Parsing of special tokens is a state of the whole tokenizer, which threads share. Contents
+        # are therefore encoded with a separate copy.
         self._plain = copy.deepcopy(self.tokenizer)
 
     @cached_property
     def special_ids(self) -> set[int]:
-        """The tokens that are no text, as an end of turn."""
+        """Special and added tokens, such as end-of-turn."""
         tokenizer = self.tokenizer
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def may_close(self, token: int) -> bool:
-        """Return whether a turn may end in this token: only then is the text looked at."""
+        """Return whether a turn may end in this token; the text is decoded only then."""
         if token not in self._closing:
-            ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}  # a part of a character, too
+            # A token may also end within a character.
+            ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
             text = self.text([token]) if self.closes else ""
             self._closing[token] = any(end in text for end in ends)
         return self._closing[token]
@@ -115,11 +119,11 @@ class Telling:
     def tokens(
         self, messages: Sequence[Message], newest: int, think: ThinkFormat = FREE
     ) -> list[int]:
-        """Return the tokens that follow on the policy's newest one.
+        """Return the tokens to inject after the policy's newest token.
 
-        think: of the prompt; each turn that a template begins thinks as the first. An end of turn
-        that the policy has written is not written again. Contents are plain text: names of special
-        tokens in them are no special tokens.
+        think: the prompt's think format; every turn that the template starts uses it. An
+        end-of-turn token that the policy has sampled is not repeated. Contents are plain text, so
+        names of special tokens in them stay text.
         """
         if self.result is not None:
             before, _, after = self.result.partition("{result}")
@@ -143,11 +147,11 @@ class Telling:
         return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
 
     def text(self, tokens: Any) -> str:
-        """Return the text of tokens, as it stands in a completion."""
+        """Decode tokens as in a completion."""
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _template_pieces(self, asked: Asked) -> list[Piece]:
-        """Return what the template writes behind a reply, with messages of these roles."""
+        """Return the template's text after a reply, for messages with these roles."""
         if asked not in self._pieces:
             roles, think = asked
             found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
@@ -164,7 +168,8 @@ class Telling:
             turns.append({"role": role, "content": f'{content}"', **named})
         try:
             text = render_chat(self.tokenizer, turns, True, **think_switches(think.mode))
-        except TemplateFailed:  # a template that refuses these roles
+        except TemplateFailed:
+            # The template does not accept these roles.
             return None
         _, found, text = text.partition(_REPLY)
         pieces: list[Piece] = []
@@ -188,7 +193,7 @@ def _is_field(piece: Piece) -> TypeGuard[tuple[int, str, bool]]:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Yield pieces, neighboring texts as one."""
+    """Yield pieces, with adjacent texts joined."""
     for are_fields, some in itertools.groupby(pieces, _is_field):
         found = [*some]
         yield from found if are_fields else ["".join(map(str, found))]
@@ -200,17 +205,18 @@ def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
 
 @dataclass(eq=False)
 class TurnGuide:
-    """Listens to one completion, and tells it what its respondent answers."""
+    """The turn controller of one completion, backed by tools or an environment."""
 
     telling: Telling
     respondent: Respondent
     think: ThinkFormat = FREE
     thread: AnswerThread = field(default_factory=next_thread)
-    _start: int = 0  # of the turn, in tokens
+    # First token of the turn.
+    _start: int = 0
     _has_asked: bool = False
 
     def __call__(self, so_far: SoFar) -> Promise | None:
-        """Return the promise of an answer where a turn ends; else None."""
+        """Return a future of the reply if a turn ends here, else None."""
         if self._has_asked and so_far.given:
             self._start = so_far.num_tokens
         self._has_asked = False
@@ -221,7 +227,8 @@ class TurnGuide:
         tokens, text = so_far.read(), self.telling.text
         if so_far.ends and so_far.newest in self.telling.special_ids:
             tokens = tokens[:-1]
-        said = text(tokens)[len(text(tokens[: self._start])) :]  # as it stands in the completion
+        # Decode the whole completion, because a token's text depends on the tokens before it.
+        said = text(tokens)[len(text(tokens[: self._start])) :]
         if not self.respondent.hears(said, so_far.ends):
             return None
         self._has_asked = True

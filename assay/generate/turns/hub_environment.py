@@ -1,6 +1,7 @@
-"""Environments written for the library verifiers 0.1, as Prime Intellect's hub has them.
+"""Environments for the library verifiers 0.1, as on Prime Intellect's hub.
 
-From 0.2 on the library runs programs that talk to a server of its own: that is not read here.
+From version 0.2 on environments are programs that call a server of the library, which is not
+supported.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _here = threading.local()
 
 
 class HubEnvironment(Environment):
-    """An environment of an installed package, by its name on the hub.
+    """An environment from an installed package, by its name on the hub.
 
-    arguments: of its ``load_environment``. Raises MissingExtra, and ConfigError where it cannot be
-    loaded or has no turns.
+    arguments: for its ``load_environment``. Raises MissingExtra, and ConfigError if the environment
+    cannot be loaded or has no turns.
     """
 
     def __init__(self, name: str, **arguments: Any) -> None:
@@ -35,7 +36,7 @@ class HubEnvironment(Environment):
         where = f"environment {name}"
         try:
             self.environment: Any = verifiers.load_environment(name, **arguments)
-        except Exception as error:  # of a package that anybody wrote
+        except Exception as error:  # third-party package code may raise anything
             remedy = f"install it, as with  prime env install {name}"
             raise ConfigError(message(where, cause(error), "one that loads", remedy)) from error
         if not hasattr(self.environment, "env_response"):
@@ -47,7 +48,7 @@ class HubEnvironment(Environment):
         self.name = name
 
     def rows(self, split: str = "train") -> Iterator[dict[str, Any]]:
-        """Yield its problems, ``train`` or ``heldout``: a source of rows."""
+        """Yield the problems of a split, ``train`` or ``heldout``, as data rows."""
         own = self.environment
         found = own.get_dataset() if split == "train" else own.get_eval_dataset()
         for number, row in enumerate(found):
@@ -56,7 +57,7 @@ class HubEnvironment(Environment):
 
 
 class HubPlay:
-    """One rollout of such an environment, in the steps of its own ``rollout``."""
+    """One rollout of a hub environment; follows the steps of the library's ``rollout``."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -64,11 +65,11 @@ class HubPlay:
         self.prompt: list[Any] = []
 
     def start(self, problem: Problem) -> list[Message]:
-        """Set its state up; return its prompt."""
+        """Set up the environment's state and return its prompt."""
         return _wait(self._start(problem))
 
     def respond(self, messages: Sequence[Message]) -> Any:
-        """Return its messages; at the end its reward, with its metrics as parts."""
+        """Return the next messages; at the end the reward, with the metrics as components."""
         return _wait(self._respond(str(messages[-1]["content"])))
 
     async def _start(self, problem: Problem) -> list[Message]:
@@ -78,7 +79,8 @@ class HubPlay:
         prompt = problem.prompt
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         row = {"prompt": asked, "example_id": 0, **kept}
-        nobody = ClientConfig(api_base_url="http://localhost:9/v1")  # the policy is elsewhere
+        # A placeholder: the policy is not sampled through this client.
+        nobody = ClientConfig(api_base_url="http://localhost:9/v1")
         self.state = await self.environment.init_state(row, nobody, "policy", None)
         await self.environment.setup_state(self.state)
         self.prompt = [*await self.environment.get_prompt_messages(self.state)]
@@ -106,7 +108,7 @@ class HubPlay:
 
 
 def _plain(messages: Sequence[Any]) -> list[Message]:
-    """Return messages as plain dicts with text."""
+    """Convert messages to plain dicts with text contents."""
     found: list[Message] = []
     for one in messages:
         keys = one if isinstance(one, Mapping) else one.model_dump()
@@ -115,7 +117,7 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
 
 
 def _wait(step: Coroutine[Any, Any, Any]) -> Any:
-    """Run a step in this thread's loop."""
+    """Run a coroutine in this thread's event loop."""
     if not hasattr(_here, "loop"):
         _here.loop = asyncio.new_event_loop()
     return _here.loop.run_until_complete(step)

@@ -1,4 +1,4 @@
-"""The tool ``python``: an interpreter in the sandbox, with variables that last a completion."""
+"""The tool ``python``: a sandboxed interpreter whose variables persist within a completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from assay.verify.sandbox.values import Unsupported
 
 MEMORY_MIB = 512
 OUTPUT_KIB = 256
-MAX_CODE = 100_000  # characters
+# Maximum number of characters.
+MAX_CODE = 100_000
 CELL = """
 import ast
 
@@ -52,9 +53,9 @@ _sessions: set[Session] = set()
 
 
 def interpreter(seconds: float, unsafe: bool = False) -> Tool:
-    """Return the tool. A call may compute for so many seconds, and idle for as many.
+    """Create the tool. ``seconds`` limits a call's processor time and, separately, its idle time.
 
-    unsafe: without isolation where this machine has none and the user agreed.
+    unsafe: run without isolation if this machine has none and the user has agreed.
     """
     return Tool(
         name="python",
@@ -70,7 +71,7 @@ def interpreter(seconds: float, unsafe: bool = False) -> Tool:
 
 
 def check_sandbox(unsafe: bool) -> None:
-    """Start this thread's sandbox; raises SandboxUnavailable."""
+    """Start this thread's sandbox. Raises SandboxUnavailable."""
     _sandbox(unsafe)
 
 
@@ -78,9 +79,9 @@ def check_sandbox(unsafe: bool) -> None:
 class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
-    Where a cell ends its process, the cells before it run once more in a fresh one, so that only
-    the state of that cell is lost. They may take half of a call's seconds; if they take more, or
-    one of them ends the process now, all state is lost, and the result says so.
+    If a cell ends its process, the earlier cells run again in a new process, so only that cell's
+    state is lost. The rerun may use half of a call's seconds. If it needs more, or a cell ends the
+    process again, all state is lost and the result says so.
     """
 
     seconds: float
@@ -89,7 +90,7 @@ class Interpreter:
     session: Session | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """Run a cell; return what it wrote. Raises ToolError."""
+        """Run a cell and return its output. Raises ToolError."""
         code = str(arguments["code"])
         if len(code) > MAX_CODE:
             raise ToolError(f"code of more than {MAX_CODE} characters")
@@ -111,9 +112,9 @@ class Interpreter:
         return _told(outcome, self.seconds, lost)
 
     def _prepare(self) -> tuple[float, bool]:
-        """Have a process that has run what was done before.
+        """Ensure that a process has run all earlier cells.
 
-        Return the seconds that this took, and whether the state was lost.
+        Return the seconds used, and whether the state was lost.
         """
         if self.session is not None:
             return 0.0, False
@@ -122,7 +123,8 @@ class Interpreter:
         for code in self.done:
             limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
             again = session.call("cell", (code,), limits=limits)
-            # Sleeping takes no processor, but whoever waits for the answer waits for it, too.
+            # Sleeping uses no processor time but delays the completion, so wall time counts at
+            # half.
             used += max(again.cpu_seconds, again.wall_seconds / 2)
             if not again.alive or used >= most:
                 self._forget()
@@ -145,7 +147,7 @@ class Interpreter:
 
 
 def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
-    """Return a cell's result as the policy sees it. lost: earlier variables are gone."""
+    """Format a cell's result for the policy. lost: variables of earlier calls are lost."""
     said = (LOST if lost else "") + outcome.stdout + outcome.stderr
     if outcome.status == "ok":
         return said.rstrip("\n") or "(no output)"
@@ -155,7 +157,7 @@ def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
 
 
 def _sandbox(unsafe: bool) -> Sandbox:
-    """Return this thread's sandbox, once it has closed the processes of ended completions."""
+    """Return this thread's sandbox, after closing the processes of finished completions."""
     found: Sandbox | None = getattr(_here, "sandbox", None)
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
@@ -172,7 +174,7 @@ def _sandbox(unsafe: bool) -> Sandbox:
 
 
 def _over(thread: AnswerThread | None, ended: deque[Session], session: Session) -> None:
-    """Have the process of an ended completion closed where its sandbox lives."""
+    """Close a finished completion's process in the thread that owns its sandbox."""
     if thread is None:
         ended.append(session)
     else:

@@ -1,4 +1,4 @@
-"""What a tool is, and what answers a policy inside its completion."""
+"""The interface of tools, and of the objects that reply to a policy during a completion."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any, Protocol, TypeAlias
 from assay.types import Message, ThinkFormat
 
 RunCall: TypeAlias = Callable[[Mapping[str, Any]], str]
-"""Runs one call with arguments that fit the tool's parameters, and returns its result as text."""
+"""Runs one call with arguments that match the tool's parameters, and returns the result as text."""
 
 
 FREE = ThinkFormat()
-"""How a turn thinks where nothing is asked of it: as it likes."""
+"""Think format of a turn without requirements on thinking."""
 
 
 class ToolError(Exception):
-    """What went wrong in a call, in words for the policy."""
+    """A failed call; its message is shown to the policy."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Something that the policy can call.
+    """A tool that the policy can call.
 
-    parameters: a JSON schema of the arguments, as chat templates show it. open: is called once for
-    each completion that calls the tool, and returns what runs its calls; so a tool can keep a state
-    for one completion. Calls of one completion run one after another, in one thread. stateless:
-    those of one turn run at once, each in any thread. They bound their own time. What they raise is
-    told to the policy: a `ToolError` as it stands, any other error with its type.
+    parameters: JSON schema of the arguments, as in chat templates. open: called once per completion
+    that uses the tool; returns the function that runs its calls and may keep state for the
+    completion. Calls of one completion run in order, in one thread. stateless: the calls of one
+    turn run concurrently, each in any thread. A tool must limit its own run time. Its exceptions
+    are shown to the policy: the message of a `ToolError`, or the type and message of any other
+    exception.
     """
 
     name: str
@@ -39,31 +40,32 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as chat templates want it."""
+        """The tool's schema for chat templates."""
         names = {"name": self.name, "description": self.description}
         return {"type": "function", "function": {**names, "parameters": dict(self.parameters)}}
 
 
 class Respondent(Protocol):
-    """Answers the policy in one completion: its tools do, or an environment. One is made for each.
+    """Replies to the policy in one completion: tools or an environment. One instance per
+    completion.
 
-    A completion is a chain of turns. In each the policy says something, and is told something
-    behind it; in the last it is told nothing. What the respondent says may depend on the problem
-    and on what the policy said, and on nothing else: neither time nor other completions. Then a
-    completion can be repeated to the bit, and a run that was killed goes on with the same tokens.
+    A completion is a chain of turns. Each assistant turn is followed by a reply, except the last.
+    The reply may depend only on the problem and the assistant turns, not on time or other
+    completions. Then a completion is reproducible to the bit, and a resumed run continues with the
+    same tokens.
     """
 
     def hears(self, said: str, ended: bool) -> bool:
-        """Return whether a turn ends here, and `respond` is to be asked. It has to be quick.
+        """Return whether a turn ends here, so that `respond` must be called. Must be fast.
 
-        said: what the policy has said in this turn, without its end token. ended: whether it ended
-        its turn here, by an end token or a stop string.
+        said: the text of this assistant turn, without its end token. ended: the policy ended the
+        turn here, by an end token or a stop string.
         """
         ...
 
     def respond(self, said: str) -> Sequence[Message] | None:
-        """Return what the policy is told next, as messages; None: nothing, the completion ends.
+        """Return the reply as messages; None ends the completion.
 
-        It may take its time, and runs in another thread. It must not raise.
+        It may be slow, since it runs in another thread. It must not raise.
         """
         ...

@@ -1,4 +1,4 @@
-"""The process of users' functions: ``python -m assay.generate.turns.tool_worker NUMBER``."""
+"""The worker process of user functions: ``python -m assay.generate.turns.tool_worker NUMBER``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from pydantic import ValidationError, validate_call
 from assay.errors import ConfigError, cause
 from assay.host.user_code import import_object
 
-MAX_RESULT = 10_000_000  # characters: what is told to the policy is cut to far less
+# Characters sent to the main process, which shortens results much further.
+MAX_RESULT = 10_000_000
 
 
 def main() -> None:
-    """Answer requests, a line each, until nobody asks."""
+    """Answer requests, one per line, until the channel closes."""
     functions: dict[str, Callable[..., Any]] = {}
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("rwb") as lines:
@@ -32,20 +33,21 @@ def main() -> None:
 
 
 def answer(functions: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, str]:
-    """Import a function, or call it; what goes wrong is an error's text."""
+    """Import or call a function; errors are returned as text."""
     try:
         if "load" in request:
             name = request["load"]
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
         result = functions[request["call"]](**request["arguments"])
-        if inspect.iscoroutine(result):  # of an async def
+        # The function is an ``async def``.
+        if inspect.iscoroutine(result):
             result = asyncio.run(result)
         text = result if isinstance(result, str) else json.dumps(result, default=str)
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:
         return {"error": "; ".join(map(_fault, error.errors()))}
-    except Exception as error:  # a function of a user may raise anything
+    except Exception as error:  # a user's function may raise anything
         return {"error": cause(error)}
 
 
@@ -55,7 +57,7 @@ def _fault(error: Any) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """End this process, whatever it does, once the one that asks is gone."""
+    """Exit this process, even during a call, when the parent process has ended."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

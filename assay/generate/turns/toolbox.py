@@ -1,4 +1,4 @@
-"""The tools of a run: opened as configured, shown in the prompt, run when they are called."""
+"""The tools of a run: open them as configured, describe them in the prompt, run their calls."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Then stop: its result is put behind it, and you go on. These are the tools:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """What a run needs to answer its policy.
+    """Everything that a run needs to reply to its policy.
 
-    respondent: makes what answers one completion. schemas: what a chat template is given to show;
-    empty where it shows none. introduction: what the prompt says of tools otherwise. begins: gives
-    a problem the prompt of an environment.
+    respondent: creates the tools' or environment's side of one completion. schemas: tool schemas
+    for the chat template; empty if it shows none. introduction: the text that describes the tools
+    otherwise. begins: replaces a problem's prompt by the environment's.
     """
 
     telling: Telling
@@ -52,13 +52,13 @@ class Toolbox:
     begins: Callable[[Problem], Problem] | None = None
 
     def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
-        """Return what listens to one completion."""
+        """Create the turn controller of one completion."""
         return TurnGuide(self.telling, self.respondent(problem, prompt), prompt.think)
 
 
 @dataclass(eq=False)
 class ToolAnswers:
-    """Runs the calls of one completion. Whatever goes wrong is told to the policy, in words."""
+    """Runs the calls of one completion. Every error is reported to the policy as text."""
 
     tools: Mapping[str, Tool]
     settings: ToolsConfig
@@ -72,9 +72,9 @@ class ToolAnswers:
         return bool(self.format.found(said, ended, self.think))
 
     def respond(self, said: str) -> Sequence[Message]:
-        """Return the results of a turn's calls, a message each.
+        """Return the results of a turn's calls, one message per call.
 
-        Calls of functions of users run side by side; the others in their order.
+        Calls of user functions run concurrently, other calls in order.
         """
         calls = self.format.found(said, True, self.think)
         named = [_named(call, number) for number, call in enumerate(calls, self.num_calls + 1)]
@@ -85,11 +85,12 @@ class ToolAnswers:
         ]
 
     def _begin(self, call: Call, alone: bool) -> Callable[[], str]:
-        """Return what has the result of a call, or raises what is wrong with it."""
+        """Start a call; return a function that returns its result or raises its error."""
         self.num_calls += 1
         try:
             run = self._checked(call)
-        except FAILURES as error:  # opening a tool of a user may raise anything
+        except FAILURES as error:
+            # Opening a user's tool may raise any exception.
             return partial(_raise, error)
         if isinstance(call, str) or alone or not self.tools[call.name].stateless:
             return run
@@ -105,7 +106,7 @@ class ToolAnswers:
         return cut(text, self.settings.max_output)
 
     def _checked(self, call: Call) -> Callable[[], str]:
-        """Return what runs a call; raises ToolError."""
+        """Validate a call and return a function that runs it. Raises ToolError."""
         if self.num_calls > self.settings.max_calls:
             raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
         if isinstance(call, str):
@@ -121,7 +122,7 @@ class ToolAnswers:
 
 
 def _named(call: Call, number: int) -> Message:
-    """Return what some templates write of a call beside its result."""
+    """Return the name and id that some templates write with a call's result."""
     name, id = ("", "") if isinstance(call, str) else (call.name, call.id)
     return {"name": name or "unknown", "tool_call_id": id or f"call{number:05}"}
 
@@ -131,7 +132,7 @@ def _raise(error: BaseException) -> str:
 
 
 def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Raise ToolError for arguments that are missing, or that the tool does not have."""
+    """Raise ToolError for missing or unknown arguments."""
     properties = tool.parameters.get("properties", {})
     for name in tool.parameters.get("required", ()):
         if name not in arguments:
@@ -143,7 +144,7 @@ def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters, and in the middle how many were left out."""
+    """Shorten a text to about ``most`` characters and state in the middle how many were removed."""
     if len(text) <= most:
         return text
     head = most * 2 // 3
@@ -153,10 +154,10 @@ def cut(text: str, most: int) -> str:
 
 
 def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox | None:
-    """Return the tools or the environment that is configured; None where there are none.
+    """Open the configured tools or environment; None if none is configured.
 
-    in_chat: whether prompts are rendered by the chat template. Raises ConfigError, and
-    SandboxUnavailable where ``python`` is asked for and cannot be had.
+    in_chat: prompts are rendered by the chat template. Raises ConfigError, and SandboxUnavailable
+    if ``python`` is configured without an available sandbox.
     """
     if settings.environment is not None:
         return _open_environment(settings, tokenizer, in_chat)
@@ -171,7 +172,8 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
-    is_whole_turn = pattern.strip() == "{call}"  # nothing marks its end
+    # No mark ends such a call, so the turn's end does.
+    is_whole_turn = pattern.strip() == "{call}"
     whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
     calls = of_template or whole or InText(pattern, tools)
 

@@ -1,6 +1,7 @@
-"""Functions of users as tools.
+"""User functions as tools.
 
-Their signature is the schema that the policy sees. They run in a process that can be killed.
+The signature determines the schema that the policy sees. Functions run in a process that can be
+killed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ WORKER = "assay.generate.turns.tool_worker"
 
 
 def tool_named(name: str, where: str, seconds: float) -> Tool:
-    """Return the tool that ``package.module:function`` names; raises ConfigError.
+    """Return the tool that ``package.module:function`` names. Raises ConfigError.
 
-    The function's name, its docstring's first paragraph and its signature are what the policy is
-    shown. An object that is a `Tool` already is returned as it is.
+    The policy sees the function's name, the first paragraph of its docstring and its signature. An
+    object that is already a `Tool` is returned unchanged.
     """
     found = import_object(name, where, ConfigError)
     if isinstance(found, Tool):
@@ -54,7 +55,7 @@ def tool_named(name: str, where: str, seconds: float) -> Tool:
 
 
 def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the JSON schema of a function's arguments; raises ConfigError where it has none."""
+    """Return the JSON schema of a function's arguments. Raises ConfigError if it has none."""
     for one in inspect.signature(function).parameters.values():
         if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             raise ConfigError(message(where, f"parameter {one}", ACCEPTED, "give each a name"))
@@ -74,20 +75,21 @@ def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Return a schema without titles, which repeat its names."""
+    """Remove titles from a schema, because they repeat the names."""
     if isinstance(schema, list):
         return [_untitled(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    items = cast("dict[str, Any]", schema).items()  # a parameter may be called title
+    # A parameter may be named title; its value is a dict.
+    items = cast("dict[str, Any]", schema).items()
     kept = ((key, each) for key, each in items if key != "title" or not isinstance(each, str))
     return {key: each if key == "default" else _untitled(each) for key, each in kept}
 
 
 class FunctionProcess:
-    """A process in which functions of users run; one for each thread that calls them.
+    """A process that runs user functions, one per calling thread.
 
-    Requests and replies are lines of JSON over a socket; what a function prints is left out.
+    Requests and replies are lines of JSON over a socket; printed output is discarded.
     """
 
     def __init__(self) -> None:
@@ -106,14 +108,16 @@ class FunctionProcess:
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a kill takes what the function has started, too
+                # A new session lets a kill also end processes that the function has started.
+                start_new_session=True,
             )
         self.loaded: set[str] = set()
         _opened.append(self)
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
-        """Call a function; raises ToolError for what it raises, and where it takes too long."""
-        if name not in self.loaded:  # its import is no call's fault
+        """Call a function. Raises ToolError for its exceptions and for exceeding the time limit."""
+        # The import has its own time limit, so that it does not use up the call's.
+        if name not in self.loaded:
             self._ask({"load": name}, IMPORT_SECONDS)
             self.loaded.add(name)
         return self._ask({"call": name, "arguments": dict(arguments)}, seconds)
@@ -145,7 +149,7 @@ class FunctionProcess:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Kill the process, and what it has started."""
+        """Kill the process and all processes that it has started."""
         if self in _opened:
             _opened.remove(self)
             with suppress(ProcessLookupError, PermissionError):
@@ -155,7 +159,7 @@ class FunctionProcess:
 
 
 def _process() -> FunctionProcess:
-    """Return this thread's process, a fresh one where the last was killed."""
+    """Return this thread's process; start a new one if the last was killed."""
     found: FunctionProcess | None = getattr(_here, "process", None)
     if found is None or found not in _opened:
         found = _here.process = FunctionProcess()
