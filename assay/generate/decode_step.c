@@ -1,18 +1,18 @@
 /* The small operations of a decoding step: norms, gates, and attention over each row's own length.
  *
- * `compiled.py` builds this file once for a machine. BFLOAT16: numbers are bfloat16, else float32; sums
- * are float32 in both, and results are rounded where tensor operations would round. A row is computed
- * alone, in an order that depends on its own length only: neighbors and threads cannot change its bits.
+ * `compiled.py` builds this file once for a machine. BFLOAT16: numbers are bfloat16, else float32. Sums
+ * are float32 in both cases, and results are rounded where tensor operations round. Each row is computed
+ * separately, in an order that depends only on its length, so neighbors and threads do not change its bits.
  *
- * All widths are whole multiples of LANES. Keys stand in blocks of LANES tokens, [blocks, width, LANES], so
- * that a vector holds LANES tokens and a score needs no sum across lanes; what stands beyond a row's
- * length is finite. Values stand as [tokens, width].
+ * All widths are multiples of LANES. Keys have the layout [blocks, width, LANES], so that a vector holds
+ * LANES tokens and a score needs no sum across lanes. Elements beyond a row's length are finite. Values
+ * have the layout [tokens, width].
  */
 
 #include "vectors.h"
 
-#define CHUNK 128  /* tokens that stay near while each query of a head passes over them */
-#define MUCH 32768 /* numbers from which threads share a row-wise operation */
+#define CHUNK 128  /* tokens that stay in the cache while all queries of a key head read them */
+#define MUCH 32768 /* minimum size of a row-wise operation for several threads */
 
 static void norm_row(const number *row, const number *weight, float epsilon, int64_t size, number *out) {
     vector squares = {0};
@@ -22,7 +22,7 @@ static void norm_row(const number *row, const number *weight, float epsilon, int
         store(out + i, rounded(load(row + i) * scale) * load(weight + i));
 }
 
-/* hidden += added (NULL: nothing), in place; out = hidden / rms(hidden) * weight. Both [rows, size]. */
+/* hidden += added (skipped if NULL), in place; out = hidden / rms(hidden) * weight. Both [rows, size]. */
 void add_norm(number *hidden, const number *added, const number *weight, double epsilon, int64_t rows,
               int64_t size, number *out) {
 #pragma omp parallel for schedule(static) if (rows * size > MUCH)
@@ -69,7 +69,7 @@ static void score(const float *query, const number *keys, int64_t first, int64_t
     if (end - t == LANES) SCORES(1)
 }
 
-/* Ask for numbers that will be read soon. */
+/* Prefetch numbers. */
 static inline void fetch(const number *from, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(number)) __builtin_prefetch(from + i);
 }
@@ -103,7 +103,7 @@ static void add_values(const float *weights, const number *values, int64_t first
     if (width - d == LANES) ADD(1)
 }
 
-/* Turn scores into weights, in place; returns their sum. What stands beyond a length becomes 0. */
+/* Convert scores to weights in place and return their sum. Elements beyond the length become 0. */
 static float weigh(float *scores, int64_t prompt, int64_t own) {
     int64_t size = padded(prompt) + padded(own), own_end = padded(prompt) + own;
     for (int64_t t = prompt; t < padded(prompt); t++) scores[t] = -INFINITY;
@@ -134,8 +134,8 @@ static void rotate(const number *head, const number *cosine, const number *sine,
 }
 
 typedef struct {
-    int64_t heads, queries, width; /* heads of keys; queries of each; a multiple of 2 * LANES */
-    int64_t capacity, reach;       /* own tokens of a row; positions that are tabulated */
+    int64_t heads, queries, width; /* key heads; query heads per key head; a multiple of 2 * LANES */
+    int64_t capacity, reach;       /* own tokens per row; positions in the rotary tables */
     double scale, query_epsilon, key_epsilon;
     const number *query_norm, *key_norm; /* NULL: none */
     const number *cosine, *sine;         /* [reach, width] */
@@ -203,8 +203,8 @@ static void attend_head(const Layer *layer, const number *fused, int64_t head, i
 }
 
 /* fused: [rows, heads * (queries + 2), width]. keys: [rows, heads, blocks, width, LANES]; values: [rows,
- * heads, capacity, width]; the row's token is stored in both first. out: [rows, heads * queries * width].
- * Returns 0, or 1 where a position is out of the memory's bounds and nothing was done. */
+ * heads, capacity, width]; the row's new token is stored in both first. out: [rows, heads * queries * width].
+ * Returns 0, or 1 without any effect if a position is out of bounds. */
 int attend(const Layer *layer, int64_t rows, const number *fused, const int64_t *positions,
            const Prompt *prompts, const int64_t *lengths, number *keys, number *values, number *out) {
     int64_t heads = layer->heads, queries = layer->queries, width = layer->width, longest = 0;

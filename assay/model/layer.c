@@ -1,14 +1,14 @@
-/* A decoder layer around its products, forward and backward: norms, gates and rotations, and in float32
+/* The operations of a decoder layer other than matrix products, forward and backward: norms, gates and rotations, and in float32
  * attention over packed rows.
  *
  * `compiled.py` builds this file once for a machine and a type. Results are rounded where tensor
- * operations would round. All widths are whole multiples of 2 * LANES. Every
- * sum is taken in an order that sizes alone decide, so that threads cannot change a bit.
+ * operations round. All widths are multiples of 2 * LANES. The order of every
+ * sum depends only on sizes, so the number of threads does not change its bits.
  */
 
 #include "vectors.h"
 
-#define BLOCK 64   /* rows whose part of a weight's gradient is one sum */
+#define BLOCK 64   /* rows per partial sum of a weight's gradient */
 #define QUERIES 16 /* queries of a head that attend together */
 
 static inline float root(const number *row, float epsilon, int64_t size) {
@@ -29,7 +29,7 @@ void norm(const number *x, const number *weight, double epsilon, int64_t rows, i
 }
 
 /* With n = x r, r = 1 / rms(x) and g the gradient of n: grad_x = r (g - n mean(g n)).
- * grad_weight: [blocks, size], a sum for each BLOCK rows. */
+ * grad_weight: [blocks, size], one partial sum per BLOCK rows. */
 void norm_backward(const number *grad, const number *x, const number *weight, double epsilon, int64_t rows,
                    int64_t size, number *grad_x, float *grad_weight) {
 #pragma omp parallel for schedule(static)
@@ -67,7 +67,7 @@ void gated(const number *gate, const number *up, int64_t size, number *out) {
     }
 }
 
-/* grad: of silu(gate) * up, turned into that of the gate. */
+/* grad: the gradient of silu(gate) * up; replaced by the gradient of gate. */
 void gated_backward(number *grad, const number *gate, const number *up, int64_t size, number *out,
                     number *grad_up) {
 #pragma omp parallel for schedule(static)
@@ -98,7 +98,7 @@ void rotate(number *heads, int64_t rows, int64_t count, int64_t width, int64_t s
         }
 }
 
-#ifndef BFLOAT16 /* whose products are faster by the library */
+#ifndef BFLOAT16 /* in bfloat16 the library's products are faster */
 /* A matrix read by its strides: from row to row and from column to column; from vector to vector of columns. */
 typedef struct {
     const float *first;
@@ -146,7 +146,7 @@ static void product(Matrix left, Matrix right, int64_t rows, int64_t vectors, in
 }
 
 typedef struct {
-    int64_t heads, queries, width;      /* heads of keys; heads of queries to each */
+    int64_t heads, queries, width;      /* key heads; query heads per key head */
     int64_t rows, length, first;        /* of the rectangle: rows, tokens of each, the place of its first */
     int64_t prompt_first, extent;       /* of the prompts' rectangle: its first token, tokens of a row */
     int64_t query_stride, key_stride;   /* numbers from token to token */
@@ -178,7 +178,7 @@ static float *room_for(Scratch *at, int64_t tokens, int64_t width) {
     return room;
 }
 
-/* Copy what a row's head sees: `prompt` tokens of its prompt and its own. */
+/* Copy the tokens visible to a row's head: `prompt` tokens of its prompt, then its own. */
 static void gather(const Shape *shape, const float *from, int64_t head, int64_t row, int64_t parent,
                    int64_t prompt, float *to) {
     int64_t width = shape->width, stride = shape->key_stride;
@@ -195,7 +195,7 @@ static void turn(const float *from, int64_t tokens, int64_t width, float *to) {
             to[t / LANES * LANES * width + d * LANES + t % LANES] = t < tokens ? from[t * width + d] : 0.0f;
 }
 
-/* Copy the keys and values that a row's head sees, and turn its keys; return its prompt's tokens. */
+/* Copy the keys and values visible to a row's head and transpose the keys; return the prompt's length. */
 static int64_t see(const Shape *shape, const float *key, const float *value, int64_t head, int64_t row,
                    const int64_t *parents, const int64_t *lengths, const Scratch *at) {
     int64_t prompt = lengths ? lengths[row] : 0, parent = parents ? parents[row] : 0;
@@ -205,7 +205,7 @@ static int64_t see(const Shape *shape, const float *key, const float *value, int
     return prompt;
 }
 
-/* Turn scores into weights, in place, of tokens that a query sees; the others' weights are 0. */
+/* Convert the scores of visible tokens to weights in place; other weights become 0. */
 static void weigh(float *scores, int64_t seen, int64_t size, float scale) {
     for (int64_t t = seen; t < size; t++) scores[t] = -INFINITY;
     vector most = load(scores), sums = {0};
@@ -222,7 +222,7 @@ static void weigh(float *scores, int64_t seen, int64_t size, float scale) {
     for (int64_t t = 0; t < size; t += LANES) store(scores + t, load(scores + t) * share);
 }
 
-/* The weights of some queries of a head, from `first` of the row on. */
+/* Weights of consecutive queries of a head, starting at token `first` of the row. */
 static void attention_weights(const Shape *shape, const float *query, int64_t prompt, int64_t first,
                               int64_t count, const Scratch *at, int64_t stride) {
     int64_t size = padded(prompt + first + count);
@@ -232,7 +232,7 @@ static void attention_weights(const Shape *shape, const float *query, int64_t pr
         weigh(at->weights + q * stride, prompt + first + q + 1, size, (float)shape->scale);
 }
 
-/* out: [tokens, heads * queries, width]. parents: the row of prompts behind each row, lengths: their tokens
+/* out: [tokens, heads * queries, width]. parents: the prompt row of each row; lengths: the prompts' lengths
  * (NULL: no prompts). */
 void attend(const Shape *shape, const float *query, const float *key, const float *value,
             const int64_t *parents, const int64_t *lengths, float *out) {
@@ -260,7 +260,7 @@ void attend(const Shape *shape, const float *query, const float *key, const floa
     }
 }
 
-/* The gradients of one row's head: of its queries at their place, of keys and values into the scratch. */
+/* Gradients of one row's head: those of queries in place, those of keys and values in the scratch. */
 static void head_backward(const Shape *shape, const float *grad, const float *query, int64_t head, int64_t row,
                           int64_t prompt, const Scratch *at, int64_t stride, float *grad_query) {
     int64_t width = shape->width, vectors = width / LANES, place = shape->first + row * shape->length;
@@ -294,7 +294,7 @@ static void head_backward(const Shape *shape, const float *grad, const float *qu
 }
 
 /* grad: as out of `attend`; grad_query, grad_key, grad_value: as query, key and value. prompt_keys,
- * prompt_values: [rows, heads, extent, width], what each row gives to its prompt, 0 beyond the prompt. */
+ * prompt_values: [rows, heads, extent, width], each row's gradient of its prompt, 0 beyond the prompt's length. */
 void attend_backward(const Shape *shape, const float *grad, const float *query, const float *key,
                      const float *value, const int64_t *parents, const int64_t *lengths, float *grad_query,
                      float *grad_key, float *grad_value, float *prompt_keys, float *prompt_values) {

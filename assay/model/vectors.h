@@ -1,6 +1,6 @@
-/* Vectors of floats for the compiled operations, LANES at a time (told by compiled.py).
+/* Vectors of floats for the compiled operations, LANES at a time (defined by compiled.py).
  *
- * BFLOAT16: numbers are bfloat16 in memory, else float32; they are computed with as float32.
+ * BFLOAT16: numbers are bfloat16 in memory, else float32. Arithmetic is in float32.
  */
 
 #include <math.h>
@@ -28,7 +28,7 @@ static inline vector load(const number *from) {
     return (vector)(__builtin_convertvector(*(const halves *)from, words) << 16);
 }
 
-static inline vector rounded(vector x) { /* to nearest, ties to even; what is no number stays none */
+static inline vector rounded(vector x) { /* round to nearest even; NaN stays NaN */
     words bits = (words)x, up = bits + 0x7fff + ((bits >> 16) & 1);
     return (vector)((words)choose(x == x, (vector)up, (vector)(bits | 0x400000)) & 0xffff0000);
 }
