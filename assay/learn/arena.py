@@ -40,5 +40,5 @@ class Arena:
         return self._blocks[device][first : first + shape.numel()].view(shape)
 
     def drop(self) -> None:
-        """Give the memory back, once nobody holds a tensor of it."""
+        """Free the memory after the last tensor of it is released."""
         self._blocks.clear()

@@ -66,7 +66,7 @@ def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[
 
 
 def _longest(acts_T: Tensor, row_T: Tensor, num_rows: int) -> int:
-    """Return the number of chosen tokens of the row that has most."""
+    """Return the largest number of chosen tokens in a row."""
     return int(row_sums(acts_T.long(), row_T, num_rows).max()) if num_rows else 0
 
 

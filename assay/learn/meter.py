@@ -1,4 +1,4 @@
-"""What an update reports. Tensors stay on their device until all is computed."""
+"""Metrics of an update. Tensors stay on their device until all metrics are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of packed micro-batches through a model that learns: what every learner is built on."""
+"""Forward/backward runner: packed micro-batches through a trained model, for every learner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from assay.model.weights import Weights
 
 
 class Passes:
-    """A policy with its optimizer, and the way of batches through it.
+    """Forward/backward runner of a policy and its optimizer.
 
     section: of the configuration, named where memory runs out. temperature: of the distribution
     whose log-probabilities are wanted. max_tokens_per_micro_batch: None: by the device. lean: go
@@ -164,7 +164,7 @@ class Passes:
 
 
 class PassesLearner:
-    """What learners on passes have in common: the live model, its version, and its state."""
+    """Base class of learners: the live model, its version, and its state."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -181,7 +181,7 @@ class PassesLearner:
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Those of the policy, and of what learns beside it."""
+        """Runners of the policy and of further trained models."""
         return [self.passes]
 
     @property

@@ -1,4 +1,4 @@
-"""The tokens of one update: what the policy said of them before, and what each step does."""
+"""Token data of one update: old log-probabilities, losses and optimizer steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
 
 class PolicyUpdate:
-    """What is known of each token in one update of the policy.
+    """Token data of one policy update.
 
     policy_version: before the update. carries_T: the tokens that carry gradient. learns: False
     where the policy is only looked at.

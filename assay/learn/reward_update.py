@@ -93,7 +93,7 @@ class RewardLearner(PassesLearner):
         return (weights_M * label_losses(scores_M, batch.labels_M, objective.loss)).sum()
 
     def _facts(self, seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Return what the model said of the step's rows before it learned from them."""
+        """Return score metrics of the step's rows from before the update."""
         scores_M = torch.cat([scores for scores, _ in seen]).double()
         labels_M = torch.cat([labels for _, labels in seen]).double()
         if self.objective.kind == "preference":

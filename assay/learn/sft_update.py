@@ -1,4 +1,4 @@
-"""The supervised learner: an optimizer step on given completions, or on what a teacher says."""
+"""Supervised learner: optimizer steps on target completions or a teacher's distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.model.packing import Batch, MicroBatch
 
 
 class Teacher(Protocol):
-    """What says at each token of a batch how the next one should have been distributed."""
+    """Target distributions for the tokens of a batch."""
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> Target:
         """Return the distributions at the tokens of a micro-batch. passes: the policy's."""

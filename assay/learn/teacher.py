@@ -1,5 +1,5 @@
-"""Who says how each next token should have been distributed: a model beside the policy, or one
-elsewhere, which tells its likeliest tokens."""
+"""Teachers that give next-token distributions: a local model, or a remote one that returns top-k
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TeacherModel:
 
     @property
     def size(self) -> int:
-        """Tokens that it gives a probability."""
+        """Output size of the head, in tokens."""
         return len(self._head.weight_VD)
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
@@ -70,7 +70,7 @@ class TeacherModel:
 
 
 class TeacherElsewhere(ABC):
-    """A teacher in another process: it tells some log-probabilities at each token.
+    """A teacher in another process that returns top-k log-probabilities at each token.
 
     count: how many of the likeliest tokens a divergence is over; all others are one event. size:
     the policy's vocabulary.

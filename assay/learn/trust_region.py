@@ -29,7 +29,7 @@ DAMPING = 1e-3
 """Added to the Fisher matrix's diagonal: a minibatch says nothing of most directions, and a
 solution without damping would go far in them. The step's length is by the undamped matrix."""
 SHRINK = 0.5
-"""What a step that is refused is multiplied by."""
+"""Factor that shrinks a rejected step."""
 MAX_BACKTRACKS = 10
 
 Product = Callable[[Tensor], Tensor]

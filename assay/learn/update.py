@@ -83,7 +83,7 @@ class PolicyLearner(PassesLearner):
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Those of the policy, and of the critic."""
+        """Runners of the policy and of the critic."""
         return [self.passes, *([] if self.critic is None else [self.critic.passes])]
 
     @property
@@ -225,7 +225,7 @@ class PolicyLearner(PassesLearner):
         return minibatches(batch.num_groups, *settings)
 
     def _check_trust_region(self) -> None:
-        """Complain of what a natural step cannot be taken on."""
+        """Reject settings that a natural gradient step does not support."""
         if self.algorithm.trust_region is None:
             return
         if self.critic is not None and self.critic.shared:
