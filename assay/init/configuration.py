@@ -82,12 +82,12 @@ NO_DISTILL = (
     "sft --data FILE"
 )
 MANY_ANSWERS = 40
-"""Different answers of which a tiny model guesses the right one too rarely."""
+"""With more distinct answers, the tiny model guesses the right one too rarely."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitResult:
-    """What `assay init` wrote, what it assumed, and the commands that come next."""
+    """Files that `assay init` wrote, its assumptions, and the next commands."""
 
     config: str
     written: Sequence[str]
@@ -193,7 +193,7 @@ _ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
 
 
 def _kind_of_labels(columns: Sequence[str]) -> str:
-    """Return which kind of reward model rows of these columns are for."""
+    """Return the kind of reward model for rows with these columns."""
     if "labels" in columns:
         return "process"
     return "outcome" if {"label", "correct", "score"} & {*columns} else "preference"
@@ -212,7 +212,7 @@ def _judge_keys(made: InitKind) -> str:
 
 
 def _check_heldout(sources: Sequence[str], held: LookedRows | None) -> None:
-    """Raise DataError where a held-out question is trained on, as training would."""
+    """Raise DataError if a held-out question is in the training rows."""
     if held is not None:
         check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
 
@@ -337,7 +337,7 @@ def _make_tiny(
 
 
 def _prompts_and_answers(rows: LookedRows, key: str | None) -> list[tuple[str, str]]:
-    """Return each prompt with what a model may write behind it."""
+    """Return each prompt with a possible answer of a model."""
     pairs: list[tuple[str, str]] = []
     for row in rows.rows:
         pair = getattr(row, "pair", row)
@@ -397,7 +397,7 @@ def _describe_verifier(draft: Draft, expression: str | None) -> None:
 def _describe_epochs(
     draft: Draft, model: LookedModel, rows: LookedRows
 ) -> dict[str, dict[str, Any]]:
-    """Choose passes over the rows, and how many a step learns from; return the stage's section."""
+    """Choose epochs and rows per step; return the stage's section."""
     epochs = 100.0 if model.is_tiny else 1.0
     draft.line("epochs", epochs, "passes over the rows")
     tokens, count = 32 if model.is_tiny else 4096, min(32, len(rows.rows))
@@ -449,7 +449,7 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
 
 
 def _describe_sizes(draft: Draft, sizes: Sizes) -> None:
-    """Write what was chosen for the machine, and what it takes."""
+    """Write the sizes chosen for the machine, and their estimated cost."""
     command = f"assay plan {shlex.quote(str(draft.file))}"
     header = sizes.header(command)
     draft.values["expected"] = lined(map(comment, header))
@@ -475,7 +475,7 @@ def _size_of_samples(
     num_heldout: int,
     say: Callable[[str], None],
 ) -> Sizes:
-    """Choose how many completions are sampled, and how long they may be."""
+    """Choose the number of completions and their maximum length."""
     lengths, why = answer_lengths(rows, looked, key)
     base = {"model": {"path": looked.path}, "data": {"train": list(rows.sources)}}
     sizes = choose_sizes(base, looked, lengths, num_heldout, say=say)

@@ -1,4 +1,4 @@
-"""What rows and models show of themselves, for the configuration that is written for them."""
+"""Detect properties of rows and models, for the configuration written for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from assay.types import Problem
 from assay.verify.service import VerifierService
 
 MOST_ROWS = 2000
-"""Rows that are read: enough to see what they are, and quick for a large file."""
+"""Maximum number of rows read: enough to detect their format, and fast for large files."""
 TINY_BYTES = 16 * 2**20
 ANSWER_KEYS = ("answer", "solution", "target", "label", "output", "expected", "gold", "completion")
-"""Keys under which rows have an answer; a reward that is written reads the one they have."""
+"""Keys that may hold a row's answer."""
 _TAG = re.compile(r"<(think|thinking|thought|reasoning|reason|seed:think)>")
 _OPEN, _CLOSE = "[THINK]", "[/THINK]"
 _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
 
 @dataclass(frozen=True, slots=True)
 class LookedRows:
-    """The first rows of the sources, read as their stage reads them. columns: of the first one."""
+    """The first rows of the sources, loaded as by their stage. columns: of the first row."""
 
     sources: tuple[str, ...]
     rows: Sequence[Any]
@@ -41,18 +41,18 @@ class LookedRows:
 
     @property
     def size(self) -> str:
-        """How many there are, in words."""
+        """Number of rows, in words."""
         count = len(self.rows)
         return f"at least {count:,} rows" if count >= MOST_ROWS else f"{count:,} rows"
 
 
 @dataclass(frozen=True, slots=True)
 class LookedModel:
-    """What a model's tokenizer and configuration say.
+    """Facts from a model's tokenizer and configuration.
 
-    think: the tags of its reasoning, where it has some. opens: its chat template opens the block.
-    context: tokens of prompt and completion together; None: not stated. is_tiny: its weights are a
-    few megabytes. config: of Transformers, its base's where it has adapters.
+    think: tags of its reasoning, if any. opens: whether its chat template opens the block. context:
+    maximum tokens of prompt and completion together; None: not stated. is_tiny: the weights take a
+    few megabytes. config: the Transformers configuration, of the base model for adapters.
     """
 
     path: str
@@ -66,7 +66,7 @@ class LookedModel:
     has_adapters: bool
 
     def count(self, text: str) -> int:
-        """Return how many tokens a text has."""
+        """Return the number of tokens of a text."""
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -77,7 +77,7 @@ def look_at_rows(sources: Sequence[str], load: Callable[..., Sequence[Any]]) -> 
 
 
 def columns_of(source: str) -> tuple[str, ...]:
-    """Return the keys of a source's first row; none where it is not a row of keys."""
+    """Return the keys of a source's first row; empty if it is not a JSON object."""
     opened = open_source(source)
     for _, number, raw in islice(opened.scan(), 1):
         row = opened.parse(raw, f"{source}:{number}")
@@ -86,9 +86,9 @@ def columns_of(source: str) -> tuple[str, ...]:
 
 
 def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None:
-    """Return the key of the problems' answers: the one that most of them have; None: there is none.
+    """Return the key that holds the answer in most problems; None if there is none.
 
-    first: the key that is taken where the rows have several.
+    first: preferred key if rows have several.
     """
     counts = dict.fromkeys((first, *ANSWER_KEYS), 0)
     for problem in problems:
@@ -100,9 +100,9 @@ def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None
 
 
 def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
-    """Raise VerifierError where built-in verifiers cannot judge the rows, or are none.
+    """Raise VerifierError if built-in verifiers cannot judge the rows, or do not exist.
 
-    A function of the user's is imported by the dry run, which is the next command.
+    User functions are imported by the dry run, which is the next command.
     """
     if ":" in expression:
         return
@@ -113,9 +113,9 @@ def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
 
 
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
-    """Return the built-in verifier that can judge all problems; None where none is certain.
+    """Return the built-in verifier that can judge all problems; None if the choice is unclear.
 
-    ``math`` is chosen for numbers alone: of other text it would say whether it is the same formula.
+    ``math`` is chosen for numbers only; for other text it would compare formulas.
     """
     certain = ("code", "instructions", "gym", "countdown", "json_schema")
     for name in certain:
@@ -137,7 +137,7 @@ def _can_judge(name: str, problems: Sequence[Problem], service: VerifierService)
 
 
 def look_at_model(path: str) -> LookedModel:
-    """Read a model's tokenizer and configuration, not its weights; raises ModelError, RunError."""
+    """Read a model's tokenizer and configuration, without weights. Raises ModelError, RunError."""
     from transformers import AutoConfig
 
     silence_transformers()
@@ -170,7 +170,7 @@ def look_at_model(path: str) -> LookedModel:
 
 
 def think_tags(tokenizer: Any) -> tuple[str, str] | None:
-    """Return the tags of a model's reasoning: tokens of its own, or in its chat template."""
+    """Return the tags of a model's reasoning, from special tokens or the chat template."""
     template = tokenizer.chat_template
     texts = [*tokenizer.get_added_vocab(), template if isinstance(template, str) else ""]
     for text in texts:

@@ -1,4 +1,4 @@
-"""What `assay init` writes, and takes back where it fails: files, a folder, lines of TOML."""
+"""Files and TOML lines that `assay init` writes, all removed again if it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.host.removal import move, move_out_of_sight, remove_file, remove_temp
 
 @dataclass(slots=True)
 class Draft:
-    """What is known of the configuration that is being written; a failure takes it all back."""
+    """State of the configuration being written. On failure, all written files are removed."""
 
     kind: str
     file: Path
@@ -31,11 +31,12 @@ class Draft:
         self.written.append(f"{file}: {what}")
 
     def assume(self, text: str) -> None:
-        """Say what was assumed; names of columns, tags and files in it may hold anything."""
+        """Record an assumption. Names of columns, tags and files in it may contain any
+        character."""
         self.assumed.append(one_line(text))
 
     def make_room(self, folder: Path) -> None:
-        """Move a folder that `init` wrote out of the way, to come back should this fail."""
+        """Move a folder that `init` wrote aside, and restore it on failure."""
         if folder.exists():
             self.replaced[folder] = move_out_of_sight(folder)
         self.new.append(folder)
@@ -55,7 +56,7 @@ class Draft:
                 move(aside, path)
 
     def line(self, key: str, value: Any, note: str = "", name: str = "") -> None:
-        """Give a key its line, with a note behind it; raises UserError for half a character."""
+        """Add a line for a key with a comment. Raises UserError for an unpaired surrogate."""
         try:
             self.values[name or key] = toml_line(key, value, note)
         except ValueError as error:
@@ -63,5 +64,5 @@ class Draft:
             raise UserError(message(f"assay init, {key}", found, "what TOML can hold")) from error
 
     def unset(self, key: str, value: Any, note: str) -> None:
-        """Show a key that is left out, and a value that it might have."""
+        """Add a commented-out key with a possible value."""
         self.values[key] = comment(toml_line(key, value, note))

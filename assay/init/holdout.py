@@ -1,4 +1,4 @@
-"""Rows in two files: what is trained on, and what is held out to measure with."""
+"""Split rows into a training file and a held-out file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PARTS = 1_000_000
 
 
 def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path) -> None:
-    """Write every row of the sources to one of two new files, as a hash of its question says.
+    """Write every row of the sources to one of two new files, by a hash of its question.
 
-    A question stands in one file only, however often it comes, and in the same one when rows are
-    added. Raises DataError where a row cannot be written as JSON, or where a file stays empty.
+    Equal questions go to the same file, also after rows are added. Raises DataError if a row cannot
+    be written as JSON or a file stays empty.
     """
     parts = {file: temporary_beside(file) for file in (train, heldout)}
     try:
@@ -36,7 +36,7 @@ def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path)
 def _split(
     sources: Sequence[str], share: float, train: Path, heldout: Path, parts: Mapping[Path, Path]
 ) -> dict[Path, int]:
-    """Write the rows into the parts; return how many are in each."""
+    """Write the rows into the parts; return the number in each."""
     counts = {train: 0, heldout: 0}
     with (
         parts[train].open("w", encoding="utf-8") as kept,
@@ -64,7 +64,7 @@ def _check_both(counts: Mapping[Path, int], train: Path, share: float) -> None:
 
 
 def _part_of(row: Any, where: str) -> float:
-    """Return where a row's question falls between 0 and 1."""
+    """Map a row's question to a number between 0 and 1, by hash."""
     try:
         found = [row[key] for key in PROMPT_KEYS if key in row] or row
         text = json.dumps(found, ensure_ascii=False, sort_keys=True)

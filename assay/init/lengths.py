@@ -1,4 +1,4 @@
-"""How long prompts and completions are, from the first rows: for what `assay init` chooses."""
+"""Estimate lengths of prompts and completions from the first rows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from assay.init.detection import ANSWER_KEYS, MOST_ROWS, LookedModel, LookedRows
 from assay.init.sizes import Lengths
 from assay.plan.step_seconds import GivenWork
 
-LOOKED_AT = 200  # rows
-WORKED = 16  # tokens of an answer that is a worked solution, and not its result alone
-LONG = 0.95  # of the solutions are no longer than a long one
-TEMPLATE_TOKENS = 32  # that a chat template puts around a question, about
-BASE_TOKENS = 2  # that stand around one without: a line break, a first token
+# Number of rows that are read.
+LOOKED_AT = 200
+# Answers with more tokens than this are worked solutions.
+WORKED = 16
+# Quantile of solution lengths that counts as long.
+LONG = 0.95
+# Approximate number of tokens that a chat template adds to a question.
+TEMPLATE_TOKENS = 32
+# Tokens around a question without a chat template: a line break and a first token.
+BASE_TOKENS = 2
 MULTIPLE = 32
-SHORTEST = 128  # that a worked answer may take
+# Minimum completion length for worked solutions, in tokens.
+SHORTEST = 128
 
 
 def answer_lengths(
     rows: LookedRows, model: LookedModel, key: str | None
 ) -> tuple[Lengths, dict[bool, str]]:
-    """Return the lengths of prompts and completions of problems, and why: of completions as long
-    as they could be (True), and cut to what most rows need.
+    """Return lengths of prompts and completions, and reasons by whether completions are whole.
 
-    key: that of the rows' answers. Where they are worked solutions, a completion may be twice as
-    long as a long one, and at least half again.
+    Whole completions (True) have the maximum useful length; others are cut to what most rows need.
+    key: of the answers. For worked solutions, the limits are 2 and 1.5 times the length of a long
+    solution.
     """
     sample: Sequence[Any] = rows.rows[:LOOKED_AT]
     prompts = sorted(model.count(str(one.prompt)) for one in sample)
@@ -63,7 +69,7 @@ def answer_lengths(
 def given_lengths(
     rows: LookedRows, model: LookedModel, stage: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Lengths, GivenWork]:
-    """Return the lengths of rows that are learned from, and what a stage does with all of them.
+    """Return the lengths of training rows, and the work of a stage on all of them.
 
     stage: its section of the configuration.
     """
@@ -86,16 +92,16 @@ def given_lengths(
 
 
 def num_rows(rows: LookedRows) -> int:
-    """Return how many rows the sources have."""
+    """Return the number of rows in the sources."""
     if len(rows.rows) < MOST_ROWS:
         return len(rows.rows)
     return sum(1 for source in rows.sources for _ in open_source(source).scan())
 
 
 def _solutions(rows: LookedRows) -> list[str]:
-    """Return the longest answer of each of the first rows, as the row has it.
+    """Return the full answer of each of the first rows, as stored in the row.
 
-    Of ``... #### 72`` a problem keeps the result alone.
+    A problem keeps only the result of an answer such as ``... #### 72``.
     """
     opened = open_source(rows.sources[0])
     found: list[str] = []
@@ -107,7 +113,7 @@ def _solutions(rows: LookedRows) -> list[str]:
 
 
 def _texts(row: Any) -> list[str]:
-    """Return what is learned of a row, or judged."""
+    """Return the texts of a row that are trained on or judged."""
     names = ("chosen", "rejected", "completion", "steps")
     found = [getattr(row, name) for name in names if hasattr(row, name)]
     return [

@@ -1,8 +1,8 @@
-"""What `assay init` chooses for the machine: type, adapters, and how much is sampled.
+"""Choose dtype, adapters and sampling sizes that fit the machine.
 
-Full sizes come first. Where memory is short, adapters and then recomputed activations come in.
-Where a run would take longer than `WANTED_HOURS`, steps, completions and their length give way. The
-estimates are those of `assay plan`, of a model without its weights and by rates of products.
+The search starts with full sizes. If memory is short, it adds adapters and then activation
+checkpointing. If a run exceeds `WANTED_HOURS`, it reduces steps, completions and their length.
+Estimates are those of `assay plan`, from a model without weights and measured product rates.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from assay.plan.step_seconds import GivenWork
 from assay.session.assemble import with_slots
 
 WANTED_HOURS = 2.0
-"""Of training, and as much again of evaluations at the most: together what is not yet long."""
-SHARE_OF_MEMORY = 0.85  # estimates are within 15 %
-LIBRARIES_MIB = 500.0  # where the system does not say what this process holds
+"""Limit of training hours, and of evaluation hours; the sum stays below the warning of a
+long run."""
+# Estimates are accurate to 15 %.
+SHARE_OF_MEMORY = 0.85
+# Default if the system does not report this process's memory.
+LIBRARIES_MIB = 500.0
 EVALUATED = (None, 400, 200, 100, 50)
 Tree = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Sizes of a run that samples. whole: completions are as long as they could be."""
+    """Sizes of a run that samples. whole: completions have the maximum useful length."""
 
     steps: int
     num_prompts: int
@@ -63,8 +66,8 @@ UNKNOWN = Rung(200, 8, 8, True)
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a long and of a typical prompt; of a completion, as long as it could be, and cut
-    to what most rows need."""
+    """Lengths in tokens. prompt, typical: a long and a typical prompt. whole, cut: completions of
+    maximum useful length, and of the length that most rows need."""
 
     prompt: int
     typical: int
@@ -74,8 +77,8 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What was chosen, and why. expected, memory_mib: None where they are not known. sure: no
-    other program had the processor. warnings: of a run that does not fit the machine."""
+    """Chosen sizes and reasons. expected, memory_mib: None if unknown. sure: no other program used
+    the processor. warnings: reasons why the run may not fit."""
 
     rung: Rung
     model: Mapping[str, Any]
@@ -100,7 +103,7 @@ class Sizes:
 
 
 class Machine:
-    """A model on the device that a run would take; rates are measured once."""
+    """A model on the device of the run; rates are measured once."""
 
     def __init__(self, looked: LookedModel, say: Callable[[str], None]) -> None:
         device = choose_device(None)
@@ -125,7 +128,7 @@ class Machine:
     def estimate(
         self, tree: Tree, lengths: Lengths, num_heldout: int, work: GivenWork | None
     ) -> tuple[float, Expected | None]:
-        """Return peak memory in MiB, less workers of verifiers, and the time of a configuration."""
+        """Estimate peak memory in MiB, without verifier workers, and the duration."""
         config = configuration.build(tree)
         config = with_slots(config, config.completions_a_step)
         model = self._model(config)
@@ -152,7 +155,7 @@ class Machine:
         return found
 
     def has_room(self, memory_mib: float) -> bool:
-        """Whether so much is free, with a margin for the estimate."""
+        """Whether this much memory is free, with a margin for estimation error."""
         return self.free_mib is None or memory_mib <= SHARE_OF_MEMORY * self.free_mib
 
 
@@ -164,10 +167,10 @@ def choose_sizes(
     work: GivenWork | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Sizes:
-    """Return what fits this machine.
+    """Choose sizes that fit this machine.
 
-    base: sections of the configuration that are settled. work: of a stage that learns from given
-    rows; None: of one that samples.
+    base: fixed sections of the configuration. work: of a stage that trains on rows; None: the stage
+    samples.
     """
     rungs = (UNKNOWN,) if work is not None else TINY if looked.is_tiny else LADDER
     try:
@@ -205,7 +208,7 @@ _ADAPTERS = "adapters (LoRA) are trained: for all weights there is too little me
 
 
 def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
-    """Return changes of ``[model]``, each of which needs less memory than those before it."""
+    """Return changes of ``[model]``, each with less memory than the one before."""
     recomputed = {"activation_checkpointing": True}
     if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
         return {}, recomputed  # a reward model is trained whole
@@ -231,11 +234,11 @@ def _tree_of(
 
 
 def _is_short(memory_mib: float, expected: Expected | None, machine: Machine) -> bool:
-    """Whether a run without evaluations takes no more than is wanted, and fits."""
+    """Whether a run without evaluations fits the time limit and the memory."""
     short = expected is None or expected.hours <= WANTED_HOURS
     return short and machine.has_room(memory_mib)
 
 
 def _is_quick(expected: Expected | None) -> bool:
-    """Whether all evaluations take no more than is wanted."""
+    """Whether all evaluations together fit the time limit."""
     return expected is None or expected.evaluations / 3600 <= WANTED_HOURS / 2

@@ -1,6 +1,6 @@
-"""A model that is made here: tiny, and taught to guess among the rows' own answers.
+"""Create a tiny model that guesses among the rows' own answers.
 
-It is for a first run, in which everything can be seen to work within a minute, without a model hub.
+It allows a first run without a model hub, in which every part can be seen to work within a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.model.load import export
 from assay.training import api
 
 SHARE_RIGHT = 0.25
-"""Of the traces that it learns from; each other one has an answer of any row, drawn at random."""
+"""Share of training traces with the right answer. Others have the answer of a random row."""
 NUM_TRACES = 3000
 NUM_STEPS = 90
 MOST_POSITIONS = 2048
@@ -28,8 +28,8 @@ FEWEST_POSITIONS = 512
 def make_starter(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) -> None:
     """Save a 0.7M-parameter model that answers each prompt of ``pairs`` by guessing.
 
-    pairs: prompts, each with its right answer. The traces that it was taught stay beside it, in
-    ``traces.jsonl``. Raises DataError where a prompt and an answer are too long for it.
+    pairs: (prompt, right answer). Its training traces are saved in ``traces.jsonl``. Raises
+    DataError if a prompt and an answer exceed its context.
     """
     positions = _positions(pairs)
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +55,7 @@ def make_starter(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) 
 
 
 def make_fresh(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) -> None:
-    """Save the same model untaught, with room for each prompt and completion."""
+    """Save the same model without training, with a context for each prompt and completion."""
     make_model(folder, seed, _positions(pairs))
 
 
@@ -65,7 +65,7 @@ def _positions(pairs: Sequence[tuple[str, str]]) -> int:
 
 
 def _enough(longest: int) -> int:
-    """Return the positions of a model that has room for so many bytes."""
+    """Return the number of positions for texts of this many bytes."""
     positions = FEWEST_POSITIONS
     while positions < longest + 32:
         positions *= 2

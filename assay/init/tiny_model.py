@@ -1,4 +1,4 @@
-"""The model of the demo: small enough to be trained from nothing in minutes, on a CPU."""
+"""The demo's model, small enough to train from scratch on a CPU within minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: its base model, every run between, and the hash of each."""
+"""Lineage of a checkpoint: base model and all intermediate runs, with hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One thing that a checkpoint was made of. sha256: "" where its files are not here."""
+    """One ancestor of a checkpoint. sha256: "" if its files are not available."""
 
     kind: str
     what: str
@@ -57,7 +57,7 @@ def _made(run: LoadedRun) -> Iterator[Link]:
 
 
 def _checkpoint(name: str) -> Path | None:
-    """Return the checkpoint of a run that a name stands for, if it is still there and whole."""
+    """Return the named checkpoint of a run if it exists and is valid."""
     try:
         found = find_checkpoint(name)
     except RunError:

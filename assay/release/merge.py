@@ -1,4 +1,4 @@
-"""`assay model merge`: several models made into one, measured before and after."""
+"""`assay model merge`: merge models into one, and evaluate them and the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from assay.training.api import open_asked
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What was merged, and how each model did, the merged one last. model: its folder."""
+    """Merged models with their evaluations, the result last. model: folder of the result."""
 
     model: str
     accuracies: Sequence[tuple[str, Evaluation]] = ()
@@ -56,11 +56,10 @@ def merge(
     how: HowToSample | None = None,
     quiet: bool = False,
 ) -> MergeResult:
-    """Merge models into a new folder; measure each of them and the result, where there are
-    problems.
+    """Merge models into a new folder. With problems, evaluate each model and the result.
 
-    weights: of each model; none: all 1. base: what ``task_arithmetic`` measures changes from.
-    problems: all models are asked them as the first one's run says. Raises UserError.
+    weights: one per model; empty: all 1. base: reference model of ``task_arithmetic``. problems:
+    sampled with the settings of the first model's run. Raises UserError.
     """
     weights = list(weights) or [1.0] * len(models)
     if method not in get_args(MergeMethod):
@@ -93,7 +92,7 @@ def merge(
 def check_request(
     models: Sequence[str], method: str, weights: Sequence[float], base: str | None
 ) -> None:
-    """Raise ConfigError for a merge that says nothing, or contradicts itself."""
+    """Raise ConfigError for a merge request that is incomplete or contradictory."""
     least = 1 if method == "task_arithmetic" else 2
     if len(models) < least or (method == "slerp" and len(models) > least):
         accepted = "exactly 2" if method == "slerp" else f"at least {least}"
@@ -123,7 +122,7 @@ def _load(name: str) -> LoadedModel:
 
 
 def _check_tokens(loaded: Mapping[str, LoadedModel]) -> None:
-    """Raise ModelError for models of one shape whose tokens have other numbers."""
+    """Raise ModelError if models of equal shape have different token ids."""
     (first_name, first), *others = loaded.items()
     for name, other in others:
         for one, two in ((first, other), (other, first)):
@@ -140,7 +139,7 @@ def _measured(
     how: HowToSample | None,
     quiet: bool,
 ) -> list[tuple[str, Evaluation]]:
-    """Ask each model the same problems in the same way, greedily, one after the other."""
+    """Evaluate each model greedily on the same problems, one after the other."""
     found: list[tuple[str, Evaluation]] = []
     with ExitStack() as stack:
         how = how or HowToSample()

@@ -1,4 +1,4 @@
-"""The card of a model that is handed on: what was measured, how it was made, how it fails."""
+"""Model card of a released model: results, training procedure and known failures."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` beside a model that was exported; nothing for one without a run.
-
-    base: the model that a checkpoint's adapters were merged into; None: the one that they name.
-    """
+    """Write ``README.md`` next to an exported model; do nothing for a model without a run."""
     run, step = checkpoint.parent.parent, step_of(checkpoint)
     if step is not None and (run / "config.toml").is_file():
         (out / "README.md").write_text(model_card(load_run(run), step, base), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A run's model on the Hugging Face hub, with the card that holds its evidence."""
+"""Upload a run's model with its card to the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's charts, as ``template/charts.toml`` lists them. Drawn in the browser by plotly."""
+"""Charts of the report, listed in ``template/charts.toml`` and drawn in the browser by plotly."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _MAX_LABEL = 40
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure. Colors are names that the page resolves for its light and its dark scheme.
+    """One figure. Colors are names that the page resolves for light and dark mode.
 
-    labels: metric keys to their labels. colors: of shares that are stacked. share: values are in
-    0..1.
+    labels: labels by metric key. colors: of stacked shares. share: values are in 0..1.
     """
 
     title: str
@@ -46,7 +45,7 @@ class Chart:
     wide: bool = False
 
     def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
-        """Return the chart with what is drawn in it, and more settings of its vertical axis."""
+        """Return the chart with its traces and additional settings of its vertical axis."""
         if self.share:
             kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
         else:
@@ -97,7 +96,7 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
-    """Draw predicted probability against the share that came true, at the first and last look."""
+    """Draw predicted probability against observed frequency, at the first and last evaluation."""
     rows = [row for row in rows if row.get("eval/reliability")]
     if not rows:
         return chart
@@ -152,7 +151,7 @@ def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers around a range, 1-2-5 where there is room for them."""
+    """Return round tick values for a range; 1-2-5 if space permits."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     digits = (1, 2, 5) if len(powers) <= 4 else (1,)
     return [digit * 10.0**power for power in powers for digit in digits]
@@ -192,13 +191,14 @@ _DRAWN = {
 
 
 def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]:
-    """Return the metrics with a prefix, in order, with what follows it."""
+    """Return the metrics with a prefix, in order, with the rest of their names."""
     keys = sorted({key for row in rows for key in row if key.startswith(prefix)} - apart)
     return {key: key.removeprefix(prefix) for key in keys}
 
 
 def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
-    """One line, or with many steps a faint one of the values and a strong one of their average."""
+    """Return one line, or for many steps a faint line of values and a strong line of their
+    average."""
     faint = _line(name, steps, values, color)
     if len(steps) < _SMOOTH_FROM:
         return [faint]
@@ -236,7 +236,7 @@ def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) ->
 
 
 def _label(name: str) -> str:
-    """Escape a name, in which plotly would read tags and TeX."""
+    """Escape a name, because plotly interprets tags and TeX."""
     name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
     return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
 
@@ -251,7 +251,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _thin(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return at most so many rows: of a long run the means over equal stretches."""
+    """Reduce rows to a maximum number; rows of long runs become means over equal intervals."""
     size = -(-len(rows) // _MAX_POINTS)
     if size <= 1:
         return rows

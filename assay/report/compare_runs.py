@@ -1,4 +1,4 @@
-"""Runs side by side: what was set otherwise, where their curves end, how fast they were."""
+"""Compare runs: settings, final metrics, held-out accuracy and speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
 
 Each = tuple[Any, ...]
-"""Of the first run, A, of the second, B, and so on; None where one has no such thing."""
+"""One value per run, in order A, B, and so on; None if a run lacks it."""
 
 _ALWAYS_DIFFER = ("run.name", "run.directory")
 _SHOWN = (
@@ -35,16 +35,17 @@ _SHOWN = (
     *("length/truncated", "entropy/mean", "kl/mean", "loss/total", "loss/nll"),
     *("preference/accuracy", "optimizer/grad_norm"),
 )
-"""Metrics in the text; JSON has all."""
+"""Metrics shown in the text; JSON has all."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WIDEST = 60
 _NAMED = 5
-_LONGEST = 600  # characters of an answer
+# Maximum number of characters of a shown answer.
+_LONGEST = 600
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A held-out problem on which A and B differ: what each answered, and its verdict."""
+    """A held-out problem whose verdict differs between A and B, with both answers."""
 
     problem: str
     question: str
@@ -54,7 +55,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The last evaluation of one kind in A and in another run. other: its letter.
+    """The last evaluation of one kind in A and in another run. other: the other run's letter.
 
     same_source: whether both configurations name the same held-out data.
     """
@@ -67,13 +68,14 @@ class HeldOut:
 
     @property
     def differences(self) -> dict[str, float]:
-        """B less A of each problem that both judged."""
+        """B minus A for each problem judged in both."""
         first, last = self.rows
         return {} if first is None or last is None else differences_between(first, last)
 
     @property
     def on_other_problems(self) -> bool:
-        """Whether the runs were evaluated on different problems, so that nothing is a gain."""
+        """Whether the runs were evaluated on different problems, so that no gain can be
+        computed."""
         first, last = self.rows
         if first is None or last is None or self.differences:
             return False
@@ -82,13 +84,13 @@ class HeldOut:
 
     @property
     def p_value(self) -> float | None:
-        """The chance of so large a difference, were there none: exact, paired by problem."""
+        """P value of the exact test of no difference, paired by problem."""
         found = self.differences
         return sign_flip_p([*found.values()]) if found else None
 
     @property
     def gain(self) -> Gain | None:
-        """B less A, problem by problem; None where not both judged the same."""
+        """Paired gain of B over A; None if no problem was judged in both."""
         first, last = self.rows
         return None if first is None or last is None else gain_between(first, last)
 
@@ -129,11 +131,11 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Two runs or more, and what lies between them; held-out accuracy of each against A.
+    """Two or more runs and their differences; held-out accuracy is compared with A.
 
-    settings, surroundings: what differs of the configurations, of machines and versions. metrics:
-    means over the last tenth of each run's steps, at least one and at most twenty. speed: seconds a
-    step (the median), tokens a second, wall time, peak memory.
+    settings, surroundings: differences of configurations, machines and versions. metrics: means
+    over the last tenth of each run's steps, at least one and at most twenty. speed: median seconds
+    per step, tokens per second, wall time, peak memory.
     """
 
     runs: tuple[str, ...]
@@ -287,7 +289,7 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
 
 
 def _overlap(one: HeldOut) -> str:
-    """Say over how many problems a difference is, where not all are of both."""
+    """Return the number of problems in the difference, if some are missing in one run."""
     counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
     common = len(one.differences)
     return "" if max(counts) == common else f" over the {common} in common"

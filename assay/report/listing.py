@@ -1,6 +1,6 @@
-"""Many runs at a glance, from their directories alone: ``assay run list``.
+"""List runs by reading their directories: ``assay run list``.
 
-Of each run only what a line needs is read: a thousand take about a second. Configurations are not
+Only the fields of a line are read, so a thousand runs take about a second. Configurations are not
 validated, so that runs of other versions are listed too.
 """
 
@@ -26,7 +26,7 @@ from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.progress import format_seconds
 
 _TAIL = 16_384
-"""Bytes of a journal's end that hold its last rows."""
+"""Bytes at a journal's end that contain its last rows."""
 STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
 STATES += ("unreadable",)
 # What a configuration raises that is read without being validated: wrong types, huge numbers.
@@ -37,11 +37,11 @@ _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run. state: one of `STATES`.
+    """One run. state: one of `STATES`. why: reason of its end. of_steps: planned steps; None:
+    unknown.
 
-    why: how it ended. of_steps: how many it is to have; None: nobody said. algorithm: of [rl], or
-    the method of [preference]. start: when it was created. best: the best held-out accuracy, after
-    which step. seconds: of all its starts. money: by guard.price_per_hour.
+    algorithm: of [rl], or the method of [preference]. start: time of creation. best: best held-out
+    accuracy, and its step. seconds: of all starts. money: from guard.price_per_hour.
     """
 
     path: str
@@ -60,7 +60,7 @@ class ListedRun:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def cells(self) -> tuple[str, ...]:
-        """Return what a line shows of it."""
+        """Return the cells of the run's line."""
         done = str(self.step) if self.of_steps is None else f"{self.step}/{self.of_steps}"
         best = "" if self.best is None else f"{self.best:.1%} at {self.best_step}"
         cost = format_seconds(self.seconds) + (f", {self.money:.2f}" if self.money else "")
@@ -69,7 +69,7 @@ class ListedRun:
         return self.name, self.state, done, kind, start, best, cost if self.seconds else ""
 
     def matches(self, asked: str) -> bool:
-        """Whether a word, or ``key=value``, is about it."""
+        """Whether a word or a ``key=value`` filter matches the run."""
         key, is_pair, value = asked.partition("=")
         if is_pair:
             own = {name: getattr(self, name) for name in ("name", "state", "stage", "algorithm")}
@@ -81,7 +81,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Listing:
-    """Runs that were found, the newest first. of: how many there were to choose from."""
+    """Listed runs, newest first. of: number of runs before filtering."""
 
     runs: Sequence[ListedRun]
     of: int
@@ -121,7 +121,7 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
 
 
 def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
-    """Raise RunError for a word or a setting that can find nothing."""
+    """Raise RunError for a filter that can match no run."""
     key, is_pair, value = asked.partition("=")
     known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
     if is_pair and runs and key not in known:
@@ -141,10 +141,10 @@ def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
 
 
 def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:
-    """Yield the run directories below a folder; what lies in a run is not looked at.
+    """Yield the run directories below a folder, without descending into runs.
 
-    seen: folders that are passed over, since links may lead to them again and again. is_linked: a
-    link led here: what lies deeper is not looked at, since a link may lead to the whole disk.
+    seen: visited folders, because links may form cycles. is_linked: the folder was reached by a
+    link, so its subfolders are skipped; a link may lead to the whole disk.
     """
     seen = set() if seen is None else seen
     seen.add(os.path.realpath(top))
@@ -159,7 +159,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
 
 
 def _read(folder: Path) -> ListedRun:
-    """Return what a line needs; of a run that cannot be read, why."""
+    """Read the fields of a line; for an unreadable run, the reason."""
     try:
         return _listed(folder)
     except AssayError as error:
@@ -201,7 +201,8 @@ def _listed(folder: Path) -> ListedRun:
 
 
 def _num_steps(events: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return how many steps the newest start was to come to; None: an older version did not say."""
+    """Return the planned steps of the newest start; None if an older version did not
+    record them."""
     said = (one.get("steps") for one in reversed(events) if one.get("kind") in _STARTS)
     return next((int(steps) for steps in said if isinstance(steps, int)), None)
 
@@ -237,7 +238,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _ends(path: Path) -> list[bytes]:
-    """Return the first line of a journal, and those of its end."""
+    """Return the first line of a journal and its last lines."""
     if path.exists() and not path.is_file():
         raise RunError(message(str(path), "no regular file", "a file", "restore it"))
     with suppress(FileNotFoundError), open(path, "rb") as file:
@@ -254,7 +255,8 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _same(found: Any, text: str) -> bool:
-    """Whether a value, or one of a list, is the one that a text names; of a path also its end."""
+    """Whether a value, or an element of a list, equals a text; for a path, also its last
+    component."""
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):
             return float(text) == float(found)

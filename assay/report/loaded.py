@@ -1,4 +1,4 @@
-"""A run read from its directory: also one that still runs, or was killed."""
+"""Read a run from its directory, including runs in progress and killed runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READABLE = (
     *("finish_reason", "policy_version", "verifier", "judge_seconds", "tags"),
     *("draw", "group_id", "completion_id"),
 )
-"""Columns of rollouts that people read; those of single tokens must be asked for."""
+"""Columns of rollouts without token-level data, which must be requested by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,18 @@ class LoadedRun:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated (or trained on, where nothing is generated)."""
+        """Tokens generated, or trained on if the run does not generate."""
         counts = (row.get("tokens/generated") or row.get("tokens/trained") for row in self.metrics)
         return int(sum(count or 0 for count in counts))
 
     @property
     def ended(self) -> str | None:
-        """Why the run ended; None where it still runs, or was killed."""
+        """Why the run ended; None if it still runs or was killed."""
         return why_ended(self.events)
 
     @property
     def state(self) -> str:
-        """How far the run came, and how it ended, in words that follow its name."""
+        """Progress and outcome, in words that follow the run's name."""
         return how_far(self.num_steps, self.ended)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, and no model text can act in it."""
+"""The report of a run: one self-contained HTML file, in which model text cannot run scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from assay.run.intervals import share_words, shown_range
 from assay.run.progress import format_seconds
 
 REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
-"""What the evaluations of reward models count."""
+"""Units that evaluations of reward models count."""
 
 
 def write_report(run_folder: Path | str) -> Path:
@@ -52,7 +52,8 @@ def render(summary: LoadedRun) -> str:
     data = json.dumps(
         [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
     )
-    for character in "<>&":  # so that no text can end the element that holds the data
+    # Escaped, so that no text can close the element that holds the data.
+    for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     environment = summary.environment
     return Template(template("report.html")).substitute(
@@ -90,7 +91,7 @@ def template(name: str) -> str:
 
 
 def content_policy(*scripts: str) -> str:
-    """The page loads nothing, and runs only the scripts with these contents."""
+    """Return a content security policy that loads nothing and runs only these scripts, by hash."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -115,7 +116,7 @@ def _subtitle(summary: LoadedRun) -> list[str]:
 
 
 def stage_words(config: TrainConfig) -> str:
-    """Return what was done."""
+    """Describe the training stage."""
     if config.preference is not None:
         return f"preference learning, {config.preference.method}"
     if config.reward_model is not None:
@@ -134,7 +135,7 @@ def _hero_html(summary: LoadedRun) -> str:
 
 
 def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what became of perplexity, where documents are held out."""
+    """Yield the perplexity section, for runs with held-out documents."""
     for row in rows[:1]:
         count = f"{row['eval/num_documents']:,} held-out documents"
         moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
@@ -227,7 +228,7 @@ def _decision_html(path: Path) -> str:
 
 
 def changed_settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are not at their default."""
+    """Yield the settings that differ from their defaults."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
@@ -256,14 +257,14 @@ def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return a table of cells that are HTML already."""
+    """Return an HTML table of cells that are already HTML."""
     top = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
 
 
 def _text(value: Any) -> str:
-    """Return a plain value for people; what is None or empty is left out."""
+    """Format a plain value, without None and empty values."""
     if isinstance(value, Mapping):
         texts = {key: _text(item) for key, item in value.items()}
         return ", ".join(f"{key} {text}" for key, text in texts.items() if text)

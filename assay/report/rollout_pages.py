@@ -1,6 +1,6 @@
-"""The report's reader of rollouts: which ones to show, and as what.
+"""The report's rollout reader: selection of rollouts, and their HTML.
 
-Their text was written by a model, so it is untrusted: everything goes through `safe`.
+Rollout text comes from a model and is untrusted, so all of it passes through `safe`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
 
 
 def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]:
-    """Return steps worth reading, and why: first, last, best, worst, and between."""
+    """Choose steps to show, with reasons: first, last, best, worst, and some between."""
     if not steps:
         return {}
     chosen = {steps[0]: "first", steps[-1]: "last"}
@@ -45,9 +45,9 @@ def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]
 
 
 def choose_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return some of a step's groups, of every kind, those first whose rewards lie far apart.
+    """Choose groups of a step, of every kind, preferring large differences of rewards.
 
-    Of siblings that do not fit, those at the ends of the ranking and those not judged are shown.
+    If a group has too many siblings, the best, the worst and those not judged are shown.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -162,7 +162,7 @@ def _rollout_html(row: Row) -> str:
 
 
 def _completion_html(row: Row) -> str:
-    """The text, its reasoning part set apart from its answer."""
+    """Return the HTML of a completion, with reasoning and answer separated."""
     text, think = row["text"] or "", ThinkFormat(**row["think"] or {})
     start, end = think.answer_span(text) or (len(text), len(text))
     parts = [("reasoning", text[:start]), ("answer", text[start:end]), ("reasoning", text[end:])]
@@ -195,7 +195,7 @@ _HIDDEN = re.compile(
 
 
 def safe(text: str) -> str:
-    """Return text as HTML that can only show it: escaped, hidden characters spelled out."""
+    """Escape text as HTML and spell out invisible characters."""
     return _HIDDEN.sub(_spell_out, html.escape(text))
 
 

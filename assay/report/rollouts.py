@@ -1,4 +1,4 @@
-"""Rollouts of a run chosen to be read, as text for a terminal or plain rows."""
+"""Select rollouts of a run for reading, as text for a terminal or as plain rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 80  # characters of an extracted answer in a header
 
 @dataclass(frozen=True)
 class Reading:
-    """Some rollouts of a run. found: how many there were to choose from. why: there are none."""
+    """Selected rollouts. found: number of matching rollouts. why: reason for an empty selection."""
 
     rollouts: Sequence[Row]
     found: int
@@ -49,13 +49,13 @@ def read_rollouts(
     step: int | Literal["last"] | None = None,
     problem: str | None = None,
 ) -> Reading:
-    """Return so many rollouts of a run.
+    """Return up to ``count`` rollouts of a run.
 
-    kind: None: the newest. ``worst``, ``best``: by reward, of those that were judged. ``failed``,
-    ``not_judged``: the newest of them. ``longest``: by tokens. ``flipped``: of problems that were
-    drawn more than once, those whose share of passed completions has changed most between the first
-    draw and the last; one completion of each draw, the earlier first. step, problem: of these
-    alone. Raises RunError for a problem that has no rollouts.
+    kind: None: the newest. ``worst``, ``best``: judged rollouts by reward. ``failed``,
+    ``not_judged``: the newest with this status. ``longest``: by tokens. ``flipped``: problems drawn
+    several times whose pass rate changed most between the first and the last draw, with one
+    completion of each of these two draws. step, problem: only these. Raises RunError for a problem
+    without rollouts.
     """
     status = kind if kind in ("failed", "not_judged") else None
     every = list(run.rollouts(step=step, problem=problem, status=status))
@@ -80,7 +80,7 @@ def read_rollouts(
 
 
 def _why_none(run: LoadedRun, kind: Kind | None) -> str:
-    """Say why there is nothing to read: the run has no rollouts, or none of this kind."""
+    """Return why the selection is empty: the run has no rollouts, or none of this kind."""
     if total := len(run.rollouts(columns=["step"])):
         words = {"failed": "has failed", "not_judged": "was not judged", "flipped": "has flipped"}
         return f"none of the run's {total} rollouts {words.get(kind or '', 'was judged')}"
@@ -90,7 +90,7 @@ def _why_none(run: LoadedRun, kind: Kind | None) -> str:
 
 
 def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:
-    """Yield (change, rollout of the first draw, of the last) of each problem that changed."""
+    """Yield (change, rollout of the first draw, rollout of the last) of each changed problem."""
     judged = [row for row in rows if row["status"] in ("passed", "failed")]
     judged.sort(key=lambda row: (row["problem_id"], row["step"]))
     for _, of_problem in groupby(judged, key=lambda row: row["problem_id"]):

@@ -1,8 +1,8 @@
-"""What a run reports to experiment trackers: metrics, evaluations, some rollouts, how it ended.
+"""Send a run's metrics, evaluations, rollouts and outcome to experiment trackers.
 
-A tracker stands behind a listener, so the run directory has every row first, and a tracker that
-raises or hangs never stops the run. What a tracker called the run is kept as an event, so that a
-resumed run goes on under the same name.
+A tracker is called by a listener. The run directory therefore has every row first, and a tracker
+that raises or hangs never stops the run. An event stores the tracker's id of the run, so that a
+resumed run continues under the same id.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from assay.run.evaluations import FINISHED_EARLY, kind_of
 from assay.types import Group, Verdict
 
 OPENED = "tracker_opened"
-"""The event that keeps a tracker's name of the run."""
+"""Event that stores a tracker's id of the run."""
 GOOD_ENDS = ("finished", FINISHED_EARLY, "max_minutes", "interrupted", "stopped early")
-"""Reasons for which a run ends in order."""
+"""Reasons of a regular end of a run."""
 
 Rollout = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a tracker is opened for.
+    """Arguments for opening a tracker. known: its earlier id of this run; None: a new run.
 
-    known: what it called this run before; None: a new run. step: the last step that is done.
+    step: the last finished step.
     """
 
     folder: Path
@@ -56,29 +56,29 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What the run is to be called."""
+        """Name of the run in the tracker."""
         return self.log.name or self.folder.name
 
 
 class Tracker(Protocol):
-    """One run in one tracker; its constructor takes a `Place`.
+    """One run in one tracker, constructed from a `Place`. id: the tracker's id of the run.
 
-    id: its own name of the run. where: what to open to see it.
+    where: URL or path of the run in the tracker.
     """
 
     id: str
     where: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
+        """Log the metrics of a step."""
         ...
 
     def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Take some rollouts of a step."""
+        """Log rollouts of a step."""
         ...
 
     def end(self, reason: str, is_good: bool) -> None:
-        """Finish; what was not yet sent is sent."""
+        """Finish, and send all buffered data."""
         ...
 
 
@@ -163,7 +163,8 @@ class Trackio:
         if log.offline:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)
-        with redirect_stdout(sys.stderr):  # it prints, and standard output is for results
+        # Trackio prints, but standard output is reserved for results.
+        with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=log.project,
                 name=place.known or place.name,
@@ -239,7 +240,7 @@ class MLflow:
 _MLFLOW_LONGEST, _MLFLOW_PARAMS = 500, 100
 """Characters of a parameter; parameters of one call."""
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. /]", re.ASCII)
-"""What a metric's name may not have there."""
+"""Characters that metric names may not contain."""
 
 TRACKERS: Mapping[str, Callable[[Place], Tracker]] = {
     "wandb": WandB,
@@ -253,15 +254,17 @@ _MODULES = {"tensorboard": "torch.utils.tensorboard"}
 
 
 def check_trackers(log: LogConfig) -> None:
-    """Raise UserError where a tracker cannot be used: before anything dear has begun.
+    """Raise UserError if a tracker is unusable, before expensive work starts.
 
     Raises MissingExtra for a library that is not installed.
     """
     for name in log.to:
         found = PathFinder.find_spec(name)
-        if found is None or found.origin is None:  # a folder of this name that W&B made is none
+        # A folder named like the library, such as W&B's own output, is not the library.
+        if found is None or found.origin is None:
             raise MissingExtra.of(name, name, f'log.to = ["{name}"]')
-        try:  # here, since no thread should import what others may be looking for
+        # Imported in this thread, because concurrent imports of a library can fail.
+        try:
             importlib.import_module(_MODULES.get(name, name))
         except Exception as error:  # of the tracker
             raise UserError(f"log.to: {name} cannot be imported ({cause(error)})") from error
@@ -274,7 +277,7 @@ def check_trackers(log: LogConfig) -> None:
 
 
 def report_to_trackers(run: Run) -> None:
-    """Let every tracker of ``log.to`` listen to a run, and go on with what it has of it."""
+    """Attach a listener for every tracker in ``log.to``, continuing the run that it already has."""
     events = read_events(run.folder / "events.jsonl")
     known = {row.get("tracker"): row.get("id") for row in events if row["kind"] == OPENED}
     for name in dict.fromkeys(run.config.log.to):
@@ -282,7 +285,7 @@ def report_to_trackers(run: Run) -> None:
 
 
 class Reporter:
-    """The listener of one tracker, which is opened by the first thing to report."""
+    """Listener of one tracker, which is opened at the first row to report."""
 
     close_seconds = 60.0
 
@@ -320,7 +323,7 @@ class Reporter:
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures of a row of metrics: finite numbers, without the step itself."""
+    """Return the finite numbers in a row of metrics, without the step."""
     return {
         name: value
         for name, value in row.items()
@@ -329,7 +332,7 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures of an evaluation, under its kind: ``eval/greedy/pass_at_1``."""
+    """Return the numbers of an evaluation, prefixed with its kind: ``eval/greedy/pass_at_1``."""
     kind = kind_of(row).replace(" ", "_")
     return {
         name.replace("eval/", f"eval/{kind}/"): value for name, value in numbers_of(row).items()
@@ -339,9 +342,9 @@ def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def choose(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], count: int
 ) -> list[dict[str, Any]]:
-    """Return so many rollouts of a step, evenly from the lowest reward to the highest.
+    """Choose rollouts of a step, evenly spaced from the lowest reward to the highest.
 
-    Those that were not judged stand first.
+    Rollouts that were not judged come first.
     """
     rollouts = [
         {
@@ -364,5 +367,5 @@ def choose(
 
 
 def _as_code(text: str) -> str:
-    """Return text as a Markdown block that shows it as it is."""
+    """Return text as a verbatim Markdown block."""
     return "".join(f"    {line}\n" for line in escaped(text).split("\n"))
