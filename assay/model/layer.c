@@ -1,5 +1,5 @@
-/* The operations of a decoder layer other than matrix products, forward and backward: norms, gates and rotations, and in float32
- * attention over packed rows.
+/* The operations of a decoder layer other than matrix products, forward and backward: norms, gates and
+ * rotations, and in float32 attention over packed rows.
  *
  * `compiled.py` builds this file once for a machine and a type. Results are rounded where tensor
  * operations round. All widths are multiples of 2 * LANES. The order of every
