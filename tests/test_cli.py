@@ -251,9 +251,7 @@ def test_what_the_commands_need(assay: Assay, here: Path, model: Path) -> None:
     assert "(--prompt) or problems (--problems)" in assay("sample", model).complaint
     several = assay("eval", model, "--problems", "heldout.jsonl", "--samples", 4)
     assert "temperature: found 0" in several.complaint
-    assert (
-        "a run directory or a checkpoint" in assay("model", "export", "./nothing", "out").complaint
-    )
+    assert "a run (RUN, RUN@best" in assay("model", "export", "./nothing", "out").complaint
     assert assay("train", "--no-such-option").code == 2
     assert assay("eval", model).code == 2
 

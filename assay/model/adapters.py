@@ -144,9 +144,7 @@ def merged(weights: Weights, model: Any) -> Weights:
     for name, layer in model.get_base_model().named_modules():
         if hasattr(layer, "lora_A"):
             whole = plain[f"{name}.weight"]
-            added = torch.zeros_like(whole)
-        for one in layer.active_adapters:
-            added += layer.get_delta_weight(one).float()
+            added = _change(layer)
             plain[f"{name}.weight"] = (whole.float() + added).to(whole.dtype)
     return Weights(weights.version, plain)
 
@@ -166,9 +164,7 @@ def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
         if not hasattr(layer, "lora_A"):
             continue
         whole = layer.get_base_layer().weight
-        added = torch.zeros_like(whole)
-        for one in layer.active_adapters:
-            added += layer.get_delta_weight(one).float()
+        added = _change(layer)
         rounded = (whole + added).to(dtype).float() - whole
         lost += (rounded - added).double().square().sum().item()
         size += added.double().square().sum().item()
@@ -222,3 +218,9 @@ def _without_peft_advice() -> Iterator[None]:
         # `load_adapter` raises an error for missing keys.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         yield
+
+
+def _change(layer: Any) -> torch.Tensor:
+    """The sum of what a layer's active adapters add to its weight, in float32."""
+    first, *others = (layer.get_delta_weight(one).float() for one in layer.active_adapters)
+    return sum(others, start=first)

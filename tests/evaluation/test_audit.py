@@ -123,7 +123,7 @@ def test_the_steps_of_passes_are_judged_at_milestones(
     own = [{"id": f"p{n}", "prompt": f"{n} + 1 =", "answer": "1"} for n in range(10)]
     own[1] |= {"verifier": "regex", "pattern": "(?s).*"}  # steps are judged all the same
     world.write_rows("train.jsonl", own)
-    command = ["assay", "audit", str(run), "--steps", "texts:every_step"]
+    command = ["assay", "run", "audit", str(run), "--steps", "texts:every_step"]
     monkeypatch.setattr(sys, "argv", [*command, "--json", "--count", "100"])
     assert run_command() == 0
     told = json.loads(capsys.readouterr().out)
@@ -218,7 +218,9 @@ def test_what_is_wrong_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     queue.write_text(json.dumps({"id": "a", "completion": "b", "spec": {}}) + "\n")
     with pytest.raises(DataError, match=r"row 1: found no extracted, kind, prompt, step, think, v"):
         audit(run)
-    monkeypatch.setattr(sys, "argv", ["assay", "audit", str(run), "--label", "--second", "math"])
+    monkeypatch.setattr(
+        sys, "argv", ["assay", "run", "audit", str(run), "--label", "--second", "math"]
+    )
     assert run_command() == 2
 
 

@@ -43,7 +43,7 @@ def test_versions_side_by_side(
     assert new.shift == pytest.approx((sum(rewards[1]) - sum(rewards[0])) / 4)
     assert new.to_failed == sum(a > b for a, b in zip(*rewards, strict=True)) > 0
     assert new.verifier.startswith("exact@") and new.passed == sum(rewards[1]) / 4
-    monkeypatch.setattr(sys, "argv", ["assay", "drift", str(first), str(second)])
+    monkeypatch.setattr(sys, "argv", ["assay", "verifier", "drift", str(first), str(second)])
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code

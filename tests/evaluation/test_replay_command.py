@@ -37,7 +37,7 @@ def outcomes(result: ReplayResult) -> dict[str, str]:
 
 
 def command(run: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["assay", "replay", str(run), *arguments])
+    monkeypatch.setattr(sys, "argv", ["assay", "run", "replay", str(run), *arguments])
     return run_command()
 
 

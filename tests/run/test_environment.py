@@ -13,8 +13,8 @@ from test_directory import rows_of
 
 from assay.config import dump, load
 from assay.errors import RunError
+from assay.host import machine
 from assay.host.machine import git_state
-from assay.run import environment
 from assay.run.directory import Run
 from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
 
@@ -130,12 +130,12 @@ def test_memory_is_the_machines_or_its_control_groups(
     from assay.generate.memory import default_kv_mib
 
     limits = tmp_path / "absent", tmp_path / "memory.max"
-    monkeypatch.setattr(environment, "CGROUP_LIMITS", limits)
+    monkeypatch.setattr(machine, "CGROUP_LIMITS", limits)
     limits[1].write_text("max\n")
-    whole = environment.memory_mib()
+    whole = machine.memory_mib()
     assert whole is not None and whole > 64
     limits[1].write_text(f"{48 << 20}\n")
-    assert environment.memory_mib() == 48
+    assert machine.memory_mib() == 48
     assert default_kv_mib(torch.device("cpu")) == 12
     limits[1].write_text(f"{1 << 30}\n")
     (found,) = doctor._check_memory()

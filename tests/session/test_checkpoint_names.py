@@ -13,6 +13,7 @@ from train_worlds import World
 
 from assay.errors import UserError
 from assay.evaluation.step_labels import label_steps
+from assay.release.export import export
 from assay.reward_models.options import checkpoint_folder
 from assay.training import api
 
@@ -34,7 +35,7 @@ def uses(world: World, run: Path) -> dict[str, Callable[[str], Any]]:
     return {
         "eval": lambda name: api.evaluate(name, problems),
         "sample": lambda name: api.sample(name, prompt="1 + 1 =", num_samples=1),
-        "export": lambda name: api.export(name, world.folder / "out"),
+        "export": lambda name: export(name, world.folder / "out"),
         "label-steps": lambda name: label_steps(name, [str(rows)], world.folder / "labels.jsonl"),
         "model.path": lambda name: api.train(world.tree(**later, model={"path": name}), quiet=True),
         "critic.path": lambda name: api.train(world.tree(**ppo, critic={"path": name}), quiet=True),

@@ -32,7 +32,7 @@ def test_judging_loads_no_torch_and_no_other_package() -> None:
     done = subprocess.run(
         [sys.executable, "-c", inspect.cleandoc(code)], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["errors", "removal", "terminal", "think", "types", "verify"]
+    assert done.stdout.split() == ["errors", "host", "think", "types", "verify"]
 
 
 def test_checker_judges_a_text_against_an_answer() -> None:
