@@ -1,9 +1,9 @@
-"""The tables of algorithms and of preference methods: each a named setting, with its paper.
+"""Presets of algorithms and of preference methods, each with its paper.
 
-Adding an algorithm is adding a row. What a row says is computed in `rewards` (what is rewarded),
-`advantages` (credit, baseline, scale) and `losses` (surrogate, KL, aggregation), and of preference
-methods in `preference_losses`; the fields stand in `assay.config.algorithm` and
-`assay.config.preference`, once.
+To add an algorithm, add a preset to the table. `rewards` (reward terms), `advantages` (credit,
+baseline, scale) and `losses` (surrogate, KL, aggregation) implement the fields of an algorithm
+preset. `preference_losses` implements the fields of a preference preset. `assay.config.algorithm`
+and `assay.config.preference` define the fields.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from assay.config.row import choose_row, read_rows
 from assay.errors import ConfigError, message
 
 IMPORTANCE_CAP = 2.0
-"""Largest importance weight of a token that another program sampled: the usual bound."""
+"""Default cap on importance weights of tokens from a generator with inexact log-probabilities."""
 
 ALGORITHMS = read_rows(Algorithm, Path(__file__).with_name("algorithms.toml"))
 PREFERENCES = read_rows(Preference, Path(__file__).with_name("preferences.toml"))
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm:
-    """Return a row of the table, or the object ``package.module:object``, with fields replaced.
+    """Return an algorithm preset, or the object ``package.module:object``, with fields replaced.
 
-    An override that is None leaves the row as it is. Raises ConfigError for a name or a field that
-    does not exist, for a weight that is to be moved and is 0, and where a credit takes a method's
-    critic away and nothing says what is subtracted in its place.
+    An override of None keeps the preset's value. Raises ConfigError for an unknown name or field,
+    for a dynamic weight that starts at 0, and for a credit that removes the preset's critic without
+    a baseline to replace it.
     """
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
@@ -46,15 +46,15 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
 
 
 def preference(name: str, **overrides: Any) -> Preference:
-    """Do as `algorithm` with the table of preference methods."""
+    """Return a preference preset. Arguments and errors are those of `algorithm`."""
     return choose_row(PREFERENCES, Preference, "preference.method", name, overrides)
 
 
 def for_generator(row: Algorithm, exact: bool) -> Algorithm:
-    """Return the row as it learns from what a generator samples.
+    """Return the preset with the importance cap that the generator requires.
 
-    exact: its log-probabilities are the learner's. Where they are not, tokens are weighed by
-    `IMPORTANCE_CAP`, unless the row has a cap of its own.
+    exact: the generator's log-probabilities equal the learner's. If False, tokens get importance
+        weights capped at `IMPORTANCE_CAP`, or at the preset's own cap.
     """
     if exact or row.importance_cap is not None:
         return row
@@ -62,7 +62,7 @@ def for_generator(row: Algorithm, exact: bool) -> Algorithm:
 
 
 def describe(row: Algorithm) -> str:
-    """Return a row's fields that differ from the defaults, as ``field = value``, by commas."""
+    """Format the preset's non-default fields as a comma-separated list of ``field = value``."""
     parts: list[str] = []
     for field in fields(row):
         value = getattr(row, field.name)
@@ -72,7 +72,7 @@ def describe(row: Algorithm) -> str:
 
 
 def check_group_size(row: Algorithm, group_size: int) -> None:
-    """Raise ConfigError where a group-relative method would have no sibling to compare with."""
+    """Raise ConfigError if a group is too small for a group-relative method."""
     if group_size < row.min_siblings:
         raise ConfigError(
             message(

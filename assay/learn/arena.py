@@ -1,4 +1,4 @@
-"""Room for a tensor beside each parameter, all of one kind in one block of memory."""
+"""Memory for optimizer tensors: one block per device, one tensor per parameter."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 64  # elements: no two tensors share a cache line
+# In elements. Aligned tensors never share a cache line.
+ALIGNMENT = 64
 
 
 class Arena:
-    """Gives each parameter a zeroed contiguous tensor of its shape, cut from one block a device.
+    """Allocates one zeroed contiguous tensor per parameter from one block per device.
 
-    A block is made when it is first asked for. The system hands out a large block page by page as
-    it is written and takes it back whole, where hundreds of tensors made in turn with activations
-    would leave holes that memory for other things is added beside.
+    A block is allocated on first use. The operating system commits a large block page by page on
+    write and reclaims it whole. Hundreds of separate tensors, interleaved with activations, would
+    fragment memory.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
@@ -31,7 +32,7 @@ class Arena:
             self._sizes[parameter.device] = first + room
 
     def take(self, name: str) -> Tensor:
-        """Return the tensor of one parameter: the same memory whenever it is asked for."""
+        """Return the tensor of one parameter. Repeated calls return the same memory."""
         device, first = self._places[name]
         if device not in self._blocks:
             size = self._sizes[device]
@@ -40,5 +41,5 @@ class Arena:
         return self._blocks[device][first : first + shape.numel()].view(shape)
 
     def drop(self) -> None:
-        """Free the memory after the last tensor of it is released."""
+        """Drop the blocks. Their memory is freed when the last tensor in them is released."""
         self._blocks.clear()

@@ -1,4 +1,4 @@
-"""What the learner of the training step is: groups, verdicts and advantages in, an update out."""
+"""Learner protocol: groups, verdicts and advantages in, a policy update out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What an update did. batch, advantages_T: what was learned from, for the rollout log."""
+    """Result of one update.
+
+    batch, advantages_T: training data of the update, for the rollout log.
+    """
 
     metrics: dict[str, float]
     policy_version: int
@@ -29,11 +32,11 @@ class Update:
 
 
 class Learner(Protocol):
-    """Anything that trains a policy by an algorithm's row, and packs what it learns from."""
+    """Protocol of learners that train a policy with an algorithm preset."""
 
     @property
     def algorithm(self) -> Algorithm:
-        """The row in effect: its dynamic weights move from batch to batch."""
+        """The preset in effect. Its dynamic weights change from batch to batch."""
         ...
 
     def score(
@@ -42,22 +45,22 @@ class Learner(Protocol):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Return the groups as a batch, with what advantages need of the policy before the update.
+        """Pack the groups and add the log-probabilities and values that advantages need.
 
-        temperature: the one that the groups were sampled at.
+        temperature: sampling temperature of the groups.
         """
         ...
 
     def update(self, batch: Batch, advantages: Advantages) -> Update:
-        """Learn from a scored batch and its advantages."""
+        """Train on a scored batch and its advantages."""
         ...
 
     def weights(self) -> Weights:
-        """Return the policy as it is now, for whoever samples from it."""
+        """Return the current policy weights for a generator."""
         ...
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy and all that learning goes on from."""
+        """Write the policy and all state that training needs to resume."""
         ...
 
     def load_state(self, folder: Path) -> None:
@@ -66,7 +69,10 @@ class Learner(Protocol):
 
 
 def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
-    """Return the optimizer's metrics over the steps of one update; grad_norm before clipping."""
+    """Return optimizer metrics averaged over the steps of one update.
+
+    ``optimizer/grad_norm`` is the norm before clipping.
+    """
     metrics: dict[str, float] = {}
     taken = [report for report in steps if not report.skipped]
     if taken:

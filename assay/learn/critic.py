@@ -1,8 +1,9 @@
-"""The critic: values of the states in which tokens were chosen, and how they are learned.
+"""The critic: state values at each token, and their training.
 
-It has layers of its own (`ValueModel`) or reads the policy's (`ValueHead`). With its own it is gone
-through and stepped apart; on the policy's, its loss is added to the policy's, so that one backward
-pass serves both, and only the head has an optimizer of its own.
+A critic has its own layers (`ValueModel`) or a head on the policy's layers (`ValueHead`). A critic
+with its own layers has separate forward and backward passes and separate optimizer steps. The loss
+of a shared critic is added to the policy loss: one backward pass serves both, and only the head has
+its own optimizer.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ def value_loss(
     weights_T: Tensor,
     value_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (sum_t w_t loss_t, whether the clip took the token's gradient away [T]).
+    """Return (sum_t w_t loss_t, mask of tokens whose gradient the clip removes [T]).
 
         loss = 1/2 (V - R)^2
         loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)    with a value clip c
 
-    PPO's value loss (Schulman et al. 2017, eq. 9); the clip is that of its authors' code, of Ouyang
-    et al. 2022 and of their reproduction (Huang et al. 2024, detail 20). values_T has gradient.
+    PPO's value loss (Schulman et al. 2017, eq. 9). The clip follows the code of the PPO authors,
+    Ouyang et al. 2022, and its reproduction (Huang et al. 2024, detail 20). Gradients flow through
+    values_T only.
     """
     squares_T = (values_T - returns_T).square()
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
@@ -54,9 +56,9 @@ def value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
-    """Return 1 - Var(R - V) / Var(R): 1 foresees all, 0 no more than a constant.
+    """Return 1 - Var(R - V) / Var(R), or None if R is constant.
 
-    None where R is constant.
+    1 means perfect prediction. 0 means no better than a constant.
     """
     if len(returns_N) < 2:
         return None
@@ -68,11 +70,13 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
 
 
 class Critic:
-    """Values of states, from layers of its own or from the policy's.
+    """State values from a separate value model or from a head on the policy.
 
-    model: a `ValueModel`, or a `ValueHead` on the policy. passes: those of the policy.
-    warmup_steps: batches from which only the critic learns. num_updates: batches that it has
-    learned from.
+    model: a `ValueModel`, or a `ValueHead` on the policy.
+    passes: forward/backward runner of the policy.
+    warmup_steps: number of batches that train the critic only.
+
+    ``num_updates`` counts the batches that trained the critic.
     """
 
     def __init__(
@@ -101,10 +105,10 @@ class Critic:
         total_steps: int,
         start: ValueModel | None = None,
     ) -> Critic:
-        """Return the configured critic of the policy that ``passes`` are of.
+        """Construct the configured critic for the policy of ``passes``.
 
-        optimizer: the policy's settings, of which the critic's are those that ``config`` does not
-        say. start: what a critic with layers of its own starts from; None: the policy as it is now.
+        optimizer: optimizer settings of the policy. Settings in ``config`` override them.
+        start: initial value model of a critic with its own layers; None: a copy of the policy.
         """
         if config.backbone == "shared":
             model = ValueHead(width_of(passes.policy), passes.device)
@@ -119,24 +123,24 @@ class Critic:
 
     @property
     def shared(self) -> bool:
-        """Whether it reads the policy's layers."""
+        """Whether the critic is a head on the policy's layers."""
         return self.own is None
 
     @property
     def warms_up(self) -> bool:
-        """Whether only the critic is to learn from the coming batch."""
+        """Whether the next batch trains the critic only."""
         return self.num_updates < self.warmup_steps
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """Return the value of the state in which each token was chosen, [T] float32."""
+        """Return the value of the state before each token, [T] float32."""
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
         return values_T
 
     def save_state(self, folder: Path) -> None:
-        """Write ``critic/``: head and optimizer, and its own model in Hugging Face layout."""
+        """Write ``critic/``: head, optimizer state, and the value model in Hugging Face layout."""
         place = folder / FOLDER
         place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
@@ -147,7 +151,7 @@ class Critic:
         self.head.save(place)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        """Restore the critic from `save_state`, bit for bit. Raises RunError."""
         place = folder / FOLDER
         if self.own is not None:
             self.passes.load_state(place)
@@ -157,11 +161,11 @@ class Critic:
 
 
 class Lesson:
-    """What a critic learns from one batch, and what came of it.
+    """One critic update: the loss, the optimizer steps and the metrics of one batch.
 
-    pulled: the policy learns from the batch too. joins: the critic reads the policy's layers and
-    learns with it: its loss is added to the policy's. is_known: there is nothing to learn, so that
-    no step has groups: values before the update, which are the batch's, are the returns already.
+    pulled: True if the policy trains on the batch too.
+    joins: the critic shares the policy's layers and adds its loss to the policy loss.
+    is_known: the values before the update already equal the returns, so the critic takes no step.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class Lesson:
         self._reports: list[StepReport] = []
 
     def turn_to(self, groups: Sequence[int]) -> None:
-        """Set the groups of the coming optimizer step: its loss is the mean over their tokens."""
+        """Select the groups of the next optimizer step. Its loss is the mean over their tokens."""
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
@@ -198,16 +202,21 @@ class Lesson:
         self._weights_T = weights_T.float()
 
     def joint_loss(self, micro_batch: MicroBatch, stats: TokenStats) -> Tensor | float:
-        """Return what is added to the policy's loss of a micro-batch: 0 where it learns apart."""
+        """Return the value loss to add to the policy loss of a micro-batch.
+
+        The loss is 0 if the critic trains separately.
+        """
         if not self.joins:
             return 0.0
         loss = self._loss(self.critic.head(stats.hidden_TD), micro_batch.token_index_T)
         return self.algorithm.value_weight * loss
 
     def step(self, policy_stepped: bool) -> None:
-        """Take one optimizer step, on gradients of the policy's passes or of passes of its own.
+        """Take one optimizer step.
 
-        A head on the policy's layers that learns apart leaves the layers as they are.
+        A joint update uses the gradients of the policy's backward pass. A separate update runs its
+        own passes. A head on the policy's layers leaves these layers unchanged in a separate
+        update.
         """
         critic, passes = self.critic, self.critic.passes
         if not self.joins:
@@ -221,8 +230,12 @@ class Lesson:
             self._reports.append(critic.optimizer.step())
 
     def finish(self) -> dict[str, float]:
-        """End the lesson; return its metrics: values and what they explain are those before it."""
-        self.critic.optimizer.zero_grad()  # of a step that the policy did not take
+        """End the critic update and return its metrics.
+
+        Value metrics and explained variance use the values before the update.
+        """
+        # A joint loss leaves gradients here if the policy skipped its step.
+        self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         values_N, returns_N = self.old_values_T[self.mask_T], self.returns_T[self.mask_T]
         found: dict[str, Tensor] = {}
@@ -244,7 +257,7 @@ class Lesson:
         return metrics
 
     def _loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
-        """Return the share of the tokens at ``index_T`` in the step's loss, with gradient."""
+        """Return the value loss of the tokens at ``index_T``, with gradient."""
         weights_T = self._weights_T[index_T]
         old = (self.old_values_T[index_T], self.returns_T[index_T], weights_T)
         loss, clipped_T = value_loss(values_T, *old, self.algorithm.value_clip)

@@ -19,16 +19,18 @@ LOSS_PARTS = ("loss/total", "loss/policy", "loss/kl", "loss/entropy")
 
 
 def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
-    """Return the metrics of an update; one that has nothing to be measured on is left out.
+    """Return the metrics of an update. Metrics without data are omitted.
 
-    Ratio and clip fraction are over the tokens that carry gradient, in every pass. KL, entropy and
-    mismatch are over all sampled tokens, each measured where the update first met it; the KL by k3,
-    whatever the loss uses, without what a teacher has no say of. KL(old || new) is over the tokens
-    that are trained on; it is left out where no step had been taken when it was measured.
+    Ratio and clip fraction cover the tokens that carry gradient, in all epochs. Entropy, mismatch
+    and the KL to the reference cover all sampled tokens, at the first forward pass of each token in
+    the update. The KL to the reference uses the k3 estimator, whatever estimator the loss uses, and
+    skips tokens without a teacher score. KL(old || new) covers the trained tokens. It is omitted if
+    no optimizer step preceded its measurement.
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
-    met_T = sampled_T & seen.met_T  # all of them, unless the update ended early
+    # An early stop leaves tokens without a forward pass.
+    met_T = sampled_T & seen.met_T
     mismatch_T = (batch.behavior_logprobs_T - seen.old_logprobs_T).abs()[sampled_T]
     values = {
         "entropy/mean": seen.entropy_T[met_T],
@@ -41,7 +43,8 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     if batch.ref_logprobs_T is not None:
         kl_T = kl_estimate(seen.first_logprobs_T, batch.ref_logprobs_T, "k3")
         unheard_T = batch.ref_logprobs_T == torch.inf
-        if (unheard_T | batch.ref_logprobs_T.isnan()).any():  # a teacher of another tokenizer
+        # Only a teacher with another tokenizer leaves tokens without a score.
+        if (unheard_T | batch.ref_logprobs_T.isnan()).any():
             values["kl/unaligned"] = unheard_T[sampled_T]
             met_T = met_T & ~unheard_T
         values["kl/mean"] = kl_T[met_T]
@@ -68,7 +71,8 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     if seen.stopped_at is not None:
         counted["update/stopped_at"] = float(seen.stopped_at)
     age_T = (seen.policy_version - batch.versions_T)[sampled_T]
-    if (age_T > 0).any():  # of the versions that sampled, where they are not the newest
+    # Synchronous training always samples from the newest version.
+    if (age_T > 0).any():
         counted |= {
             "policy/age_mean": age_T.double().mean().item(),
             "policy/age_max": float(age_T.max()),
@@ -80,7 +84,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
 
 
 def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-    """Return the mean of each part that the algorithm adds to rewards, of judged completions."""
+    """Return the mean of each additional reward term over the judged completions."""
     judged_R = judged_rows(batch)
     if not judged_R.any():
         return {}
@@ -90,5 +94,5 @@ def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
 
 
 def _quantile(values_T: Tensor, q: float) -> Tensor:
-    """The smallest value that at least a share ``q`` of all does not exceed."""
+    """Return the smallest value v such that a share ``q`` of all values is at most v."""
     return values_T.kthvalue(math.ceil(len(values_T) * q)).values

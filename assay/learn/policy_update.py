@@ -1,4 +1,4 @@
-"""Token data of one update: old log-probabilities, losses and optimizer steps."""
+"""One policy update: old log-probabilities, losses and optimizer steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from assay.model.packing import Batch, MicroBatch
 
 
 def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
-    """Return which of the tokens that are trained on carry gradient, [T] bool.
+    """Return the mask of trained tokens that carry gradient, [T] bool.
 
-    Those with an advantage; all of them where the KL to a reference or the entropy is in the loss.
-    What holds the policy to the one before the update (a penalty, ``tau``, a trust region) has no
-    gradient until that one is left, which takes an advantage somewhere in the batch: then it
-    counts.
+    Tokens with a nonzero advantage carry gradient. All trained tokens carry gradient if the loss
+    has a KL to the reference or an entropy bonus. A penalty on KL(old || new), ``tau`` and a trust
+    region have zero gradient at the old policy. They add gradient only after the policy has moved,
+    so they count only if some token in the batch has an advantage.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
@@ -39,17 +39,24 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
 
 class PolicyUpdate:
-    """Token data of one policy update.
+    """Per-token data of one policy update.
 
-    policy_version: before the update. carries_T: the tokens that carry gradient. learns: False
-    where the policy is only looked at.
+    carries_T: mask of tokens that carry gradient.
+    learns: False measures the policy without training it.
 
-    old_logprobs_T: of the policy before the update, as it was scored, or as each token was first
-    met; first_logprobs_T, entropy_T: as first met; met_T: which were. old_kl_T: estimates of KL(old
-    || new), each where the token was last met in a loss, or after the update (``kl_after``); not a
-    number before. losses: of each micro-batch, with the tokens that it has of ``carries_T``. steps:
-    of the optimizer, those that were skipped among them. natural_steps: of TRPO. stopped_at: the
-    steps after which the update was ended early; None: it was not.
+    Attributes:
+
+    policy_version: version before the update.
+    old_logprobs_T: log-probabilities before the update, from scoring or from each token's first
+        forward pass in the update.
+    first_logprobs_T, entropy_T: values from each token's first forward pass in the update.
+    met_T: mask of tokens that had a forward pass.
+    old_kl_T: KL(old || new) estimates from each token's last loss, or from after the update
+        (``kl_after``). NaN: not measured.
+    losses: loss and ``carries_T`` of each micro-batch.
+    steps: reports of all optimizer steps, including skipped steps.
+    natural_steps: reports of TRPO steps.
+    stopped_at: number of steps before an early stop; None: no early stop.
     """
 
     def __init__(
@@ -84,10 +91,9 @@ class PolicyUpdate:
         self._groups: list[int] = []
 
     def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
-        """Return what an optimizer step on these groups learns from; none: there is no such step.
+        """Return the micro-batches of an optimizer step on these groups; empty: no step.
 
-        Groups in which nothing carries gradient are passed over: in the first epoch they are looked
-        at.
+        Groups without gradient are skipped. The first epoch measures them with a forward pass.
         """
         if epoch == 0:
             self._look_at(sorted(set(groups) - self._carriers))
@@ -100,7 +106,7 @@ class PolicyUpdate:
         return self.passes.split(self.batch, self._groups)
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
-        """Return the loss's gradients by each token, where they are known before it is met."""
+        """Return the gradient of the loss with respect to token statistics, if known in advance."""
         if self.batch.old_logprobs_T is not None:
             return None
         index_T = micro_batch.token_index_T
@@ -108,7 +114,7 @@ class PolicyUpdate:
         return gains_where_first_met(*of_tokens, self.algorithm, micro_batch.batch)
 
     def see(self, micro_batch: MicroBatch, stats: TokenStats) -> None:
-        """Keep what the policy gave for tokens where the update first meets them."""
+        """Record the log-probabilities and entropies of a token's first forward pass."""
         index_T = micro_batch.token_index_T
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
@@ -127,16 +133,17 @@ class PolicyUpdate:
         )
 
     def add_loss(self, micro_batch: MicroBatch, parts: LossParts) -> None:
-        """Keep the loss of one micro-batch, without its gradient."""
+        """Record the loss of one micro-batch, detached."""
         index_T = micro_batch.token_index_T
         parts = replace(parts, loss=parts.loss.detach())
         self.losses.append((parts, self.carries_T[index_T]))
         self.old_kl_T[index_T] = parts.old_kl_T.float()
 
     def went_too_far(self) -> bool:
-        """Whether KL(old || new), as just accumulated, exceeds `Algorithm.stop_kl`.
+        """Whether the current estimate of KL(old || new) exceeds `Algorithm.stop_kl`.
 
-        Then the gradient is dropped. Never before the first step: the policy has not moved.
+        If True, the accumulated gradient is dropped. Always False before the first step, because
+        the policy has not moved.
         """
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
@@ -146,12 +153,12 @@ class PolicyUpdate:
         return True
 
     def step_kl(self) -> float:
-        """Return the mean KL(old || new) over the tokens of the step at hand."""
+        """Return the mean KL(old || new) over the trained tokens of the current step."""
         chosen_T = self.advantages.mask_T & tokens_of(self.batch, self._groups)
         return self.old_kl_T[chosen_T].double().mean().item()
 
     def step(self) -> None:
-        """Take the step whose gradient was accumulated: the optimizer's, or a natural one."""
+        """Apply the accumulated gradient with the optimizer or as a natural gradient step."""
         bound = self.algorithm.trust_region
         optimizer = self.passes.optimizer
         self.steps.append(optimizer.step() if bound is None else self._natural_step(bound))
@@ -164,13 +171,13 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _look_at(self, groups: Sequence[int]) -> None:
-        """Measure groups that carry no gradient: a forward pass, without the backward one."""
+        """Measure groups without gradient by a forward pass."""
         micro_batches = self.passes.split(self.batch, groups) if groups else []
         for micro_batch in self.passes.clock.each(micro_batches, "measuring groups"):
             self.see(micro_batch, self.passes.stats(micro_batch))
 
     def _natural_step(self, max_kl: float) -> StepReport:
-        """Take one step of TRPO on the gradient that was accumulated."""
+        """Take one TRPO step along the accumulated gradient."""
         optimizer = self.passes.optimizer
         micro_batches = self.passes.split(self.batch, self._groups)
         masks = [self.advantages.mask_T[one.token_index_T] for one in micro_batches]

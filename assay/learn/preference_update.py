@@ -1,4 +1,4 @@
-"""The preference learner: a step makes chosen completions more likely than rejected ones."""
+"""Preference learner: training steps on chosen and rejected completions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from assay.model.packing import Batch, MicroBatch
 
 @dataclass(frozen=True, eq=False)
 class PreferenceBatch:
-    """Completions to learn from, and what the reference policy says of them.
+    """Completions of a training step, with log-probabilities under the reference.
 
-    batch: chosen (desirable) rows are those that are ``correct``; of a pair, which is a group of
-    two, exactly one is. ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None
-    where there is none. mismatched: the same completions behind other prompts, for KTO's reference
-    point.
+    batch: rows that are ``correct`` are chosen (desirable). A pair is a group of two rows, exactly
+        one of them chosen.
+    ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None: no reference.
+    mismatched: the same completions after other prompts, for KTO's reference point.
     """
 
     batch: Batch
@@ -35,17 +35,17 @@ class PreferenceBatch:
 
     @property
     def chosen_R(self) -> Tensor:
-        """Which completions are chosen or desirable, [R] bool."""
+        """Mask of chosen or desirable completions, [R] bool."""
         return self.batch.correct_R == 1.0
 
 
 class PreferenceLearner(PassesLearner):
-    """Trains a policy by a preference method's row.
+    """Trains a policy with a preference preset.
 
-    A pair goes through one forward and one backward pass together, since the gradient of each
-    completion depends on both. Only a pair that is larger than a micro-batch goes through twice,
-    first without gradient: the loss's gradient by each log-probability is then known, and its
-    completions go through apart. That is the same gradient, for a third more work.
+    Both completions of a pair share one forward and backward pass, because the gradient of each
+    depends on both. A pair that exceeds a micro-batch takes two passes. The first pass runs without
+    gradient and yields the derivative of the loss by each log-probability. The second pass trains
+    the completions separately. The gradient is the same, and the cost is one third higher.
     """
 
     def __init__(self, passes: Passes, row: Preference) -> None:
@@ -59,9 +59,9 @@ class PreferenceLearner(PassesLearner):
             return sequence_logprobs(batch, self.passes.logprobs(batch, model))
 
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
-        """Make one optimizer step on the mean loss of these pairs.
+        """Take one optimizer step on the mean loss of these pairs.
 
-        beta: of this step; None: the row's. Raises OutOfMemory.
+        beta: value for this step; None: the preset's value. Raises OutOfMemory.
         """
         batch, passes = pairs.batch, self.passes
         with self.clock.phase("update"), passes.open():
@@ -79,7 +79,7 @@ class PreferenceLearner(PassesLearner):
         return Update(task.metrics() | step_metrics([report]), self.policy_version)
 
     def look(self, pairs: PreferenceBatch, beta: float | None = None) -> dict[str, float]:
-        """Return the metrics of these pairs under the policy as it is, which does not change."""
+        """Return the metrics of these pairs without training."""
         task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
         with torch.no_grad(), self.passes.open():
             for micro_batch in self.clock.each(self.passes.split(pairs.batch), "held-out pairs"):
@@ -90,7 +90,7 @@ class PreferenceLearner(PassesLearner):
         return task.metrics()
 
     def _reference_point(self, pairs: PreferenceBatch) -> Tensor | None:
-        """Return KTO's z0; 0 where there is no other prompt in the batch to estimate it from."""
+        """Return KTO's z0, or 0 if the batch has a single prompt and no estimate exists."""
         if self.row.paired:
             return None
         if pairs.mismatched is None:
@@ -99,7 +99,7 @@ class PreferenceLearner(PassesLearner):
         return reference_point(self.logprobs(pairs.mismatched), pairs.mismatched_ref_logprobs_R)
 
     def _plan(self, batch: Batch) -> tuple[list[MicroBatch], list[int]]:
-        """Return micro-batches of whole groups, and the groups that none can hold."""
+        """Return micro-batches of whole groups, and the groups that exceed a micro-batch."""
         shape, most = batch.shape, self.passes.max_tokens
         num_rows_P = np.bincount(shape.group_R, minlength=batch.num_groups)
         size_P = np.bincount(shape.group_R, weights=shape.length_R).astype(np.int64)
@@ -115,7 +115,7 @@ class PreferenceLearner(PassesLearner):
         return micro_batches, np.flatnonzero(~fits_P).tolist()
 
     def _learn_apart(self, batch: Batch, groups: list[int], task: _Task) -> None:
-        """Add the gradient of groups whose rows go through alone."""
+        """Accumulate the gradient of groups whose rows take separate passes."""
         passes = self.passes
         parts = passes.split(batch, groups)
         with torch.no_grad():
@@ -137,7 +137,7 @@ class PreferenceLearner(PassesLearner):
 
 
 class _Task:
-    """The loss of one step's completions, part by part, and what was seen of them on the way."""
+    """Loss of one training step, summed over micro-batches, and its metrics."""
 
     def __init__(
         self, pairs: PreferenceBatch, row: Preference, beta: float, z0: Tensor | None
@@ -154,13 +154,13 @@ class _Task:
         self.losses: list[Tensor] = []
 
     def see(self, micro_batch: MicroBatch, logprobs_T: Tensor, entropy_T: Tensor) -> None:
-        """Take in what the policy gave for a micro-batch's tokens."""
+        """Record the log-probabilities and entropies of a micro-batch."""
         logprobs_R = sequence_logprobs(micro_batch.batch, logprobs_T.detach())
         self.logprobs_R[micro_batch.row_index_R] = logprobs_R
         self.entropy_T[micro_batch.token_index_T] = entropy_T.detach().float()
 
     def loss(self, logprobs_R: Tensor, index_R: Tensor) -> Tensor:
-        """Return the share in the loss of the completions at ``index_R``; pairs must be whole."""
+        """Return the loss contribution of the completions at ``index_R``; pairs must be whole."""
         ref_R = self.pairs.ref_logprobs_R
         parts = preference_loss(
             logprobs_R,
@@ -177,7 +177,7 @@ class _Task:
         return parts.loss
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all that was seen."""
+        """Return the metrics of all recorded micro-batches."""
         batch = self.pairs.batch
         total, preference, nll = torch.stack(self.losses).sum(0)
         found = {"loss/total": total, "loss/preference": preference}
@@ -220,13 +220,20 @@ def preference_metrics(
 ) -> dict[str, Tensor]:
     """Return means over chosen (desirable) and rejected (undesirable) completions, as scalars.
 
-    ``preference/`` reward_chosen, reward_rejected: implicit rewards; margin: their difference;
-    accuracy: share of pairs whose chosen completion has the larger one (of completions that come
-    alone, the chance that a desirable one has a larger one than an undesirable one); a tie, as all
-    are before the first step where there is a reference, counts half. logprob_*: of a completion,
-    and logprob_*_token of its tokens; change_* and change_*_token: what they have gained since the
-    reference; both_fall: share of pairs of which both have lost. length_*: in tokens. One kind
-    alone leaves out what needs both.
+    Keys start with ``preference/``; ``*`` is ``chosen`` or ``rejected``:
+
+        reward_*                 implicit reward
+        margin                   reward_chosen - reward_rejected
+        accuracy                 share of pairs with the larger implicit reward on the chosen side
+        logprob_*                log-probability of a completion
+        logprob_*_token          the same, divided by the number of tokens
+        change_*, change_*_token increase of the log-probability over the reference
+        both_fall                share of pairs with a decrease on both sides
+        length_*                 length in tokens
+
+    Without pairs, the accuracy compares every desirable completion with every undesirable one. A
+    tie counts as one half. With a reference, all comparisons are ties before the first step.
+    Metrics that compare both kinds are omitted if one kind is missing.
     """
     rewards_R = implicit_rewards(strengths_R, row, beta)
     columns = {

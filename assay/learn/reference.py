@@ -1,4 +1,4 @@
-"""The policy that a KL or a preference is measured against."""
+"""Reference policy for KL terms and preference losses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FILE = "reference.safetensors"
 
 
 class Reference:
-    """The policy as it was when this object was made, or at the last `refresh`.
+    """A frozen copy of the policy, taken at construction or at the last `refresh`.
 
-    It keeps a copy of the trained parameters alone (of adapters, where only these are trained) and
-    puts them in the model's place as long as it is asked. Adapters that the policy started from are
-    part of it. Make it before the policy is trained or restored from a checkpoint; one that is
-    refreshed is itself a part of checkpoints.
+    The copy holds the trained parameters only (with LoRA, the adapter). `policy` swaps them into
+    the model temporarily. Adapters that the initial policy already has are part of the reference.
+    Construct the reference before training and before loading a checkpoint. Checkpoints include a
+    reference that is refreshed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,13 +33,13 @@ class Reference:
         self._held = {name: p.detach().clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
-        """Take the policy as it is now."""
+        """Copy the current policy into the reference."""
         for name, parameter in self._trained.items():
             self._held[name].copy_(parameter.detach())
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
-        """Hold the reference in the policy's place, as long as the context lasts."""
+        """Swap the reference weights into the model for the duration of the context."""
         self._swap()
         try:
             yield self._model
@@ -53,7 +53,7 @@ class Reference:
             return passes.logprobs(batch, model, "scoring by the reference")
 
     def _swap(self) -> None:
-        """Exchange what both hold, without a copy: memory that others share stays as it is."""
+        """Exchange policy and reference tensors without copying; shared memory stays unchanged."""
         for name, parameter in self._trained.items():
             parameter.data, self._held[name] = self._held[name], parameter.data
 

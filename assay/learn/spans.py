@@ -1,8 +1,8 @@
-"""A teacher with another tokenizer: what it says of spans of the policy's text.
+"""Cross-tokenizer distillation: a teacher with its own tokenizer scores spans of text.
 
-A span ends where a token of the policy and a token of the teacher end at the same character. Its
-log-probability is the sum over its tokens, of either model. A character that a tokenizer cuts into
-pieces is never cut here: such pieces are of one span.
+A span ends where a policy token and a teacher token end at the same character. The log-probability
+of a span is the sum over its tokens, for either model. A span never ends inside a character, even
+if a tokenizer splits the character into several tokens.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.packing import Batch, pack
 from assay.types import Completion, Group, Verdict
 
-CONTEXT = 8  # tokens before a text that may change how its first ones are read
-LONGEST = 64  # tokens without a common end, behind which none is looked for
-PIECE = "\ufffd"  # what a piece of a character is decoded to
+# Number of preceding tokens that can change how the first tokens of a text decode.
+CONTEXT = 8
+# The search for a span end stops after this many tokens without one.
+LONGEST = 64
+# A tokenizer decodes an incomplete character to this one.
+PIECE = "\ufffd"
 NO_SAY, GOES_ON = np.inf, np.nan
-"""What a teacher's log-probability is where it has none, and inside a span."""
+"""Markers in place of a log-probability: no teacher score, and a token before the end of a span."""
 
 Cut = tuple[int, int]
-"""How many tokens of the policy and of the teacher stand before a common end."""
+"""Numbers of policy tokens and teacher tokens up to the end of a span."""
 
 
 class SpanTeacher:
-    """A frozen model that reads the policy's completions as text, behind its own prompt.
+    """A frozen teacher with its own tokenizer.
 
-    renderer: of the teacher: problems are shown to it by its own template. tokenizer, eos_ids: of
-    the policy.
+    The teacher scores the decoded text of each completion after its own rendering of the prompt.
+
+    renderer: prompt renderer of the teacher, with the teacher's chat template.
+    tokenizer, eos_ids: tokenizer and end-of-sequence tokens of the policy.
     """
 
     def __init__(
@@ -50,12 +55,12 @@ class SpanTeacher:
         self.renderer, self._tokenizer, self._eos_ids = renderer, tokenizer, frozenset(eos_ids)
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return what the teacher says of each token, [T] float32.
+        """Return the teacher's log-probability of each span, [T] float32.
 
-        At the last token of a span it is the span's log-probability, and `GOES_ON` at the others.
-        Where the teacher has no say it is `NO_SAY`: behind what is no text (pieces of characters
-        that never came to a whole one), behind what the teacher's tokenizer has no tokens for, in
-        spans with tokens that the policy did not choose, and in what is too long for it.
+        The last token of a span holds the log-probability of the span. Its other tokens hold
+        `GOES_ON`. `NO_SAY` marks tokens without a teacher score: tokens after an incomplete
+        character, tokens after text that the teacher's tokenizer cannot encode, spans with injected
+        tokens, and completions that exceed the teacher's context length.
         """
         shape, tokens = batch.shape, batch.tokens_T.cpu().numpy()
         sampled = batch.sampled_T.cpu().numpy()
@@ -91,7 +96,7 @@ class SpanTeacher:
         return torch.from_numpy(found).to(batch.device)
 
     def _read(self, tokens: np.ndarray, before: np.ndarray, prompt: str) -> _Reading:
-        """Return a completion as the teacher reads it. before: the policy's prompt."""
+        """Encode a completion with the teacher's tokenizer. before: the policy's prompt."""
         own = [int(token) for token in tokens]
         ended = bool(own) and own[-1] in self._eos_ids
         size = len(own) - ended
@@ -115,19 +120,22 @@ class SpanTeacher:
 
 
 AnyTeacher = OpenTeacher | SpanTeacher
-"""What may say how likely given tokens are."""
+"""Any teacher that scores the tokens of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """A completion as a teacher reads it: its tokens, and where spans end."""
+    """Teacher tokens of a completion, and the ends of its spans."""
 
     tokens: np.ndarray
     cuts: list[Cut]
 
 
 def common_ends(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[Cut]:
-    """Return where tokens of both end at the same character. ours, theirs: of `text_ends`."""
+    """Return the pairs of token counts that end at the same character.
+
+    ours, theirs: results of `text_ends` for the policy and the teacher.
+    """
     behind = [{end: n for n, end in enumerate(ends, 1) if end} for ends in (ours, theirs)]
     return [(n, behind[1][end]) for end, n in behind[0].items() if end in behind[1]]
 
@@ -135,11 +143,10 @@ def common_ends(ours: Sequence[int | None], theirs: Sequence[int | None]) -> lis
 def text_ends(
     tokenizer: Any, before: Sequence[int], tokens: Sequence[int], text: str
 ) -> list[int | None]:
-    """Return how many characters of a text stand before the end of each token.
+    """Return the character offset in ``text`` at the end of each token.
 
-    None: it ends inside a character, or what it is decoded to is not the text. before: the tokens
-    that stand before the text. Only a few tokens are decoded together, as many as are needed to
-    see a character.
+    None marks a token that ends inside a character or decodes to different text. before: the tokens
+    that precede the text. Each step decodes only the few tokens that a complete character needs.
     """
     every = [*before[-CONTEXT:], *tokens]
     first = len(every) - len(tokens)

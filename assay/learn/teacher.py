@@ -17,14 +17,16 @@ from assay.model.packing import Batch, MicroBatch
 from assay.model.targets import KeptLogprobs, TeacherStates
 
 Likeliest = tuple[Tensor, Tensor, Tensor]
-"""Of some tokens of text: the teacher's likeliest tokens, their log-probabilities, the others'."""
+"""Top-k tokens of the teacher, their log-probabilities, and that of all other tokens together."""
 
 
 class TeacherModel:
-    """A frozen model, and the divergence from it.
+    """A frozen local teacher and its divergence from the policy.
 
-    Its layers may be on another device than the policy; its head is asked beside the policy's, on
-    ``device``. context_length: the tokens that it takes at once; None: any number.
+    The layers may be on another device than the policy. The head runs on ``device``, next to the
+    policy's head.
+
+    context_length: maximum number of tokens per sequence; None: unlimited.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class TeacherModel:
         return TeacherStates(self._head, hidden_TD.to(passes.device), self.divergence)
 
     def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Return of each row of a batch what `TeacherStates.likeliest` does of its tokens."""
+        """Return the top-k tokens of `TeacherStates.likeliest` for each row of a batch."""
         found: dict[int, Likeliest] = {}
         with passes.open():
             for part in passes.split(batch):
@@ -61,7 +63,7 @@ class TeacherModel:
 
     @property
     def size(self) -> int:
-        """Output size of the head, in tokens."""
+        """Vocabulary size of the head."""
         return len(self._head.weight_VD)
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
@@ -70,10 +72,10 @@ class TeacherModel:
 
 
 class TeacherElsewhere(ABC):
-    """A teacher in another process that returns top-k log-probabilities at each token.
+    """A teacher in another process that returns top-k log-probabilities for each token.
 
-    count: how many of the likeliest tokens a divergence is over; all others are one event. size:
-    the policy's vocabulary.
+    count: k. All other tokens count as one event in the divergence.
+    size: vocabulary size of the policy.
     """
 
     model = None
@@ -84,14 +86,14 @@ class TeacherElsewhere(ABC):
 
     @abstractmethod
     def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Do as `TeacherModel.likeliest`."""
+        """Return the top-k tokens as in `TeacherModel.likeliest`."""
 
     @abstractmethod
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Do as `TeacherModel.logprobs`."""
+        """Return token log-probabilities as in `TeacherModel.logprobs`."""
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
-        """Return what is known of the teacher's distributions at the tokens of a micro-batch."""
+        """Return the teacher's top-k distributions at the tokens of a micro-batch."""
         rows = self.likeliest(micro_batch.batch, passes, self.count, self.size)
         columns = (torch.cat(column).to(passes.device) for column in zip(*rows, strict=True))
         tokens_TK, logprobs_TK, rest_T = columns

@@ -1,4 +1,4 @@
-"""The learner of one machine: scores a packed batch, and makes one update of the policy from it."""
+"""Policy learner of one process: scores packed batches and updates the policy."""
 
 from __future__ import annotations
 
@@ -28,29 +28,32 @@ from assay.types import Group, Verdict
 
 STATE_FILE = "learner.json"
 DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
-"""Weights of the algorithm that updates move, each towards its target, where it has one."""
+"""Dynamic weights of the algorithm, and the target that each is adjusted towards."""
 
 PENALTY_BAND = 1.5
-"""How far an update's KL may be from its target, as a factor, before the weight moves."""
+"""Factor between KL and target above which the penalty weight changes."""
 PENALTY_FACTOR = 2.0
 MAX_ERROR = 0.2
-"""A deviation of the reference KL counts at most this much, as a share of its target."""
+"""Bound on the relative error of the reference KL."""
 
 
 class PolicyLearner(PassesLearner):
-    """Trains a policy by an algorithm's row.
+    """Trains a policy with an algorithm preset.
 
-    epochs: passes over a batch; num_minibatches: optimizer steps a pass, each on a share of the
-    groups. total_steps: optimizer steps of a critic in all, for its schedule; the policy's are
-    fewer by those of the critic's warm-up. keep_reference: measure the KL to the starting policy
-    even where the algorithm has none. teacher: what stands in the reference's place. critic:
-    settings of the critic, where the algorithm has one. critic_start: what a critic with layers of
-    its own starts from; None: the policy. seed: shuffles groups into minibatches.
+    total_steps: optimizer steps of the critic, for its learning-rate schedule. The policy takes no
+        steps during the critic's warm-up.
+    epochs: passes over each batch.
+    num_minibatches: optimizer steps per epoch, each on a share of the groups.
+    keep_reference: measure the KL to the initial policy even if the algorithm has no KL term.
+    teacher: teacher that replaces the reference.
+    critic: critic settings, if the algorithm has a critic.
+    critic_start: initial value model of a critic with its own layers; None: a copy of the policy.
+    seed: seed of the assignment of groups to minibatches.
 
-    Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm``
-    is the row in effect: a dynamic weight changes from batch to batch.
+    ``algorithm`` is the preset in effect. Its dynamic weights change from batch to batch.
 
-    Raises ModelError, and ConfigError where critic and algorithm do not go together.
+    Construct the learner before loading a checkpoint: the reference is a copy of the policy at
+        construction. Raises ModelError, and ConfigError if critic and algorithm are incompatible.
     """
 
     def __init__(
@@ -83,15 +86,15 @@ class PolicyLearner(PassesLearner):
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Runners of the policy and of the critic."""
+        """Forward/backward runners of the policy and of the critic."""
         return [self.passes, *([] if self.critic is None else [self.critic.passes])]
 
     @property
     def scores_first(self) -> bool:
-        """Whether old log-probabilities are needed before the update begins.
+        """Whether the update needs old log-probabilities in advance.
 
-        Where each token is first met by the unchanged policy, they are those of that very pass, and
-        a pass of their own is saved.
+        With one minibatch, the first forward pass of the update already yields the old
+        log-probabilities. The separate scoring pass is then skipped.
         """
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
@@ -101,14 +104,14 @@ class PolicyLearner(PassesLearner):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Pack groups and verdicts to where the policy is; return them as `score_batch` does."""
+        """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
         return self.score_batch(pack(groups, verdicts, self.device), temperature)
 
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
-        """Return the batch with what is needed: old and reference log-probabilities, and values.
+        """Add old log-probabilities, reference log-probabilities and values to the batch as needed.
 
-        temperature: that of the batch, from here on; None: as before.
+        temperature: sampling temperature from this batch on; None: unchanged.
         """
         if temperature is not None:
             self.passes.temperature = temperature
@@ -127,16 +130,16 @@ class PolicyLearner(PassesLearner):
         return batch
 
     def update(self, batch: Batch, advantages: Advantages) -> Update:
-        """Learn from a scored batch and its advantages: ``epochs`` passes of some optimizer steps.
+        """Train on a scored batch for ``epochs`` epochs.
 
-        Normalizers are those of all tokens of an optimizer step, however it is split into
-        micro-batches. Groups in which nothing carries gradient are only measured, by a forward
-        pass: entropy, KL and mismatch are of all completions. An optimizer step with no other
-        groups is not taken: weights, moments, weight decay, schedule and policy version stay. So do
-        a critic's where its values are the returns, and its warm-up goes on. The first step before
-        which the policy has gone further than `Algorithm.stop_kl` is the end. A critic learns
-        beside the policy, and in its first batches alone. Dynamic weights of the algorithm are
-        moved at the end. Raises OutOfMemory.
+        Normalizers count all tokens of an optimizer step, so the loss does not depend on the split
+        into micro-batches. Groups without gradient get a forward pass only, because entropy, KL and
+        mismatch cover all completions. A minibatch without gradient takes no optimizer step:
+        weights, moments, weight decay, schedule and policy version stay unchanged. The critic takes
+        no step if its values equal the returns, and such a batch does not count as warm-up. The
+        update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`. The
+        first batches train the critic only, if it has a warm-up. Dynamic weights change at the end.
+        Raises OutOfMemory.
         """
         row, passes, lesson = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
@@ -178,14 +181,14 @@ class PolicyLearner(PassesLearner):
 
     @property
     def state_version(self) -> int:
-        """A number that every optimizer step raises, the critic's too."""
+        """Number of optimizer steps of the policy and the critic."""
         critic = 0 if self.critic is None else self.critic.optimizer.num_steps
         return self.policy_version + critic
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the state of optimizer and algorithm.
 
-        A critic has a folder of its own in there.
+        The critic's state goes to a subfolder.
         """
         self.passes.save_state(folder)
         state: dict[str, float] = {name: getattr(self.algorithm, name) for name in self._moving}
@@ -197,9 +200,9 @@ class PolicyLearner(PassesLearner):
             (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError.
+        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError.
 
-        There is no random state: what is shuffled is a function of seed and policy version.
+        There is no random state: shuffles are a function of seed and policy version.
         """
         self.passes.load_state(folder)
         if self.critic is None and not self._moving:
@@ -239,9 +242,10 @@ class PolicyLearner(PassesLearner):
             )
 
     def _finish(self, metrics: Mapping[str, float], num_completions: int) -> dict[str, float]:
-        """Move the algorithm's dynamic weights, and return what they were in it.
+        """Adjust the algorithm's dynamic weights, and return their values in this update.
 
-        A batch from which the policy took no step says nothing of what a weight does to it.
+        The weights stay unchanged if the policy took no step, because such a batch has no
+        information about their effect.
         """
         row = self.algorithm
         if metrics["optimizer/steps"]:
@@ -264,7 +268,8 @@ def minibatches(
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version.
 
-    Whole groups, as evenly as they go; an epoch of fewer groups than minibatches has fewer steps.
+    Groups stay whole and are split as evenly as possible. An epoch with fewer groups than
+    minibatches has fewer steps.
     """
     for epoch in range(epochs):
         order = np.arange(num_groups)
@@ -281,9 +286,9 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl < target / 1.5    weight / 2
         kl > target * 1.5    weight * 2
 
-    Schulman et al. 2017 (PPO), section 4; ``kl`` is measured after the update that ``weight`` was
-    used in, in the unit of ``target``. A KL that is not a number leaves the weight; it never
-    becomes 0, from where it could not be doubled.
+    Schulman et al. 2017 (PPO), section 4. ``kl`` is measured after the update that used ``weight``,
+    in the unit of ``target``. A NaN leaves the weight unchanged. The weight never reaches 0,
+    because doubling could not increase it again.
     """
     if kl < target / PENALTY_BAND:
         return max(weight / PENALTY_FACTOR, sys.float_info.min)
@@ -300,10 +305,9 @@ def next_kl_weight(
         e      = clip((kl - target) / target, -0.2, 0.2)
         weight = weight (1 + e num_completions / horizon)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2: there the gain K is 0.1 a batch; here it is
-    the step's number of completions over a horizon, so that it does not depend on how large a step
-    is. A KL that is not a number leaves the weight; no weight falls to 0 or below, whatever the
-    horizon.
+    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain of 0.1 per batch.
+    This gain is the number of completions divided by the horizon, so it does not depend on the step
+    size. A NaN leaves the weight unchanged. The weight stays positive for every horizon.
     """
     if kl != kl:
         return weight
@@ -314,10 +318,10 @@ def next_kl_weight(
 def steer(
     algorithm: Algorithm, *, kl: float | None, old_kl: float | None, num_completions: int
 ) -> Algorithm:
-    """Return the row for the next step, with its dynamic weights moved where it has any.
+    """Return the preset for the next step, with adjusted dynamic weights.
 
-    kl: mean KL to the reference; old_kl: mean KL(old || new) after the update, both in nats a
-    token. None: not measured, and the weight stays.
+    kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both are in nats per
+        token. None: not measured; the weight stays unchanged.
     """
     if algorithm.kl_target is not None and kl is not None:
         weight = next_kl_weight(
