@@ -1,7 +1,6 @@
-"""`assay init`: a commented configuration for the rows and the model at hand, and what is missing.
+"""`assay init`: write a commented configuration for given rows and a given model.
 
-What is there is looked at; what is not there is made: rows, a reward, and a tiny model. Everything
-that was assumed is said.
+Missing parts are created: example rows, a reward, and a tiny model. All assumptions are reported.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from assay.verify.service import VerifierService
 
 @dataclass(frozen=True, slots=True)
 class InitKind:
-    """What `assay init` writes of one kind.
+    """Templates and defaults for one kind of configuration.
 
-    template: of the configuration. rows: the file that is written where no rows are named, and
-    what is in it. load: how the stage reads rows; of ``reward_model`` the columns say it.
-    verifier: the one that judges; None: the one that fits the rows. solution: the column that a
-    tiny model guesses among; None: it begins knowing nothing.
+    template: file of the configuration. rows: file of example rows, and its description. load:
+    reader of the rows; for ``reward_model`` the columns select another. verifier: expression of the
+    verifier; None: chosen by the rows. solution: column of answers for the tiny model's cold start;
+    None: the tiny model has random weights.
     """
 
     template: str
@@ -82,7 +81,7 @@ NO_DISTILL = (
     "sft --data FILE"
 )
 MANY_ANSWERS = 40
-"""With more distinct answers, the tiny model guesses the right one too rarely."""
+"""Limit of distinct answers. With more, the tiny model rarely guesses the correct one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +117,12 @@ def init(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> InitResult:
-    """Write a commented configuration of ``kind`` into the current folder, and what it lacks.
+    """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
-    data: sources of rows; none: five rows are written. heldout_share: of them, in place of
-    ``heldout``: they are written to two files (`split_rows`). model: a folder, a hub name or a run;
-    none: a tiny one is made. verifier: None: the one that fits the rows. Rows and rewards that are
-    there stay as they are. Raises UserError for rows or a model that cannot be used, and where the
-    configuration exists and ``overwrite`` is not set; then nothing is written.
+    data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
+    a folder, a hub name or a run; None: a tiny model is created. verifier: None: chosen by the
+    rows. Existing rows and rewards stay. Raises UserError, before writing, for unusable rows or
+    models, and for an existing configuration without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
@@ -148,14 +146,15 @@ def init(
         if heldout_share is not None:
             sources, heldout = _hold_out(draft, sources, heldout_share, overwrite)
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
-        load_held = load_problems if kind == "sft" else load  # a stage of traces is asked problems
+        # An sft run is trained on traces but evaluated on problems.
+        load_held = load_problems if kind == "sft" else load
         held = look_at_rows(heldout, load_held) if heldout else None
         _check_heldout(sources, held if load is load_problems else None)
         is_rl = made.template == "grpo"
         key = made.solution and answer_key(rows.rows, made.solution)
         if key is None and is_rl and model is None and Path("my_reward.py").exists():
             texts = (name for name, value in rows.rows[0].spec.items() if isinstance(value, str))
-            key = next(texts, None)  # the reward that is there reads it, whatever its name
+            key = next(texts, None)
         expression = None
         if is_rl:
             expression = _choose_verifier(draft, rows, verifier or made.verifier, key)
@@ -193,7 +192,7 @@ _ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
 
 
 def _kind_of_labels(columns: Sequence[str]) -> str:
-    """Return the kind of reward model for rows with these columns."""
+    """Choose the kind of reward model by the columns of the rows."""
     if "labels" in columns:
         return "process"
     return "outcome" if {"label", "correct", "score"} & {*columns} else "preference"
@@ -212,7 +211,7 @@ def _judge_keys(made: InitKind) -> str:
 
 
 def _check_heldout(sources: Sequence[str], held: LookedRows | None) -> None:
-    """Raise DataError if a held-out question is in the training rows."""
+    """Check that no held-out question is in the training rows. Raises DataError."""
     if held is not None:
         check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
 
@@ -222,7 +221,7 @@ def _template(name: str) -> str:
 
 
 def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
-    """Write a file of the templates, or a text, where there is none of that name."""
+    """Write a template file, or ``text``, unless a file of this name exists."""
     file = Path(name)
     if file.exists():
         draft.assume(f"{name} was there, and is used as it is")
@@ -234,7 +233,7 @@ def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
 def _hold_out(
     draft: Draft, sources: Sequence[str], share: float, overwrite: bool
 ) -> tuple[list[str], list[str]]:
-    """Split the rows; return the new source of those to train on, and of those held out."""
+    """Split the rows. Returns the sources of the training rows and of the held-out rows."""
     train, heldout = (draft.file.with_suffix(f".{part}.jsonl") for part in ("train", "heldout"))
     for file in (train, heldout):
         if same := next(
@@ -256,9 +255,9 @@ def _hold_out(
 def _choose_verifier(
     draft: Draft, rows: LookedRows, verifier: str | None, key: str | None
 ) -> str | None:
-    """Return the expression of the rows' verifier; None where each row names its own.
+    """Choose the verifier expression; None if each row names its own verifier.
 
-    key: that of the rows' answers, which a new reward reads.
+    key: column of the answers, for a new reward function.
     """
     problems: Sequence[Problem] = rows.rows
     if verifier is None and all(problem.verifier for problem in problems):
@@ -282,7 +281,7 @@ def _choose_verifier(
 
 
 def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
-    """Write a reward where there is none: it reads the rows' answers, or is only an example."""
+    """Write a reward function, unless one exists. Without answers in the rows it is an example."""
     name = "my_reward.py"
     if key is None and not Path(name).exists():
         keys = ", ".join(rows.columns)
@@ -304,7 +303,7 @@ def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
 def _make_tiny(
     draft: Draft, rows: LookedRows, key: str | None, overwrite: bool, say: Callable[[str], None]
 ) -> str:
-    """Make the tiny model, and say what it is. key: that of the answers it guesses among."""
+    """Create and describe the tiny model. key: column of the answers for its cold start."""
     folder = Path("tiny" if draft.kind == "grpo" else f"tiny-{draft.kind}")
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
@@ -337,7 +336,7 @@ def _make_tiny(
 
 
 def _prompts_and_answers(rows: LookedRows, key: str | None) -> list[tuple[str, str]]:
-    """Return each prompt with a possible answer of a model."""
+    """Pair each prompt with every answer in its row: the reference answer, or the completions."""
     pairs: list[tuple[str, str]] = []
     for row in rows.rows:
         pair = getattr(row, "pair", row)
@@ -397,7 +396,7 @@ def _describe_verifier(draft: Draft, expression: str | None) -> None:
 def _describe_epochs(
     draft: Draft, model: LookedModel, rows: LookedRows
 ) -> dict[str, dict[str, Any]]:
-    """Choose epochs and rows per step; return the stage's section."""
+    """Choose epochs and rows per step. Returns the section of the stage."""
     epochs = 100.0 if model.is_tiny else 1.0
     draft.line("epochs", epochs, "passes over the rows")
     tokens, count = 32 if model.is_tiny else 4096, min(32, len(rows.rows))
@@ -449,7 +448,7 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
 
 
 def _describe_sizes(draft: Draft, sizes: Sizes) -> None:
-    """Write the sizes chosen for the machine, and their estimated cost."""
+    """Add the chosen sizes and their estimated cost to the draft."""
     command = f"assay plan {shlex.quote(str(draft.file))}"
     header = sizes.header(command)
     draft.values["expected"] = lined(map(comment, header))

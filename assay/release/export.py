@@ -1,4 +1,4 @@
-"""`assay model export`: a run's model for serving, with its card, or as GGUF."""
+"""`assay model export`: export a run's model to a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ def export(
     format: Literal["hf", "gguf"] = "hf",
     adapter: Path | str | None = None,
 ) -> Path:
-    """Write a run's model for serving, adapters merged; return the folder or the file.
+    """Export a run's model for serving, with adapters merged. Returns the folder or the file.
 
         assay.export("runs/first@best", "served")
         assay.export("runs/first@best", "served.gguf", format="gguf")
         assay.export("Qwen/Qwen3-0.6B", "served", adapter="runs/first@best")
 
-    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new place. format: ``hf``, a
-    plain Hugging Face folder with a model card that holds the evidence of the run; ``gguf``, one
-    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3. adapter: as in
-    `evaluate`; then the model may be any base model.
+    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: path of the export; it must not
+    exist. format: ``hf`` writes a Hugging Face folder with a model card that reports the run's
+    results; ``gguf`` writes one file for llama.cpp and Ollama (families Llama, Mistral, Qwen2 and
+    Qwen3). adapter: as in `evaluate`; the model may then be any base model.
+
+    Raises UserError.
     """
     from assay.model.load import export as export_model
     from assay.release.model_card import write_card
@@ -57,7 +59,7 @@ def export(
         return made
     from assay.model.gguf_export import write_gguf
 
-    # named after the file: what a killed export left is replaced by the next one
+    # The name depends only on the file, so the next export removes the files of a killed one.
     scratch = place.with_name(f".saving-gguf-{crc32(place.name.encode())}")
     remove_temporary(scratch)
     try:

@@ -1,4 +1,4 @@
-"""Lineage of a checkpoint: base model and all intermediate runs, with hashes."""
+"""Lineage of a checkpoint: the base model and all intermediate runs, with hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One ancestor of a checkpoint. sha256: "" if its files are not available."""
+    """One ancestor of a checkpoint. sha256: hash of its files, or "" if they are not available."""
 
     kind: str
     what: str
@@ -27,10 +27,11 @@ class Link:
 
 
 def lineage(run: LoadedRun, step: int) -> list[Link]:
-    """Return the base model first, then for each run its configuration, verifiers and checkpoint.
+    """List the ancestors of a checkpoint, from the base model to the checkpoint itself.
 
-    A checkpoint's hash is that of its manifest, which has those of all its files. That of the base
-    is of its weights as they are now.
+    Each run contributes its configuration, its verifiers and its checkpoint. A checkpoint is
+    identified by the hash of its manifest, which lists the hashes of all its files. The base model
+    is identified by the hash of its current weights.
     """
     links: list[Link] = []
     met: set[Path] = set()
@@ -57,7 +58,7 @@ def _made(run: LoadedRun) -> Iterator[Link]:
 
 
 def _checkpoint(name: str) -> Path | None:
-    """Return the named checkpoint of a run if it exists and is valid."""
+    """Find a checkpoint by name. Returns None unless it is valid and belongs to a run."""
     try:
         found = find_checkpoint(name)
     except RunError:

@@ -1,4 +1,4 @@
-"""`assay model merge`: merge models into one, and evaluate them and the result."""
+"""`assay model merge`: merge several models, and evaluate the models and the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from assay.training.api import open_asked
 
 @dataclass(frozen=True)
 class MergeResult:
-    """Merged models with their evaluations, the result last. model: folder of the result."""
+    """Result of a merge. model: folder of the merged model.
+
+    accuracies: evaluation of each input model, then of the merged model; empty without problems.
+    """
 
     model: str
     accuracies: Sequence[tuple[str, Evaluation]] = ()
@@ -58,8 +61,9 @@ def merge(
 ) -> MergeResult:
     """Merge models into a new folder. With problems, evaluate each model and the result.
 
-    weights: one per model; empty: all 1. base: reference model of ``task_arithmetic``. problems:
-    sampled with the settings of the first model's run. Raises UserError.
+    weights: one per model; 1 for each model by default. base: reference model of
+    ``task_arithmetic``. problems: held-out problems, sampled with the settings of the first model's
+    run. Raises UserError.
     """
     weights = list(weights) or [1.0] * len(models)
     if method not in get_args(MergeMethod):
@@ -92,7 +96,7 @@ def merge(
 def check_request(
     models: Sequence[str], method: str, weights: Sequence[float], base: str | None
 ) -> None:
-    """Raise ConfigError for a merge request that is incomplete or contradictory."""
+    """Validate the arguments of `merge`. Raises ConfigError."""
     least = 1 if method == "task_arithmetic" else 2
     if len(models) < least or (method == "slerp" and len(models) > least):
         accepted = "exactly 2" if method == "slerp" else f"at least {least}"
@@ -122,7 +126,10 @@ def _load(name: str) -> LoadedModel:
 
 
 def _check_tokens(loaded: Mapping[str, LoadedModel]) -> None:
-    """Raise ModelError if models of equal shape have different token ids."""
+    """Check that all tokenizers assign the same token ids. Raises ModelError.
+
+    Models of equal shape may still have different vocabularies.
+    """
     (first_name, first), *others = loaded.items()
     for name, other in others:
         for one, two in ((first, other), (other, first)):

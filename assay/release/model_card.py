@@ -26,14 +26,18 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` next to an exported model; do nothing for a model without a run."""
+    """Write ``README.md`` into the folder of an exported model. Skips models without a run.
+
+    checkpoint: the run's checkpoint. base: the model that the adapters were merged into, if it is
+    not the run's own base model.
+    """
     run, step = checkpoint.parent.parent, step_of(checkpoint)
     if step is not None and (run / "config.toml").is_file():
         (out / "README.md").write_text(model_card(load_run(run), step, base), encoding="utf-8")
 
 
 def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
-    """Return the README of a run's checkpoint: what it is, what was measured, how it was made."""
+    """Render the model card of a checkpoint as Markdown: results, lineage, procedure, failures."""
     own = run.config.model.path
     other = None if base is None or Path(base).resolve() == Path(own).resolve() else base
     version = run.environment.get("versions", {}).get("assay") or "?"
@@ -45,7 +49,8 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
         "",
         f"{made}, from `{own}`.",
     ]
-    if other is not None:  # whose evidence would pass for that of a model which nobody measured
+    # The results below are those of the run's own base model. The other model was not evaluated.
+    if other is not None:
         told = "What was measured below was measured on the run's own model."
         lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {told}"]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
@@ -73,7 +78,7 @@ def _front_matter(run: LoadedRun, base: str) -> Iterator[str]:
 
 
 def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """A table: before the first step, and at the last evaluation up to the checkpoint."""
+    """Yield a table of accuracy at the first evaluation and at the last one up to ``step``."""
     kinds = {
         kind: (rows[0], [row for row in rows if row["step"] <= step][-1])
         for kind, rows in by_kind(run.evaluations).items()
@@ -105,7 +110,7 @@ class _Check(BaseModel):
 
 
 class _Gate(BaseModel):
-    """The keys of a gate's result that a card shows."""
+    """Fields of a gate result that the card shows."""
 
     passed: bool
     model: str = ""
@@ -115,7 +120,7 @@ class _Gate(BaseModel):
 
 
 def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """What the newest gate found of this checkpoint, and whether it was passed."""
+    """Yield the result of the newest gate for this checkpoint, with all its checks."""
     found = read_record(run.folder / "gates" / f"step-{step:06d}.json", _Gate)
     if found is None:
         return
@@ -156,7 +161,7 @@ def _making(run: LoadedRun, step: int) -> Iterator[tuple[str, str]]:
 
 
 def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """What the run itself found, then the ways in which its verifiers are known to be wrong."""
+    """Yield failures recorded in the run, then known false positives of its verifiers."""
     rows = [row for row in run.metrics if row["step"] <= step]
     newest = rows[-1] if rows else {}
     for name, words in (

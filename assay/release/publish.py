@@ -18,11 +18,11 @@ Result = TypeVar("Result")
 
 
 def publish(model: str, name: str, out: Path | None = None, *, public: bool = False) -> str:
-    """Export a run's checkpoint and upload it to the hub as one commit; returns its page.
+    """Export a run's checkpoint and upload it to the hub in one commit. Returns the page's URL.
 
-    name: OWNER/NAME, or a name in the account of the token; a new repository is private unless
-    ``public``. out: a folder that keeps the model. Whether the token may write is asked before the
-    model is read. Raises RunError in one line.
+    name: OWNER/NAME, or NAME in the token's account. A new repository is private unless ``public``.
+    out: folder that keeps the exported model; temporary by default. Write permission is checked
+    before the model is loaded. Raises RunError.
     """
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name, re.ASCII):
         raise RunError(message("--push", repr(name), "OWNER/NAME, or NAME in your own account"))

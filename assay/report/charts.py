@@ -29,7 +29,8 @@ _MAX_LABEL = 40
 class Chart:
     """One figure. Colors are names that the page resolves for light and dark mode.
 
-    labels: labels by metric key. colors: of stacked shares. share: values are in 0..1.
+    labels: trace labels by metric key. colors: colors of stacked shares. share: whether values are
+    fractions in 0..1.
     """
 
     title: str
@@ -45,7 +46,7 @@ class Chart:
     wide: bool = False
 
     def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
-        """Return the chart with its traces and additional settings of its vertical axis."""
+        """Return a copy with traces and additional settings of the vertical axis."""
         if self.share:
             kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
         else:
@@ -55,7 +56,7 @@ class Chart:
 
 
 def make_charts(summary: LoadedRun) -> list[Chart]:
-    """Return the charts for which this run has data."""
+    """Build all charts for which the run has data."""
     text = (resources.files("assay.report") / "template" / "charts.toml").read_text(
         encoding="utf-8"
     )
@@ -96,7 +97,7 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
-    """Draw predicted probability against observed frequency, at the first and last evaluation."""
+    """Plot predicted probability against observed frequency, at the first and last evaluation."""
     rows = [row for row in rows if row.get("eval/reliability")]
     if not rows:
         return chart
@@ -151,7 +152,7 @@ def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round tick values for a range; 1-2-5 if space permits."""
+    """Choose tick values for a logarithmic axis: powers of ten, or 1-2-5 if space permits."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     digits = (1, 2, 5) if len(powers) <= 4 else (1,)
     return [digit * 10.0**power for power in powers for digit in digits]
@@ -191,14 +192,13 @@ _DRAWN = {
 
 
 def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]:
-    """Return the metrics with a prefix, in order, with the rest of their names."""
+    """Map the metrics with a prefix, in order, to the rest of their names."""
     keys = sorted({key for row in rows for key in row if key.startswith(prefix)} - apart)
     return {key: key.removeprefix(prefix) for key in keys}
 
 
 def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
-    """Return one line, or for many steps a faint line of values and a strong line of their
-    average."""
+    """Draw one line. For many steps, draw a faint line of values and a strong moving average."""
     faint = _line(name, steps, values, color)
     if len(steps) < _SMOOTH_FROM:
         return [faint]
@@ -242,7 +242,7 @@ def _label(name: str) -> str:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the centered moving average over about a fifteenth of the run (Gaussian weights)."""
+    """Compute the centered moving average over about a fifteenth of the run (Gaussian weights)."""
     width = max(1.0, len(values) / 45)
     reach = int(3 * width)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
@@ -251,7 +251,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _thin(rows: Sequence[Row]) -> Sequence[Row]:
-    """Reduce rows to a maximum number; rows of long runs become means over equal intervals."""
+    """Limit the number of rows. In long runs, each row becomes the mean of an equal interval."""
     size = -(-len(rows) // _MAX_POINTS)
     if size <= 1:
         return rows

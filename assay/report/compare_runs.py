@@ -27,7 +27,7 @@ from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
 
 Each = tuple[Any, ...]
-"""One value per run, in order A, B, and so on; None if a run lacks it."""
+"""One value per run, in the order A, B, C; None if a run lacks the value."""
 
 _ALWAYS_DIFFER = ("run.name", "run.directory")
 _SHOWN = (
@@ -35,11 +35,11 @@ _SHOWN = (
     *("length/truncated", "entropy/mean", "kl/mean", "loss/total", "loss/nll"),
     *("preference/accuracy", "optimizer/grad_norm"),
 )
-"""Metrics shown in the text; JSON has all."""
+"""Metrics shown in the text output. The JSON output contains all metrics."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WIDEST = 60
 _NAMED = 5
-# Maximum number of characters of a shown answer.
+# Maximum length of a shown answer, in characters.
 _LONGEST = 600
 
 
@@ -55,9 +55,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The last evaluation of one kind in A and in another run. other: the other run's letter.
+    """The last evaluations of one kind in run A and in another run.
 
-    same_source: whether both configurations name the same held-out data.
+    other: letter of the other run. same_source: whether both configurations name the same held-out
+    data.
     """
 
     kind: str
@@ -68,14 +69,13 @@ class HeldOut:
 
     @property
     def differences(self) -> dict[str, float]:
-        """B minus A for each problem judged in both."""
+        """B minus A, for each problem judged in both runs."""
         first, last = self.rows
         return {} if first is None or last is None else differences_between(first, last)
 
     @property
     def on_other_problems(self) -> bool:
-        """Whether the runs were evaluated on different problems, so that no gain can be
-        computed."""
+        """Whether the runs were evaluated on different problems, which makes a gain undefined."""
         first, last = self.rows
         if first is None or last is None or self.differences:
             return False
@@ -84,21 +84,21 @@ class HeldOut:
 
     @property
     def p_value(self) -> float | None:
-        """P value of the exact test of no difference, paired by problem."""
+        """P-value of an exact paired test; the null hypothesis is no difference."""
         found = self.differences
         return sign_flip_p([*found.values()]) if found else None
 
     @property
     def gain(self) -> Gain | None:
-        """Paired gain of B over A; None if no problem was judged in both."""
+        """Gain of B over A, paired by problem; None if no problem was judged in both."""
         first, last = self.rows
         return None if first is None or last is None else gain_between(first, last)
 
     @property
     def difference(self) -> tuple[float, float | None] | None:
-        """B less A, and its standard error: problem by problem where both judged the same.
+        """B minus A and the standard error, paired by problem if both judged the same problems.
 
-        None where the problems differ.
+        None if the runs were evaluated on different problems.
         """
         first, last = self.rows
         if first is None or last is None or self.on_other_problems:
@@ -131,11 +131,11 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Two or more runs and their differences; held-out accuracy is compared with A.
+    """Two or more runs and their differences. Run A is the baseline for held-out accuracy.
 
-    settings, surroundings: differences of configurations, machines and versions. metrics: means
-    over the last tenth of each run's steps, at least one and at most twenty. speed: median seconds
-    per step, tokens per second, wall time, peak memory.
+    settings: differences between the configurations. surroundings: differences between machines and
+    package versions. metrics: means over the last tenth of each run's steps (1 to 20 steps). speed:
+    median seconds per step, tokens per second, wall time, peak memory.
     """
 
     runs: tuple[str, ...]
@@ -164,10 +164,11 @@ class ComparedRuns:
 
 
 def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
-    """Compare two runs or more, finished or not.
+    """Compare two or more runs, finished or in progress.
 
-    num_flips: so many held-out problems that turned right, and as many that turned wrong, with what
-    both answered, from their evaluation logs. Raises RunError for a single run, and for too many.
+    num_flips: number of held-out problems to list per direction (solved only by A, solved only by
+    B), with the answers of both runs, from the evaluation logs. Raises RunError for a single run
+    and for too many runs.
     """
     if not 2 <= len(runs) <= len(LETTERS):
         raise RunError(message("assay run compare", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
@@ -289,7 +290,7 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
 
 
 def _overlap(one: HeldOut) -> str:
-    """Return the number of problems in the difference, if some are missing in one run."""
+    """Describe the number of compared problems, if one run lacks some of them."""
     counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
     common = len(one.differences)
     return "" if max(counts) == common else f" over the {common} in common"

@@ -1,6 +1,6 @@
-"""List runs by reading their directories: ``assay run list``.
+"""``assay run list``: list the runs below a folder.
 
-Only the fields of a line are read, so a thousand runs take about a second. Configurations are not
+Only the listed fields are read, so a thousand runs take about a second. Configurations are not
 validated, so that runs of other versions are listed too.
 """
 
@@ -26,10 +26,10 @@ from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.progress import format_seconds
 
 _TAIL = 16_384
-"""Bytes at a journal's end that contain its last rows."""
+"""Bytes to read at the end of a journal; they contain its last rows."""
 STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
 STATES += ("unreadable",)
-# What a configuration raises that is read without being validated: wrong types, huge numbers.
+# Exceptions from unvalidated configurations, such as wrong types and huge numbers.
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _DAMAGE += (RecursionError,)
 _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
@@ -37,11 +37,12 @@ _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run. state: one of `STATES`. why: reason of its end. of_steps: planned steps; None:
-    unknown.
+    """One run in the list.
 
-    algorithm: of [rl], or the method of [preference]. start: time of creation. best: best held-out
-    accuracy, and its step. seconds: of all starts. money: from guard.price_per_hour.
+    state: one of `STATES`. why: reason of the run's end. of_steps: planned steps; None: unknown.
+    algorithm: algorithm of [rl], or method of [preference]. start: time of creation. best: best
+    held-out accuracy and its step. seconds: wall time over all starts. money: cost computed from
+    guard.price_per_hour.
     """
 
     path: str
@@ -60,7 +61,7 @@ class ListedRun:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of the run's line."""
+        """Format the run as the cells of one table row."""
         done = str(self.step) if self.of_steps is None else f"{self.step}/{self.of_steps}"
         best = "" if self.best is None else f"{self.best:.1%} at {self.best_step}"
         cost = format_seconds(self.seconds) + (f", {self.money:.2f}" if self.money else "")
@@ -97,12 +98,11 @@ class Listing:
 
 
 def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing:
-    """Return the runs below a folder to which all that is asked applies, the newest first.
+    """List the runs below a folder that match all filters, newest first.
 
-    asked: words that stand in a run's name or configuration, or ``key=value`` of its configuration,
-    as ``rl.steps=60``; also of ``name``, ``state``, ``stage`` and ``algorithm``. Raises RunError
-    where there is no such folder, for a key that none of its runs has, for a state that is none,
-    and for a folder in the place of a word.
+    asked: filters. A word matches a run's name or configuration. ``key=value`` matches a setting,
+    such as ``rl.steps=60``, or ``name``, ``state``, ``stage`` or ``algorithm``. Raises RunError for
+    a missing folder, a key that no run has, an unknown state, and a folder given as a word.
     """
     top = Path(folder).expanduser()
     runs: list[ListedRun] = []
@@ -121,7 +121,7 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
 
 
 def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
-    """Raise RunError for a filter that can match no run."""
+    """Check that a filter can match a run. Raises RunError."""
     key, is_pair, value = asked.partition("=")
     known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
     if is_pair and runs and key not in known:
@@ -143,8 +143,9 @@ def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
 def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:
     """Yield the run directories below a folder, without descending into runs.
 
-    seen: visited folders, because links may form cycles. is_linked: the folder was reached by a
-    link, so its subfolders are skipped; a link may lead to the whole disk.
+    seen: folders already visited; symbolic links may form cycles. is_linked: whether the folder was
+    reached through a link. Its subfolders are then skipped, because a link may lead to the whole
+    disk.
     """
     seen = set() if seen is None else seen
     seen.add(os.path.realpath(top))
@@ -159,7 +160,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
 
 
 def _read(folder: Path) -> ListedRun:
-    """Read the fields of a line; for an unreadable run, the reason."""
+    """Read the listed fields of a run. An unreadable run is listed with the reason."""
     try:
         return _listed(folder)
     except AssayError as error:
@@ -201,8 +202,7 @@ def _listed(folder: Path) -> ListedRun:
 
 
 def _num_steps(events: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the planned steps of the newest start; None if an older version did not
-    record them."""
+    """Return the planned steps of the newest start; None if it did not record them."""
     said = (one.get("steps") for one in reversed(events) if one.get("kind") in _STARTS)
     return next((int(steps) for steps in said if isinstance(steps, int)), None)
 
@@ -212,7 +212,7 @@ _ENDS = {"interrupted": "interrupted", "finished early": "finished", "finished":
 
 
 def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return a run's state, and why it ended."""
+    """Return a run's state and the reason of its end."""
     kinds = ("created", "resumed", "ended")
     newest = next((one for one in reversed(events) if one.get("kind") in kinds), {})
     if newest.get("kind") != "ended":
@@ -226,7 +226,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether a process writes the run."""
+    """Whether a process is writing to the run."""
     try:
         with open(folder / ".lock", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -238,13 +238,14 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _ends(path: Path) -> list[bytes]:
-    """Return the first line of a journal and its last lines."""
+    """Read the first line of a journal and its last lines."""
     if path.exists() and not path.is_file():
         raise RunError(message(str(path), "no regular file", "a file", "restore it"))
     with suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
         file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
-        return [first, *file.read().splitlines()]  # the second may be the rest of a longer line
+        # The read may begin inside a line, so the second element may be incomplete.
+        return [first, *file.read().splitlines()]
     return []
 
 
@@ -255,8 +256,7 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _same(found: Any, text: str) -> bool:
-    """Whether a value, or an element of a list, equals a text; for a path, also its last
-    component."""
+    """Whether a value, an element of a list, or the last component of a path equals a text."""
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):
             return float(text) == float(found)

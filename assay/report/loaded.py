@@ -1,4 +1,4 @@
-"""Read a run from its directory, including runs in progress and killed runs."""
+"""Load a run from its directory, including runs in progress and killed runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ READABLE = (
     *("finish_reason", "policy_version", "verifier", "judge_seconds", "tags"),
     *("draw", "group_id", "completion_id"),
 )
-"""Columns of rollouts without token-level data, which must be requested by name."""
+"""Default columns of rollouts. Token-level columns must be requested by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """What a run has written down so far. `load_run` makes one.
+    """Records of a run, loaded by `load_run`.
 
-    metrics: a row for each step. evaluations: a row for each evaluation and temperature. events:
-    what else happened, as starts, stops and dead workers. environment: versions, machine and
-    verifiers.
+    metrics: one row per step. evaluations: one row per evaluation and temperature. events: starts,
+    stops, dead workers and other events. environment: package versions, hardware and verifiers.
     """
 
     folder: Path
@@ -54,18 +53,19 @@ class LoadedRun:
         best: int | None = None,
         columns: Sequence[str] = READABLE,
     ) -> Table:
-        """Return recorded completions with their verdicts, one row each.
+        """Return recorded completions with their verdicts, one row per completion.
 
-        step: of one step; None: of all. problem: of one problem, by its id. status: ``passed``,
-        ``failed`` or ``not_judged``. worst, best: so many of those that were judged, by their
-        reward; among equals the newest first. columns: any of the rollout log (docs/rollouts.md),
-        ``num_tokens``, ``num_given`` and ``advantage`` (the mean over the completion's tokens).
+        step: a step, or ``"last"``; None: all steps. problem: id of a problem. status: ``passed``,
+        ``failed`` or ``not_judged``. worst, best: number of judged completions with the lowest or
+        highest rewards; ties are ordered newest first. columns: columns of the rollout log
+        (docs/rollouts.md), and ``num_tokens``, ``num_given`` (injected tokens) and ``advantage``
+        (mean over the completion's tokens).
 
             run.rollouts(step="last", worst=5)
             run.rollouts(status="not_judged")["detail"]
             run.rollouts(problem="rows.jsonl:3").to_pandas()
 
-        Raises RunError for a step without rollouts, and for a damaged file of them.
+        Raises RunError for a step without rollouts and for a damaged rollout file.
         """
         if worst is not None and best is not None:
             raise RunError("rollouts: found worst and best; accepted: one of them")
@@ -99,7 +99,7 @@ class LoadedRun:
 
     @property
     def num_steps(self) -> int:
-        """Steps that are finished."""
+        """Number of finished steps."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
@@ -109,18 +109,18 @@ class LoadedRun:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated, or trained on if the run does not generate."""
+        """Number of generated tokens, or of trained tokens if the run does not generate."""
         counts = (row.get("tokens/generated") or row.get("tokens/trained") for row in self.metrics)
         return int(sum(count or 0 for count in counts))
 
     @property
     def ended(self) -> str | None:
-        """Why the run ended; None if it still runs or was killed."""
+        """Reason of the run's end; None if the run is in progress or was killed."""
         return why_ended(self.events)
 
     @property
     def state(self) -> str:
-        """Progress and outcome, in words that follow the run's name."""
+        """Progress and outcome, phrased to follow the run's name."""
         return how_far(self.num_steps, self.ended)
 
     def __repr__(self) -> str:
@@ -128,13 +128,13 @@ class LoadedRun:
 
 
 def load_run(path: Path | str) -> LoadedRun:
-    """Read a run's directory: its configuration, metrics, evaluations, events and rollouts.
+    """Load a run from its directory: configuration, metrics, evaluations, events and rollouts.
 
         run = assay.load_run("runs/first")
         run.metrics.to_pandas()
         run.rollouts(step=20, worst=5)
 
-    A run may be read while it is written. Raises RunError where the folder is no run directory.
+    The run may be in progress. Raises RunError if the folder is not a run directory.
     """
     folder = Path(path).expanduser()
     return LoadedRun(
@@ -148,9 +148,9 @@ def load_run(path: Path | str) -> LoadedRun:
 
 
 def load_run_at(name: str) -> LoadedRun:
-    """Read a run as it stood after a step: ``RUN@120``, ``RUN@best``. Without one, all of it.
+    """Load a run up to a step, such as ``RUN@120`` or ``RUN@best``; without a step, the whole run.
 
-    Raises RunError where the step was not evaluated.
+    Raises RunError if the step was not evaluated.
     """
     place, _, which = name.rpartition("@")
     if not (which.isdecimal() or which in ("best", "last")) or Path(name).exists():

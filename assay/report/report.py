@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML file, in which model text cannot run scripts."""
+"""The report of a run: one self-contained HTML file. Model text in it cannot run scripts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from assay.run.intervals import share_words, shown_range
 from assay.run.progress import format_seconds
 
 REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
-"""Units that evaluations of reward models count."""
+"""Kinds of evaluations of reward models."""
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` into a run's directory, finished or not, and return its path.
+    """Write ``report.html`` into the directory of a run. Returns its path.
 
-    Raises RunError where the folder is no run directory.
+    The run may be in progress. Raises RunError if the folder is not a run directory.
     """
     summary = load_run(run_folder)
     path = summary.folder / "report.html"
@@ -43,7 +43,7 @@ def write_report(run_folder: Path | str) -> Path:
 
 
 def render(summary: LoadedRun) -> str:
-    """Return the report as HTML. Its scripts are named by hash; no other script can run."""
+    """Render the report as HTML. The content policy allows only its own scripts, by hash."""
     from plotly.offline import get_plotlyjs
 
     charts = make_charts(summary)
@@ -86,7 +86,7 @@ def render(summary: LoadedRun) -> str:
 
 
 def template(name: str) -> str:
-    """Return a file of the page's template."""
+    """Read a file of the page template."""
     return (resources.files("assay.report") / "template" / name).read_text(encoding="utf-8")
 
 
@@ -257,14 +257,14 @@ def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return an HTML table of cells that are already HTML."""
+    """Render an HTML table. The cells must already be HTML."""
     top = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
 
 
 def _text(value: Any) -> str:
-    """Format a plain value, without None and empty values."""
+    """Format a plain value as text. Omits None and empty values."""
     if isinstance(value, Mapping):
         texts = {key: _text(item) for key, item in value.items()}
         return ", ".join(f"{key} {text}" for key, text in texts.items() if text)

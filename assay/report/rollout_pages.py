@@ -1,6 +1,6 @@
-"""The report's rollout reader: selection of rollouts, and their HTML.
+"""Rollout section of the report: selects rollouts and renders them as HTML.
 
-Rollout text comes from a model and is untrusted, so all of it passes through `safe`.
+Rollout text comes from a model and is untrusted. All of it passes through `safe`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
 
 
 def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]:
-    """Choose steps to show, with reasons: first, last, best, worst, and some between."""
+    """Choose the steps to show: first, last, best, worst, and some between. Returns the reasons."""
     if not steps:
         return {}
     chosen = {steps[0]: "first", steps[-1]: "last"}
@@ -45,9 +45,9 @@ def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]
 
 
 def choose_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Choose groups of a step, of every kind, preferring large differences of rewards.
+    """Choose groups of every kind from a step. Prefers groups with large reward differences.
 
-    If a group has too many siblings, the best, the worst and those not judged are shown.
+    From a large group, only the best, the worst and the not judged completions are shown.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -78,7 +78,7 @@ def _rank(row: Row) -> float:
 
 
 def reader_html(summary: LoadedRun) -> str:
-    """Return the reader: filters, and chosen groups of chosen steps, siblings side by side."""
+    """Render the rollout section: filters, and groups of selected steps side by side."""
     log = RolloutLog(summary.folder / "rollouts")
     steps = choose_steps(log.steps(), summary.metrics)
     read = {step: read_columns(log.path(step), _COLUMNS) for step in steps}
@@ -162,7 +162,7 @@ def _rollout_html(row: Row) -> str:
 
 
 def _completion_html(row: Row) -> str:
-    """Return the HTML of a completion, with reasoning and answer separated."""
+    """Render a completion as HTML, with reasoning and answer separated."""
     text, think = row["text"] or "", ThinkFormat(**row["think"] or {})
     start, end = think.answer_span(text) or (len(text), len(text))
     parts = [("reasoning", text[:start]), ("answer", text[start:end]), ("reasoning", text[end:])]

@@ -1,4 +1,4 @@
-"""Select rollouts of a run for reading, as text for a terminal or as plain rows."""
+"""Select rollouts of a run and format them as terminal text or as plain rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from assay.report.loaded import LoadedRun
 
 Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
 Row = Mapping[str, Any]
-_LONGEST = 80  # characters of an extracted answer in a header
+# Maximum length of an extracted answer in a header, in characters.
+_LONGEST = 80
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Selected rollouts. found: number of matching rollouts. why: reason for an empty selection."""
+    """Selected rollouts.
+
+    found: number of matching rollouts. why: reason for an empty selection.
+    """
 
     rollouts: Sequence[Row]
     found: int
@@ -49,13 +53,13 @@ def read_rollouts(
     step: int | Literal["last"] | None = None,
     problem: str | None = None,
 ) -> Reading:
-    """Return up to ``count`` rollouts of a run.
+    """Select up to ``count`` rollouts of a run.
 
-    kind: None: the newest. ``worst``, ``best``: judged rollouts by reward. ``failed``,
-    ``not_judged``: the newest with this status. ``longest``: by tokens. ``flipped``: problems drawn
-    several times whose pass rate changed most between the first and the last draw, with one
-    completion of each of these two draws. step, problem: only these. Raises RunError for a problem
-    without rollouts.
+    kind: None selects the newest rollouts. ``worst`` and ``best`` select judged rollouts by reward;
+    ``failed`` and ``not_judged`` select the newest with this status; ``longest`` selects by number
+    of tokens. ``flipped`` selects problems whose pass rate changed most between their first and
+    last draw, with one completion from each of the two draws. step, problem: restrict the
+    selection. Raises RunError for a problem without rollouts.
     """
     status = kind if kind in ("failed", "not_judged") else None
     every = list(run.rollouts(step=step, problem=problem, status=status))
@@ -80,7 +84,7 @@ def read_rollouts(
 
 
 def _why_none(run: LoadedRun, kind: Kind | None) -> str:
-    """Return why the selection is empty: the run has no rollouts, or none of this kind."""
+    """Explain an empty selection: the run has no rollouts, or no rollouts of this kind."""
     if total := len(run.rollouts(columns=["step"])):
         words = {"failed": "has failed", "not_judged": "was not judged", "flipped": "has flipped"}
         return f"none of the run's {total} rollouts {words.get(kind or '', 'was judged')}"
@@ -90,7 +94,7 @@ def _why_none(run: LoadedRun, kind: Kind | None) -> str:
 
 
 def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:
-    """Yield (change, rollout of the first draw, rollout of the last) of each changed problem."""
+    """Yield (change, rollout of the first draw, rollout of the last draw) per changed problem."""
     judged = [row for row in rows if row["status"] in ("passed", "failed")]
     judged.sort(key=lambda row: (row["problem_id"], row["step"]))
     for _, of_problem in groupby(judged, key=lambda row: row["problem_id"]):
@@ -120,7 +124,8 @@ def _facts(row: Row) -> Iterator[str]:
         yield f"advantage {row['advantage']:+.3g}"
     given = f" ({row['num_given']} of them given)" if row["num_given"] else ""
     yield f"{row['num_tokens']} tokens{given}, {row['finish_reason']}"
-    if row["extracted"] is not None:  # of code it is the whole program, which the text shows
+    # For code, the extracted answer is the whole program, which the text already shows.
+    if row["extracted"] is not None:
         said = repr(row["extracted"])
         yield f"extracted {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
     yield from (str(row[name]) for name in ("reason", "detail") if row[name])

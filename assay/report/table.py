@@ -1,4 +1,4 @@
-"""Rows as a table: what `load_run` and `judge` give to a notebook."""
+"""The table type that `load_run` and `judge` return: rows with columns, for notebooks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 2000
-_NARROW = 24  # characters of a column in a terminal, as long as others want to be seen
+# Width to which a column shrinks in a terminal while other columns need space, in characters.
+_NARROW = 24
 
 
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows that are mappings; one may lack a column that another has.
+    """A sequence of rows, each a mapping. Rows may have different columns.
 
-    ``table[3]`` is a row, ``table[2:5]`` a table, and ``table["reward"]`` a column as a list, with
-    None where a row lacks it. A notebook, and `print`, show the first rows.
+    ``table[3]`` returns a row, ``table[2:5]`` a table, and ``table["reward"]`` a column as a list,
+    with None for rows that lack the column. Notebooks and `print` show the first rows.
 
         run = assay.load_run("runs/first")
         run.metrics["reward/mean"][-1]
@@ -37,7 +38,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of any row, in the order in which they appear."""
+        """Names of the columns of all rows, in order of first appearance."""
         return list(dict.fromkeys(chain.from_iterable(self._rows)))
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return [row.get(index) for row in self._rows]
 
     def to_pandas(self) -> DataFrame:
-        """Return the rows as a pandas data frame, one column each; raises MissingExtra."""
+        """Convert the table to a pandas data frame. Raises MissingExtra without pandas."""
         try:
             from pandas import DataFrame  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -80,7 +81,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return f"Table of {len(self)} rows: {', '.join(self.columns) or 'no columns'}"
 
     def __str__(self) -> str:
-        """Return the first rows, and the columns that the terminal has room for."""
+        """Format the first rows, with as many columns as fit into the terminal."""
         names, rows = self.columns, self._rows[:_SHOWN_ROWS]
         table = [names, *([_line(_words(row.get(name))) for name in names] for row in rows)]
         sizes = _sizes([max(map(cell_len, column)) for column in zip(*table, strict=True)])
@@ -94,7 +95,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return "\n".join([*lines[not names :], f"({count} rows{listed})"])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows. Models wrote the text, so it is escaped."""
+        """Render the first rows as HTML. Model text is untrusted and therefore escaped."""
         columns = self.columns
         head = "".join(f"<th>{_safe(name)}</th>" for name in columns)
         rows = [
@@ -108,7 +109,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
 
 def _sizes(wide: Sequence[int]) -> list[int]:
-    """Return how wide the first columns are shown: as many as the terminal has room for."""
+    """Compute the widths of the leading columns that fit into the terminal."""
     sizes, room = list[int](), get_terminal_size().columns + 2
     for size in (min(one, _NARROW) + 2 for one in wide):
         if sizes and size > room:

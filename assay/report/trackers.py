@@ -39,9 +39,10 @@ Rollout = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Arguments for opening a tracker. known: its earlier id of this run; None: a new run.
+    """Arguments for opening a tracker.
 
-    step: the last finished step.
+    known: the tracker's id of this run from an earlier start; None: a new run. step: the last
+    finished step.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class Place:
 
     @property
     def log(self) -> LogConfig:
-        """The settings."""
+        """The ``[log]`` settings."""
         return self.config.log
 
     @property
@@ -61,9 +62,9 @@ class Place:
 
 
 class Tracker(Protocol):
-    """One run in one tracker, constructed from a `Place`. id: the tracker's id of the run.
+    """One run in one tracker, constructed from a `Place`.
 
-    where: URL or path of the run in the tracker.
+    id: the tracker's id of the run. where: URL or path of the run in the tracker.
     """
 
     id: str
@@ -83,7 +84,7 @@ class Tracker(Protocol):
 
 
 class WandB:
-    """Weights & Biases. Rows carry their step as a value: a resumed run repeats a few steps."""
+    """Weights & Biases. The step is logged as a value, because a resumed run repeats some steps."""
 
     def __init__(self, place: Place) -> None:
         wandb = importlib.import_module("wandb")
@@ -121,9 +122,9 @@ class WandB:
 
 
 class TensorBoard:
-    """TensorBoard's files, in the run's directory. Steps that a resumed run repeats are replaced.
+    """TensorBoard event files in the run's directory. Repeated steps of a resumed run are replaced.
 
-    Rollouts are shown as text: there are no tables.
+    Rollouts are logged as text, because TensorBoard has no tables.
     """
 
     def __init__(self, place: Place) -> None:
@@ -152,9 +153,9 @@ class TensorBoard:
 
 
 class Trackio:
-    """Trackio: its files are on this machine, or in a space of the hub (TRACKIO_SPACE_ID).
+    """Trackio, with files on this machine or in a space of the hub (TRACKIO_SPACE_ID).
 
-    A space that it makes is private. A resumed run goes on with the newest run of its name.
+    New spaces are private. A resumed run continues the newest Trackio run of the same name.
     """
 
     def __init__(self, place: Place) -> None:
@@ -163,7 +164,7 @@ class Trackio:
         if log.offline:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)
-        # Trackio prints, but standard output is reserved for results.
+        # Trackio prints to standard output, which is reserved for results.
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=log.project,
@@ -190,7 +191,7 @@ class Trackio:
 
 
 class MLflow:
-    """MLflow, at the server or the files that MLFLOW_TRACKING_URI names."""
+    """MLflow, with the server or folder that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, place: Place) -> None:
         mlflow = importlib.import_module("mlflow")
@@ -238,9 +239,9 @@ class MLflow:
 
 
 _MLFLOW_LONGEST, _MLFLOW_PARAMS = 500, 100
-"""Characters of a parameter; parameters of one call."""
+"""Maximum length of a parameter value, and maximum number of parameters per call."""
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. /]", re.ASCII)
-"""Characters that metric names may not contain."""
+"""Characters that MLflow does not allow in metric names."""
 
 TRACKERS: Mapping[str, Callable[[Place], Tracker]] = {
     "wandb": WandB,
@@ -254,9 +255,9 @@ _MODULES = {"tensorboard": "torch.utils.tensorboard"}
 
 
 def check_trackers(log: LogConfig) -> None:
-    """Raise UserError if a tracker is unusable, before expensive work starts.
+    """Check that all trackers are usable, before expensive work starts.
 
-    Raises MissingExtra for a library that is not installed.
+    Raises UserError for an unusable tracker and MissingExtra for a library that is not installed.
     """
     for name in log.to:
         found = PathFinder.find_spec(name)
@@ -277,7 +278,7 @@ def check_trackers(log: LogConfig) -> None:
 
 
 def report_to_trackers(run: Run) -> None:
-    """Attach a listener for every tracker in ``log.to``, continuing the run that it already has."""
+    """Attach one listener per tracker in ``log.to``. A resumed run keeps its id in the tracker."""
     events = read_events(run.folder / "events.jsonl")
     known = {row.get("tracker"): row.get("id") for row in events if row["kind"] == OPENED}
     for name in dict.fromkeys(run.config.log.to):
@@ -285,7 +286,7 @@ def report_to_trackers(run: Run) -> None:
 
 
 class Reporter:
-    """Listener of one tracker, which is opened at the first row to report."""
+    """Listener that forwards rows to one tracker. Opens the tracker at the first row."""
 
     close_seconds = 60.0
 
@@ -323,7 +324,7 @@ class Reporter:
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers in a row of metrics, without the step."""
+    """Select the finite numbers of a metrics row, without the step."""
     return {
         name: value
         for name, value in row.items()
@@ -332,7 +333,7 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an evaluation, prefixed with its kind: ``eval/greedy/pass_at_1``."""
+    """Select the numbers of an evaluation, keyed by its kind, as in ``eval/greedy/pass_at_1``."""
     kind = kind_of(row).replace(" ", "_")
     return {
         name.replace("eval/", f"eval/{kind}/"): value for name, value in numbers_of(row).items()
@@ -342,9 +343,9 @@ def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def choose(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], count: int
 ) -> list[dict[str, Any]]:
-    """Choose rollouts of a step, evenly spaced from the lowest reward to the highest.
+    """Choose rollouts of a step at evenly spaced ranks, from the lowest reward to the highest.
 
-    Rollouts that were not judged come first.
+    Completions that were not judged come first.
     """
     rollouts = [
         {
@@ -367,5 +368,5 @@ def choose(
 
 
 def _as_code(text: str) -> str:
-    """Return text as a verbatim Markdown block."""
+    """Wrap text in a Markdown code block."""
     return "".join(f"    {line}\n" for line in escaped(text).split("\n"))
