@@ -1,4 +1,4 @@
-"""AdamW in float32, in pieces that fit the cache, without a float32 copy of narrower weights."""
+"""AdamW in float32, in cache-sized pieces, without a float32 copy of 16-bit weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from assay.learn.halves import (
     split_noise,
 )
 
-# Elements a piece: on a CPU as many as stay in its cache (measured), elsewhere few launches.
+# Elements per piece. A CPU piece fits the cache (measured). A GPU needs few kernel launches.
 CPU_PIECE = 2**18
 DEVICE_PIECE = 2**24
 
@@ -29,15 +29,16 @@ Plain = dict[str, dict[str, Any]]
 
 
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 weights of any model.
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights.
 
-    A bfloat16 parameter is the upper half of its float32 master weight, and the state keeps the
-    lower half (int16): two bytes a weight where a copy takes four. A float16 parameter has a
-    float32 master in the state, a float32 parameter is its own. Matrices decay; vectors (norms,
-    biases) do not.
+    A bfloat16 parameter is the upper half of its float32 master weight. The state keeps the lower
+    half (int16): two bytes per weight instead of four for a copy. A float16 parameter has a float32
+    master in the state. A float32 parameter is its own master. Weight decay applies to matrices,
+    and not to vectors (norms, biases).
 
-    state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``), made
-    at a parameter's first step. num_steps: of each parameter.
+    state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``),
+        allocated at a parameter's first step.
+    num_steps: step count of each parameter.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
@@ -49,7 +50,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Step the parameters that have a gradient (float32), which is first scaled in place."""
+        """Scale the float32 gradients in place, and step the parameters that have one."""
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
@@ -83,15 +84,14 @@ class AdamW:
         return numbers
 
     def save(self) -> tuple[State, Plain]:
-        """Return (tensors by parameter and key, not copied; what of the state is no tensor)."""
+        """Return (tensors by parameter and key, not copied; the other values of the state)."""
         return self.state, {name: {"step": count} for name, count in self.num_steps.items()}
 
     @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
-        """Copy what `save` returned. Raises ValueError where it belongs to other parameters.
+        """Copy the state that `save` returned. Raises ValueError for a state of other parameters.
 
-        Lower halves belong to the very weights that they were saved with: load those into the
-        model.
+        Lower halves match only the weights of the same save: load those weights into the model.
         """
         for name, tensors in saved.items():
             parameter, wanted = self.parameters[name], self._dtypes(name)
@@ -116,7 +116,7 @@ class AdamW:
                 tensor.zero_()
 
     def _room(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a parameter's state, whatever they hold."""
+        """Return the uninitialized tensors of a parameter's state."""
         for key, dtype in self._dtypes(name).items():
             if key not in self._arenas:
                 same = {n: p for n, p in self.parameters.items() if key in self._dtypes(n)}
@@ -124,7 +124,7 @@ class AdamW:
         return {key: self._arenas[key].take(name) for key in self._dtypes(name)}
 
     def _dtypes(self, name: str) -> dict[str, torch.dtype]:
-        """Return the types of a parameter's state."""
+        """Return the dtypes of a parameter's state tensors."""
         moments = getattr(torch, self.config.state_dtype)
         dtypes: dict[str, torch.dtype] = {"exp_avg": moments, "exp_avg_sq": moments}
         weights = self.parameters[name].dtype
@@ -136,7 +136,7 @@ class AdamW:
 
 
 class _Workbench:
-    """Room for one piece, reused for all: what is narrower is worked on in float32 here."""
+    """Float32 buffers for one piece, reused for all pieces of a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -151,11 +151,12 @@ class _Workbench:
         key: int,
         first: int,
     ) -> None:
-        """Step one piece of a parameter, whose elements are numbered from ``first``."""
+        """Step one piece of a parameter. first: index of the piece's first element."""
         parameter = piece["parameter"]
         weights = self._weights(piece)
         moments = [self._widened(name, piece[name]) for name in ("exp_avg", "exp_avg_sq")]
-        self._num_steps.fill_(num_steps - 1)  # the kernel counts
+        # The fused kernel increments the count itself.
+        self._num_steps.fill_(num_steps - 1)
         adamw(
             [weights],
             [piece["gradient"].contiguous()],
@@ -177,7 +178,7 @@ class _Workbench:
             parameter.copy_(weights)
 
     def _weights(self, piece: Mapping[str, Tensor]) -> Tensor:
-        """Return the float32 weights, contiguous as the kernel needs them."""
+        """Return the float32 weights, contiguous for the fused kernel."""
         parameter = piece["parameter"]
         if "master" in piece:
             return piece["master"]
@@ -195,7 +196,10 @@ class _Workbench:
     def _round(
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
-        """Write the moments back in bfloat16; nearest would freeze changes of less than 1/256."""
+        """Write the moments back in bfloat16, with stochastic rounding.
+
+        Rounding to nearest would discard every relative change below 1/256.
+        """
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)
@@ -212,9 +216,10 @@ class _Workbench:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (first element, views of one piece) of tensors of one shape.
+    """Yield (first element, views of one piece) of tensors of the same shape.
 
-    Tensors that are not all contiguous come as one piece: their elements have no common order.
+    Tensors that are not all contiguous form a single piece, because their elements have no common
+    order.
     """
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE

@@ -15,9 +15,10 @@ from assay.learn.adamw import Plain, State
 
 
 class AdamW8bit:
-    """The same methods as `AdamW`. Parameters that are not float32 have a whole float32 master.
+    """8-bit counterpart of `AdamW`, with the same methods.
 
-    Raises MissingExtra where bitsandbytes is not installed.
+    Each parameter that is not float32 has a float32 master copy. Raises MissingExtra if
+    bitsandbytes is not installed.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
@@ -44,7 +45,7 @@ class AdamW8bit:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Step the parameters that have a gradient (float32), which is first scaled in place."""
+        """Scale the float32 gradients in place, and step the parameters that have one."""
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for name, gradient in gradients.items():
@@ -59,7 +60,7 @@ class AdamW8bit:
         return self.masters[name].detach().clone()
 
     def save(self) -> tuple[State, Plain]:
-        """Return (tensors by parameter and key, not copied; what of the state is no tensor)."""
+        """Return (tensors by parameter and key, not copied; the other values of the state)."""
         tensors: State = {}
         plain: Plain = {}
         for name, master in self.masters.items():
@@ -72,7 +73,7 @@ class AdamW8bit:
 
     @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
-        """Take over what `save` returned."""
+        """Restore the state that `save` returned."""
         self.inner.state.clear()
         for name, master in self.masters.items():
             tensors = {key: t.to(master.device) for key, t in saved.get(name, {}).items()}

@@ -1,8 +1,8 @@
-"""Advantages: from the rewards of a batch to one number a token.
+"""Per-token advantages and loss masks, computed from the rewards of a batch.
 
-Which completions are learned from at all is decided here too: those that were judged, in groups
-that have enough judged siblings, and, where the algorithm says so, that were not truncated, or that
-passed; and how much each of them counts (`loss_weights`).
+The masks select the completions to train on: judged completions of groups with enough judged
+    siblings, optionally without truncated or wrong completions. `loss_weights` weights the selected
+    completions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advantages:
-    """What each token of a batch is learned from with, and which tokens are.
+    """Per-token advantages and loss masks of a batch.
 
-    advantages_T: float32; 0 wherever no gradient is carried. mask_T: the tokens that are trained
-    on. counted_T: those that count in the normalizers of the loss, which may be more. returns_T:
-    what a critic is to predict, float32; None where the algorithm has none.
+    advantages_T: float32; 0 at tokens without gradient.
+    mask_T: tokens to train on.
+    counted_T: tokens that count in the loss normalizers; a superset of mask_T.
+    returns_T: target values of the critic, float32; None: no critic.
     """
 
     advantages_T: Tensor
@@ -40,23 +41,22 @@ class Advantages:
 
 
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
-    """Return the advantage of each token.
+    """Return the advantage of each token, by the preset's credit assignment.
 
-        completion  a completion is one action: its advantage fills its row. A KL in the reward is
-                    that of the whole completion (Ahmadian et al. 2024, section 2), and enters
-                    the baseline
-        steps       the sum of the group's normalized step rewards of steps that end at or after the
-                    token (DeepSeekMath, section 4.1.3), less a KL in the reward from the token on
-        turns       a turn of a conversation is one action: the discounted sum of its reward and of
-                    those of the turns behind it, less the siblings' baseline of that sum from their
-                    turn of the same number on (`_of_turns`)
-        to_go       the discounted sum of the token rewards from the token on, less the siblings'
+        completion  one action per completion: its advantage fills the row. A KL in the reward is
+                    that of the whole completion (Ahmadian et al. 2024, section 2) and enters the
+                    baseline
+        steps       the sum of the group-normalized rewards of steps that end at or after the token
+                    (DeepSeekMath, section 4.1.3), minus the KL in the reward from the token on
+        turns       one action per assistant turn: the discounted sum of the rewards of this and
+                    later turns, minus the siblings' baseline at the same turn number (`_of_turns`)
+        to_go       the discounted sum of token rewards from the token on, minus the siblings'
                     baseline of that sum from their first token on
         gae         generalized advantage estimates from token rewards and values (Schulman et al.
-                    2016); a critic's returns are these estimates, not whitened, plus the values
+                    2016); the critic's returns are the estimates before whitening plus the values
 
-    Whitened over the tokens that are trained on, where the algorithm says so. Needs a batch that
-    `Learner.score` has filled where there is a KL in the reward or a critic.
+    Some presets whiten advantages over the trained tokens. A KL in the reward or a critic requires
+    a batch scored by `Learner.score`.
     """
     mask_T, counted_T = loss_masks(batch, algorithm)
     returns_T = None
@@ -78,15 +78,19 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
 
 
 def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return which tokens are trained on, and which count in the loss's normalizers, [T] bool each.
+    """Return the masks of trained tokens and of counted tokens, [T] bool each.
 
-    Trained on is what counts, but for completions that did not pass where `Algorithm.keep` is
-    ``correct``. Left out of both: tokens that the policy did not choose; completions that were not
-    judged; groups with fewer than `Algorithm.min_siblings` judged completions; truncated
-    completions where `Algorithm.mask_truncated` (they still count in the baseline). Under
-    `Algorithm.dynamic_sampling` everything, where no group of the batch has both right and wrong
-    completions: DAPO learns from such groups alone (eq. 11), and the sum over none is 0 whatever a
-    loss adds up in it.
+    Counted tokens enter the loss normalizers. These tokens are in neither mask:
+
+        injected tokens
+        tokens of unjudged completions
+        tokens of groups with fewer than `Algorithm.min_siblings` judged completions
+        tokens of truncated completions with `Algorithm.mask_truncated` (the baseline includes them)
+        all tokens with `Algorithm.dynamic_sampling`, if no group has right and wrong completions
+
+    DAPO trains on mixed groups only (eq. 11), so every loss term is 0 for a batch without mixed
+    groups. With `Algorithm.keep` = ``correct``, completions that did not pass are counted but not
+    trained on.
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
@@ -110,11 +114,12 @@ def _has_mixed_group(batch: Batch) -> bool:
 
 
 def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: Tensor) -> Tensor:
-    """Return the weight of each token in an optimizer step's loss, [T] float64: `token_weights`.
+    """Return the weight of each token in an optimizer step's loss, [T] float64.
 
-    mask_T, counted_T: as in `Advantages`, of the tokens of the step. A completion has a share of 1
-    over the number of its siblings, itself among them, so that each prompt counts alike where
-    groups differ in size (``rl.max_group_size``); where they do not, all shares are 1.
+    mask_T, counted_T: as in `Advantages`, for the tokens of the step. The share of a completion is
+        inversely proportional to its group size, so that all prompts have the same weight if group
+        sizes differ (``rl.max_group_size``). The shares are 1 if all groups have the same size. See
+        `token_weights`.
     """
     constant = 1.0
     if algorithm.aggregation == "constant_length":
@@ -166,17 +171,18 @@ def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         G_k = sum_l gamma^l r_{k+l},  A_k = (G_k - baseline) / scale
 
-    over the turns k in which the policy spoke; r_k is the sum of `token_rewards` in turn k. The
-    baseline and the scale are those of the siblings that have a turn k. They are independent of
-    what was chosen, so they add no bias; a turn that no sibling has is not learned from. Turns as
-    actions: Zhou et al. 2024 (arXiv 2402.19446); rewards at turns: Zeng et al. 2025 (arXiv
-    2505.11821), who normalize each turn's reward by itself, where this normalizes the sums.
+    over the assistant turns k; r_k is the sum of `token_rewards` in turn k. Baseline and scale come
+    from siblings with a turn k. They do not depend on the action, so they add no bias. A turn that
+    no sibling has gets advantage 0. Turns as actions: Zhou et al. 2024 (arXiv 2402.19446). Rewards
+    at turns: Zeng et al. 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
+    function normalizes the discounted sums.
     """
     acts_T, rewards_T = _episodes(batch, algorithm)
     turn_T, num_turns = torch.zeros_like(batch.row_T), 1
     if batch.turn_T is not None:
         turn_T, num_turns = batch.turn_T, int(batch.turn_T.max()) + 1
-    place_T = batch.row_T * num_turns + turn_T  # U places, of all turns of all rows
+    # U enumerates the turns of all rows; shorter rows leave entries without tokens.
+    place_T = batch.row_T * num_turns + turn_T
     row_U = torch.arange(batch.num_rows, device=batch.device).repeat_interleave(num_turns)
     number_U = torch.arange(num_turns, device=batch.device).repeat(batch.num_rows)
     acts_U = row_sums(acts_T.long(), place_T, len(row_U)) > 0
@@ -209,7 +215,7 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return generalized advantage estimates, and the returns that a critic learns, [T] each."""
+    """Return generalized advantage estimates and the critic's target returns, [T] each."""
     values_T = batch.values_T
     if values_T is None:
         raise ValueError("credit 'gae' needs a batch with a critic's values")
@@ -221,7 +227,7 @@ def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
 
 
 def _episodes(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return the judged completions' actions [T] bool, and their rewards [T]."""
+    """Return the action mask of judged completions, [T] bool, and the token rewards, [T]."""
     acts_T = batch.sampled_T & judged_rows(batch)[batch.row_T]
     return acts_T, _whitened_rewards(token_rewards(batch, algorithm), acts_T, algorithm)
 
@@ -256,15 +262,16 @@ def _relative_to_group(
 def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     """Return (v - mean) / sqrt(var + 1e-8) over the masked-in values, [T] float64; 0 elsewhere.
 
-    Without ``shift`` the mean is added back: only deviations from it are scaled (Ziegler et al.
-    2019, as their code whitens rewards). var is the sample variance, sum (v - mean)^2 / (n - 1).
+    With ``shift=False`` the mean is added back, so that only deviations are scaled (Ziegler et al.
+    2019, reward whitening in their code). var is the sample variance, sum (v - mean)^2 / (n - 1).
     Equal values have deviations of exactly 0.
     """
     chosen_N = values_T[mask_T].double()
     if len(chosen_N) == 0:
         return torch.zeros_like(values_T, dtype=torch.float64)
     lowest = chosen_N.min()
-    above_N = chosen_N - lowest  # exact zeros where all are equal
+    # Subtracting the minimum gives exact zeros for equal values; subtracting a mean may not.
+    above_N = chosen_N - lowest
     deviation_N = above_N - above_N.mean()
     variance = deviation_N.square().sum() / max(1, len(chosen_N) - 1)
     whitened_N = deviation_N * (variance + VARIANCE_EPSILON).rsqrt()

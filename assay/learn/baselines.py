@@ -1,4 +1,4 @@
-"""Baselines and scales from the siblings of one prompt."""
+"""Baselines and scales from the completions of the same prompt."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def group_advantages(
         leave_one_out   b_i = mean of the other siblings' rewards          (Kool et al. 2019, RLOO)
         std             divide by sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon
 
-    A completion that was not judged has advantage 0 and touches no sibling's. A judged one without
-    a judged sibling has advantage 0 under any baseline; equal rewards give exactly 0, and are not
-    scaled. owner_R: where a reward is that of a part (a step), the completion that it is part of, a
-    number below R; ``leave_one_out`` leaves out all of that completion's.
+    An unjudged completion has advantage 0 and does not affect its siblings. A completion without a
+    judged sibling has advantage 0 with every group baseline. Equal rewards give exactly 0 and are
+    not scaled. owner_R: index of the completion that each reward belongs to, for rewards of steps;
+    below R. ``leave_one_out`` then excludes all rewards of that completion.
     """
     rewards_R = torch.where(judged_R, rewards_R.double(), 0.0)
     above_R = _above_lowest(rewards_R, judged_R, group_R, num_groups)
@@ -68,7 +68,10 @@ def group_scale(
     std_ddof: int,
     std_epsilon: float,
 ) -> Tensor:
-    """Return sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon of each group, [P]; 1 of equal ones."""
+    """Return sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon of each group, [P].
+
+    The scale of a group with equal rewards is 1.
+    """
     above_R = _above_lowest(rewards_R, judged_R, group_R, num_groups)
     num_P = row_sums(judged_R.double(), group_R, num_groups)
     mean_P = row_sums(above_R, group_R, num_groups) / num_P.clamp(min=1)
@@ -79,7 +82,7 @@ def group_scale(
 
 
 def _above_lowest(rewards_R: Tensor, judged_R: Tensor, group_R: Tensor, num_groups: int) -> Tensor:
-    """Return rewards measured from the group's lowest: equal ones are exact zeros."""
+    """Return rewards minus the group's minimum, so that equal rewards are exact zeros."""
     rewards_R = torch.where(judged_R, rewards_R.double(), torch.inf)
     lowest_P = rewards_R.new_full((num_groups,), torch.inf)
     lowest_P = lowest_P.scatter_reduce_(0, group_R, rewards_R, "amin")

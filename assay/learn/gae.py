@@ -1,10 +1,10 @@
-"""Credit over time: discounted rewards, and generalized advantage estimates from a critic's values.
+"""Credit over time: discounted returns and generalized advantage estimation (GAE).
 
-The chosen tokens of a row are its actions, in order; what stands between two of them (a tool's
-answer, say) is part of the state that the next one is chosen in. So time is counted in chosen
-tokens, the next state of a chosen token is that of the next chosen token of its row, and the last
-one ends the episode. A reward at a token that was not chosen belongs to the chosen token before it;
-where there is none, to nobody.
+The actions of a row are its sampled tokens, in order. Injected tokens between two actions, such as
+tool output, are part of the next action's state. Time counts sampled tokens: the next state of an
+action is the state of the row's next action, and the last action ends the episode. A reward at an
+injected token belongs to the preceding action of the row, or to none if there is no preceding
+action.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def gae_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """Return generalized advantage estimates, [T] float64; 0 at tokens that were not chosen.
+    """Return generalized advantage estimates, [T] float64; 0 at injected tokens.
 
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
         A_t     = sum_l (gamma lambda)^l delta_{t+l}
 
-    Schulman et al. 2016 (arXiv 1506.02438), eq. 11 to 16, over the chosen tokens (``acts_T``) of
-    each row, with V = 0 after the last. values_T: V of the state in which each token was chosen.
-    Lambda 1 is the discounted return less V(s_t) (eq. 18), lambda 0 is delta_t (eq. 17).
+    Schulman et al. 2016 (arXiv 1506.02438), eq. 11 to 16, over the actions (``acts_T``) of each
+    row, with V = 0 after the last. values_T: V of the state before each token. Lambda 1 gives the
+    discounted return minus V(s_t) (eq. 18), and lambda 0 gives delta_t (eq. 17).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     values_N = values_T[acts_T].double()
@@ -45,9 +45,10 @@ def gae_advantages(
 def discounted_to_go(
     token_rewards_T: Tensor, row_T: Tensor, num_rows: int, acts_T: Tensor, gamma: float
 ) -> Tensor:
-    """Return sum_l gamma^l r_{t+l} over each row's chosen tokens, [T] float64; 0 at all others.
+    """Return sum_l gamma^l r_{t+l} over each row's actions, [T] float64; 0 at other tokens.
 
-    The reward to go: `gae_advantages` with lambda 1 and no critic (Schulman et al. 2016, eq. 18).
+    The reward-to-go equals `gae_advantages` with lambda 1 and no critic (Schulman et al. 2016, eq.
+    18).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     longest = _longest(acts_T, row_T, num_rows)
@@ -55,9 +56,10 @@ def discounted_to_go(
 
 
 def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the reward of each chosen token, [N] float64, and its row, [N]."""
+    """Return the reward of each action, [N] float64, and its row, [N]."""
     row_N = row_T[acts_T]
-    before_T = acts_T.long().cumsum(0) - 1  # the last chosen token up to here, in any row
+    # Index of the last action up to each token. It may belong to an earlier row.
+    before_T = acts_T.long().cumsum(0) - 1
     owned_T = before_T >= 0
     owned_T[owned_T.clone()] = row_N[before_T[owned_T]] == row_T[owned_T]
     rewards_N = token_rewards_T.new_zeros(len(row_N), dtype=torch.float64)
@@ -66,15 +68,15 @@ def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[
 
 
 def _longest(acts_T: Tensor, row_T: Tensor, num_rows: int) -> int:
-    """Return the largest number of chosen tokens in a row."""
+    """Return the largest number of actions in a row."""
     return int(row_sums(acts_T.long(), row_T, num_rows).max()) if num_rows else 0
 
 
 def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: float) -> Tensor:
-    """Return sum_l discount^l terms_{n+l} within each row, by log2(longest) passes over all.
+    """Return sum_l discount^l terms_{n+l} within each row, in log2(longest) vectorized steps.
 
-    After each pass a sum covers twice as many terms: its own, and those of the sum that starts
-    where its own end.
+    Each step doubles the number of terms in a sum: it adds the discounted sum that starts directly
+        after its last term.
     """
     sums_N = terms_N
     covered = 1
@@ -87,7 +89,7 @@ def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: flo
 
 
 def _spread(values_N: Tensor, acts_T: Tensor) -> Tensor:
-    """Return the values at the chosen tokens, [T]; 0 elsewhere."""
+    """Scatter the values to the actions, [T]; 0 at other tokens."""
     values_T = values_N.new_zeros(len(acts_T))
     values_T[acts_T] = values_N
     return values_T

@@ -1,4 +1,4 @@
-"""Float32 numbers as two 16-bit halves, and bfloat16 numbers rounded at random."""
+"""Float32 numbers as pairs of 16-bit halves, and stochastic rounding to bfloat16."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ HALF = 16
 def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
     """Write to ``out`` the float32 numbers of halves ``upper`` (bfloat16) and ``lower`` (int16).
 
-    The bits are (upper << 16) + lower; ``lower`` is signed, because ``upper`` was rounded.
+    The bits are (upper << 16) + lower. ``lower`` is signed because ``upper`` is rounded.
     """
     out.copy_(upper)
     out.view(torch.int32).add_(lower)
 
 
 def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -> None:
-    """Write float32 ``numbers`` to ``upper`` (bfloat16) and ``lower`` (int16), losing nothing.
+    """Split float32 ``numbers`` into ``upper`` (bfloat16) and ``lower`` (int16) without loss.
 
-    ``upper`` is the nearest bfloat16, halves away from zero (ties to even would leave differences
-    of +32768, which 16 bits cannot hold). ``spare``: int32 of the same shape, overwritten.
+    ``upper`` is the nearest bfloat16, with ties rounded away from zero. Ties to even would leave
+    differences of +32768, which int16 cannot represent. ``spare``: int32 buffer of the same shape,
+    overwritten.
     """
     bits = numbers.view(torch.int32)
     lower.copy_(bits)
@@ -32,11 +33,11 @@ def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -
 
 
 def round_randomly(numbers: Tensor, noise: Tensor, out: Tensor) -> None:
-    """Round float32 ``numbers`` to ``out`` (bfloat16), up or down, right on average.
+    """Round float32 ``numbers`` stochastically to ``out`` (bfloat16).
 
-    A number goes to the neighbor farther from zero with a probability equal to the share of the way
-    that it lies there: ``noise`` (int32, uniform in 0..65535) is added to the bits that are cut
-    off. ``numbers`` is overwritten.
+    The probability of rounding away from zero is the fraction of the interval between the two
+    neighbors, so the expectation is exact. ``noise`` (int32, uniform in 0..65535) is added to the
+    discarded bits. ``numbers`` is overwritten.
     """
     bits = numbers.view(torch.int32).add_(noise)
     out.view(torch.int16).copy_(bits.bitwise_right_shift_(HALF))
@@ -48,10 +49,11 @@ def noise_key(name: str, step: int) -> int:
 
 
 def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
-    """Fill ``out`` (int32) with 32 random bits an element, a function of (key, index) alone.
+    """Fill ``out`` (int32) with 32 random bits per element, a function of (key, index) only.
 
-    The elements are numbered from ``first``, so that noise does not depend on how a tensor is cut.
-    The mixing is MurmurHash3's finalizer (Appleby, public domain). ``spare``: of the same shape.
+    Element indices start at ``first``, so that noise does not depend on the split of a tensor. The
+    mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: buffer of the
+    same shape.
     """
     torch.arange(first, first + out.numel(), out=out.view(-1))
     out.mul_(_signed(0x9E3779B1)).bitwise_xor_(_signed(key))
@@ -62,11 +64,11 @@ def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
 
 
 def split_noise(noise: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two numbers in 0..65535 for each 32 bits of ``noise``; both arguments are lost."""
+    """Return two numbers in 0..65535 per 32 bits of ``noise``. Both arguments are overwritten."""
     torch.bitwise_right_shift(noise, HALF, out=spare)
     return noise.bitwise_and_((1 << HALF) - 1), spare.bitwise_and_((1 << HALF) - 1)
 
 
 def _signed(bits: int) -> int:
-    """Return the int32 of the same 32 bits."""
+    """Reinterpret 32 bits as int32."""
     return bits - (1 << 32) if bits >> 31 else bits

@@ -1,10 +1,10 @@
-"""Losses as flat functions over packed tokens.
+"""Policy losses as flat functions over packed tokens.
 
-A loss is a weighted sum over tokens. The weights carry the whole normalization and are computed
-once for all tokens of an optimizer step, so that its micro-batches' losses simply add up:
+A loss is a weighted sum over tokens. The weights contain the whole normalization and are computed
+once for all tokens of an optimizer step, so that the losses of its micro-batches add up:
 
-    L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight
-    H_t ]
+    L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
+                    - entropy_weight H_t ]
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from assay.model.packing import Batch
 
 @dataclass(frozen=True, eq=False)
 class LossParts:
-    """A policy loss, and what it is made of, without gradient.
+    """A policy loss and its terms. Only ``loss`` has a gradient.
 
-    loss: scalar, with gradient. policy, kl, entropy, penalty: the weighted sums of the four terms,
-    each before its own weight; kl and entropy are 0 where the loss has no such term, penalty is
-    measured always. ratio_T: at the algorithm's ratio level. clipped_T: whether a clip took the
-    token's gradient away or, under ``cispo``, bounded its weight. old_kl_T: estimates of KL(old ||
-    new) of each token.
+    policy, kl, entropy, penalty: weighted sums of the four terms, each without its own weight. kl
+        and entropy are 0 if the loss has no such term. penalty is always measured.
+    ratio_T: ratio at the algorithm's ratio level.
+    clipped_T: mask of tokens without gradient because of a clip, or with a clipped weight under
+        ``cispo``.
+    old_kl_T: estimate of KL(old || new) per token.
     """
 
     loss: Tensor
@@ -59,20 +60,20 @@ def policy_loss(
     batch: Batch | None = None,
     entropy_T: Tensor | None = None,
 ) -> LossParts:
-    """Return the weighted sum of the tokens' losses:
+    """Return the weighted sum of the token losses:
 
         sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
                     - entropy_weight H_t ]
 
-    This is DeepSeekMath eq. 3 (negated) when ``weights_T`` come from `token_weights` with
-    ``sequence_mean`` and the surrogate is ``clip``, and DAPO eq. 8 with ``token_mean``; PPO eq. 8
-    with surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under
-    ``importance_cap``.
+    With ``weights_T`` from `token_weights`, this is DeepSeekMath eq. 3 (negated) for
+    ``sequence_mean`` and surrogate ``clip``, DAPO eq. 8 for ``token_mean``, and PPO eq. 8 for
+    surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under ``importance_cap``.
 
-    logprobs_T and entropy_T have gradient; the rest is constant. batch: whose tokens these are. It
-    gives the rows where a ratio is that of a whole completion (then they must be whole), the
-    generator's log-probabilities under ``importance_cap``, and the reference's where there is a KL
-    in the loss. entropy_T: where there is an entropy bonus.
+    logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
+        entropy_T.
+    batch: batch of these tokens. Sequence-level ratios need its rows, which must be whole.
+        ``importance_cap`` needs its behavior log-probabilities. A KL in the loss needs its
+        reference log-probabilities.
     """
     log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
     surrogate_T, ratio_T, clipped_T = _surrogate(
@@ -118,7 +119,7 @@ def _surrogate(
     algorithm: Algorithm,
     batch: Batch | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (the algorithm's surrogate, its ratio, where its clip is active), [T] each."""
+    """Return (surrogate of the algorithm, its ratio, mask of active clips), [T] each."""
     leveled_T = leveled_log_ratio(log_ratio_T, algorithm.ratio_level, batch)
     ratio_T = torch.exp(leveled_T)
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -148,11 +149,11 @@ def gains_where_first_met(
     algorithm: Algorithm,
     batch: Batch | None = None,
 ) -> Gains | None:
-    """Return the gradients of `policy_loss` by log-probabilities and entropy at the old policy.
+    """Return the gradient of `policy_loss` by log-probabilities and entropy at the old policy.
 
-    Old log-probabilities are then those at hand, whatever they are: every ratio is 1, and the
-    gradients are known before them. None where they depend on more: on the reference, by a KL in
-    the loss, or on the generator, by ``importance_cap``.
+    At the old policy every ratio is 1, so the gradient is known before the forward pass. Returns
+    None if the gradient also depends on the reference (a KL in the loss) or on the generator
+    (``importance_cap``).
     """
     if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
@@ -167,17 +168,18 @@ def gains_where_first_met(
 
 
 def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
-    """Return a per-token estimate [T] of KL(policy || reference) from the policy's own samples.
+    """Return a per-token estimate of KL(policy || reference) from policy samples, [T].
 
-    With d = logprobs - ref_logprobs, of a token or of a span of tokens that the reference scores
-    together, where it stands at the last one, and the others have 0 (Schulman 2020, Approximating
-    KL Divergence):
+    With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
 
         k1 = d                  unbiased; as a loss its expected gradient is zero
         k2 = d^2 / 2            biased; as a loss its expected gradient is that of
                                 KL(policy || reference); d is bounded, and its gradient stays
         k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath eq. 4); as a loss, of
                                 KL(reference || policy)
+
+    A teacher with another tokenizer scores spans of tokens. Then d is the difference of the span,
+    stored at its last token, and 0 at its other tokens.
     """
     spans_T = _span_logprobs(logprobs_T, ~ref_logprobs_T.isnan())
     is_scored_T = ref_logprobs_T < torch.inf
@@ -192,7 +194,7 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
 
 
 def _span_logprobs(logprobs_T: Tensor, ends_T: Tensor) -> Tensor:
-    """Return the sum over each token's span, [T]. ends_T: which tokens are the last of one."""
+    """Return the sum over each token's span, [T]. ends_T: mask of last tokens of spans."""
     span_T = ends_T.long().cumsum(0) - ends_T.long()
     return of_rows(row_sums(logprobs_T, span_T, len(span_T) + 1), span_T)
 
@@ -207,18 +209,20 @@ def token_weights(
     counted_T: Tensor | None = None,
     share_R: Tensor | None = None,
 ) -> Tensor:
-    """Return the weight [T] of each token in the loss, float64; 0 outside ``loss_mask_T``.
+    """Return the weight of each token in the loss, [T] float64; 0 outside ``loss_mask_T``.
 
-    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over the rows that have
-    any:
+    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over rows with counted
+    tokens:
 
         sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath eq. 3
         token_mean       s_r / sum_r s_r N_r        DAPO eq. 8, over the whole optimizer step
         constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; with 1 a plain sum
 
-    counted_T: the tokens of the normalizers; None: those of the loss. share_R: how much each row
-    counts beside the others; None: 1, and S is the number of rows. The normalizers are those of the
-    tokens given: pass all tokens of one optimizer step at once.
+    counted_T: mask of tokens that count in the normalizers; None: the loss mask.
+    share_R: relative weight of each row; None: 1, and S is the number of rows.
+
+    The normalizers cover the tokens in the arguments: pass all tokens of one optimizer step at
+        once.
     """
     counted_T = (loss_mask_T if counted_T is None else counted_T).to(torch.float64)
     share_R = counted_T.new_ones(num_rows) if share_R is None else share_R

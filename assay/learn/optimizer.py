@@ -1,4 +1,4 @@
-"""Optimizer steps: gradients added up and clipped, a schedule, state restored bit for bit."""
+"""Optimizer steps: gradient accumulation and clipping, a schedule, bit-exact state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATE_FILE = "optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What an optimizer step did. skipped: nothing, since the gradient was not finite."""
+    """Result of an optimizer step. skipped: the gradient was not finite, and no step was taken."""
 
     grad_norm: float
     learning_rate: float
@@ -33,7 +33,7 @@ class StepReport:
 
 
 def peak_learning_rate(config: OptimizerConfig, stage: str, model: nn.Module) -> float:
-    """Return the configured peak, or that of the stage, for all weights or for adapters."""
+    """Return the configured peak, or the stage's default for full training or for adapters."""
     if config.learning_rate is not None:
         return config.learning_rate
     of_all, of_adapters = LEARNING_RATES[stage]
@@ -43,8 +43,9 @@ def peak_learning_rate(config: OptimizerConfig, stage: str, model: nn.Module) ->
 def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
-    Warm-up rises linearly and reaches the peak at step ``warmup_steps - 1``; linear and cosine
-    schedules then fall to ``final_fraction`` of it at step ``total_steps - 1``, and stay there.
+    Warm-up rises linearly to the peak at step ``warmup_steps - 1``. Linear and cosine schedules
+    then fall to ``final_fraction`` of the peak at step ``total_steps - 1``, and stay constant
+    afterwards.
     """
     assert config.learning_rate is not None, "the peak of an optimizer's own settings is a number"
     if step < config.warmup_steps:
@@ -60,13 +61,16 @@ def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> fl
 class Optimizer:
     """Steps a model's trainable parameters.
 
-    Gradients of several backward passes add up, in float32: those of parameters that are not
-    float32 are taken from them as each backward pass ends. Steps are taken on float32 weights, of
-    which such a parameter is a rounding: a step too small for its own type is not lost (see
-    `AdamW`). stage: whose learning rate is taken where ``config`` says none; ``config`` then has
-    it.
+    Gradients accumulate in float32. The gradient of a parameter with another dtype moves to a
+    float32 accumulator at the end of each backward pass. Steps update float32 master weights, and
+    the parameter is their rounded value, so that no step is too small for the parameter's dtype
+    (see `AdamW`).
 
-    Raises ModelError where nothing is trainable, MissingExtra where 8-bit AdamW is not installed.
+    stage: supplies the default learning rate if ``config`` has none. The attribute ``config`` then
+        contains it.
+
+    Raises ModelError if no parameter is trainable, and MissingExtra if 8-bit AdamW is not
+    installed.
     """
 
     def __init__(
@@ -93,19 +97,19 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the coming step."""
+        """The learning rate of the next step."""
         return learning_rate_at(self.num_steps, self.config, self.total_steps)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients so far, in float32, of the parameters that have one."""
+        """The accumulated float32 gradients, without parameters that have none."""
         found = {name: self._added.get(name, p.grad) for name, p in self.trained.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def accumulator(self, parameter: Tensor) -> Tensor | None:
-        """Return the float32 tensor in which a trained parameter's gradient adds up, or None.
+        """Return the float32 gradient accumulator of a trained parameter; None for other tensors.
 
-        A backward pass may add to it itself, in place of handing on a gradient of its own.
+        A backward pass may add to the accumulator directly instead of returning a gradient.
         """
         name = self._names.get(id(parameter))
         if name is None:
@@ -131,7 +135,10 @@ class Optimizer:
             parameter.grad = None
 
     def step(self) -> StepReport:
-        """Clip the gradients to ``max_grad_norm``, step, and drop them; skip them if not finite."""
+        """Clip the gradients to ``max_grad_norm``, step, and drop them.
+
+        Gradients that are not finite are dropped without a step.
+        """
         learning_rate = self.learning_rate
         gradients = self.gradients
         norm = nn.utils.get_total_norm(gradients.values())
@@ -145,22 +152,24 @@ class Optimizer:
         return StepReport(grad_norm, learning_rate, skipped)
 
     def save_state(self, folder: Path) -> None:
-        """Write moments, what the weights' type cuts off, and counts: ``optimizer.safetensors``.
+        """Write moments, master weights or their lower halves, and counts.
 
-        Tensors are written from where they are, without a copy in memory.
+        The file is ``optimizer.safetensors``. Tensors are written from their memory, without a
+        copy.
         """
         state, plain = self.rule.save()
         tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
-        # one key: safetensors writes several in any order, and equal states are equal files
+        # A single metadata key, because safetensors writes several keys in arbitrary order.
+        # Equal states must give equal files.
         state_of_all = {"num_steps": self.num_steps, "plain": plain}
         metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
         save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit.
+        """Restore the state of `save_state`, bit for bit.
 
-        The parameters are the model's own to load, and are to be those of the same save.
-        Raises RunError where the file is missing or belongs to other parameters.
+        The caller loads the model's parameters from the same save. Raises RunError if the file is
+        missing or belongs to other parameters.
         """
         file = folder / STATE_FILE
         saved, plain, num_steps = _read_state(file)
@@ -175,20 +184,25 @@ class Optimizer:
 
 
 def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
-    """Add a parameter's gradient to the float32 one in ``added``, and drop it."""
+    """Add a parameter's gradient to its float32 accumulator in ``added``, and drop it."""
     gradient = parameter.grad
-    if gradient is None:  # all of it was added to the accumulator
+    # The backward pass added the whole gradient to the accumulator.
+    if gradient is None:
         return
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
-    else:  # in pieces: torch makes a whole float32 copy of what is added to a float32 tensor
+    else:
+        # In pieces: torch converts the whole summand to a float32 copy first.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None
 
 
 def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of which no two share memory, as safetensors asks (8-bit states do)."""
+    """Return tensors without shared memory, as safetensors requires.
+
+    States of the 8-bit optimizer share memory.
+    """
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -199,9 +213,9 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read_state(file: Path) -> tuple[State, Plain, int]:
-    """Return (tensors by parameter and key, values that are no tensors, number of steps).
+    """Return (tensors by parameter and key, the other values, number of steps).
 
-    The tensors are views of the file, read as they are looked at.
+    The tensors are memory-mapped and read on access.
     """
     saved: State = {}
     try:

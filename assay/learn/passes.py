@@ -30,11 +30,12 @@ from assay.model.weights import Weights
 class Passes:
     """Forward/backward runner of a policy and its optimizer.
 
-    section: of the configuration, named where memory runs out. temperature: of the distribution
-    whose log-probabilities are wanted. max_tokens_per_micro_batch: None: by the device. lean: go
-    through the layers by `assay.model.lean_decoder` where the model is of its family. tokenizer:
-    saved with the policy, so that a checkpoint loads as a model; None: a checkpoint is only good
-    for `load_state`.
+    section: configuration section named in out-of-memory errors.
+    temperature: temperature of the distribution that log-probabilities refer to.
+    max_tokens_per_micro_batch: None: chosen by device.
+    lean: use `assay.model.lean_decoder` for supported model families.
+    tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint
+        supports `load_state` only.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Passes:
 
     @property
     def device(self) -> torch.device:
-        """Where the policy lives, and so where batches belong."""
+        """Device of the policy and of batches."""
         return next(self.policy.parameters()).device
 
     @contextmanager
     def open(self) -> Generator[None]:
-        """Name the setting where memory runs out in these passes; give back what they shared."""
+        """Name the micro-batch setting in out-of-memory errors; free shared buffers on exit."""
         try:
             with out_of_memory_names(f"{self.section}.max_tokens_per_micro_batch"):
                 yield
@@ -77,11 +78,11 @@ class Passes:
             self._room.release()
 
     def recomputed(self) -> AbstractContextManager[None]:
-        """Hold activations back or not, as configured, for a forward pass and its backward pass."""
+        """Return the activation checkpointing context for one forward and backward pass."""
         return self._recomputed or nullcontext()
 
     def split(self, batch: Batch, groups: Sequence[int] | None = None) -> list[MicroBatch]:
-        """Return the batch, or some of its groups, in parts of one pass each."""
+        """Split the batch, or some of its groups, into micro-batches."""
         return batch.split(self.max_tokens, self.layout, groups)
 
     def stats(
@@ -94,8 +95,9 @@ class Passes:
     ) -> TokenStats:
         """Return log-probabilities and entropies of a micro-batch's tokens.
 
-        model: None: the policy. expected: the gradients that the backward pass will bring, where
-        they are known beforehand. target: what the distributions are compared with.
+        model: None: the policy.
+        expected: gradients of the coming backward pass, if known in advance.
+        target: distributions for a divergence.
         """
         return token_logprobs(
             model or self.policy,
@@ -110,12 +112,12 @@ class Passes:
         )
 
     def hidden(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the states that predict a micro-batch's tokens, [T, D], with gradient."""
+        """Return the hidden states that predict the tokens, [T, D], with gradient."""
         inputs = micro_batch.inputs(self.layout)
         return hidden_states(self.policy, inputs, self.lean, self.optimizer.accumulator)
 
     def beside(self, model: nn.Module, optimizer: Optimizer) -> Passes:
-        """Return the same way of the same batches through a model of another optimizer."""
+        """Return a runner with the same settings for another model and optimizer."""
         other = copy.copy(self)
         other.policy, other.optimizer, other._room = model, optimizer, HeadRoom()
         if self._recomputed is not None:
@@ -128,7 +130,8 @@ class Passes:
     ) -> Tensor:
         """Return the log-probability of each token, [T] float32, under the policy or ``model``.
 
-        A model may be on another device than the batch. what: for who watches.
+        The model may be on another device than the batch. what: label of the work in progress
+        displays.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         there = batch if model is None else batch.to(next(model.parameters()).device)
@@ -140,7 +143,7 @@ class Passes:
 
     @torch.no_grad()
     def logprobs_and(self, head: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities, and what ``head`` gives for the states, [T] float32 each."""
+        """Return log-probabilities and the output of ``head`` on the states, each [T] float32."""
         logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
         for micro_batch in self.clock.each(self.split(batch), "scoring"):
             stats = self.stats(micro_batch)
@@ -149,7 +152,7 @@ class Passes:
         return logprobs_T, found_T
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        """Write the policy in Hugging Face layout, and the optimizer state."""
         if self.tokenizer is None:
             policy: Any = self.policy
             policy.save_pretrained(folder)
@@ -158,13 +161,13 @@ class Passes:
         self.optimizer.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
         restore_weights(self.policy, folder)
         self.optimizer.load_state(folder)
 
 
 class PassesLearner:
-    """Base class of learners: the live model, its version, and its state."""
+    """Base class of learners: live model, policy version and state."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -181,48 +184,49 @@ class PassesLearner:
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Runners of the policy and of further trained models."""
+        """Forward/backward runners of the policy and of further trained models."""
         return [self.passes]
 
     @property
     def policy(self) -> Any:
-        """The live model; every learner calls its model so, a reward model's too."""
+        """The live model. Reward learners use this name for the reward model too."""
         return self.passes.policy
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps taken so far."""
+        """Number of optimizer steps so far."""
         return self.passes.optimizer.num_steps
 
     @property
     def state_version(self) -> int:
-        """A number that every optimizer step raises, also those of models beside the policy."""
+        """Number of optimizer steps of all trained models."""
         return self.policy_version
 
     @property
     def device(self) -> torch.device:
-        """Where the policy lives, and so where batches belong."""
+        """Device of the policy and of batches."""
         return self.passes.device
 
     def weights(self) -> Weights:
-        """Return the policy's live weights, for whoever samples from it."""
+        """Return the policy's live weights for a generator."""
         return Weights.of(self.passes.policy, self.policy_version)
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        """Write the policy in Hugging Face layout, and the optimizer state."""
         self.passes.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
         self.passes.load_state(folder)
 
 
 class RecomputedActivations:
-    """Within the context a Transformers model keeps only each layer's input for the backward pass.
+    """Activation checkpointing context for a Transformers model.
 
-    Transformers recomputes in layers in training mode only, so the layers themselves, not their
-    children (whose dropout stays off), are in training mode meanwhile. Outside the context the
-    model is as it was: its layers would refuse the cache that generation needs.
+    Inside the context, the model stores only each layer's input for the backward pass. Transformers
+    recomputes in training mode only, so the context sets training mode on the layers, and not on
+    their children, whose dropout stays off. Outside the context the layers are unchanged, because a
+    checkpointing layer rejects the cache that generation needs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -247,10 +251,10 @@ class RecomputedActivations:
 
 
 def restore_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights that `model.load.save_model` wrote into the live model, in place.
+    """Copy the weights of `model.load.save_model` into the live model, in place.
 
-    Its parameters stay the same objects, so that the optimizer, and a generator that shares them,
-    go on with it. Raises RunError where the folder does not hold this model's weights.
+    The parameters stay the same objects, because the optimizer and a generator may share them.
+    Raises RunError if the folder has no weights of this model.
     """
     try:
         if (folder / ADAPTER_FILE).is_file():

@@ -1,8 +1,8 @@
 """Preference losses as flat functions over completions.
 
-A loss is a mean over the pairs of an optimizer step (over its completions, where they come alone),
-and depends on each completion by its log-probability alone, the sum over its tokens. Micro-batches'
-losses, each divided by the number of the whole step, simply add up.
+A loss is the mean over the pairs of an optimizer step, or over its completions for unpaired
+methods. It depends on a completion through its sequence log-probability only. Each micro-batch
+divides by the number of pairs or completions of the whole step, so that micro-batch losses add up.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn.functional import logsigmoid
 from assay.config.preference import Preference
 
 MAX_MEAN_LOGPROB = -1e-9
-"""Log odds are those of a mean log-probability of at most this: at 0 they would be infinite."""
+"""Upper bound on the mean log-probability in log odds, which are infinite at 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreferenceParts:
-    """A preference loss, and what it is made of, without gradient.
+    """A preference loss and its terms. Only ``loss`` has a gradient.
 
-    loss: scalar, with gradient. preference, nll: its two terms, the latter before its weight.
-    strengths_R: what the loss compares (see `strengths`).
+    preference, nll: the two terms of the loss; nll without its weight.
+    strengths_R: the quantity that the loss compares (see `strengths`).
     """
 
     loss: Tensor
@@ -45,13 +45,15 @@ def preference_loss(
     ref_logprobs_R: Tensor | None = None,
     z0: Tensor | None = None,
 ) -> PreferenceParts:
-    """Return (1/normalizer) sum of the losses of these pairs or completions.
+    """Return (1/normalizer) times the sum of the losses of these pairs or completions.
 
-    logprobs_R: with gradient, log pi(y|x) of each completion; chosen_R (bool): of the two of a pair
-    the one that is chosen, or whether a single completion is desirable. Pairs are matched in order:
-    the n-th chosen with the n-th rejected. beta: of this step, as the row's may follow a schedule.
-    normalizer: pairs (completions under ``prospect``) of the optimizer step. ref_logprobs_R: where
-    the row needs a reference. z0: of `reference_point`, under ``prospect``.
+    logprobs_R: log pi(y|x) of each completion, with gradient.
+    chosen_R: bool; the chosen completion of each pair, or the desirable unpaired completions. The
+        n-th chosen completion pairs with the n-th rejected one.
+    beta: value for this step, because a schedule may change the preset's beta.
+    normalizer: number of pairs (completions under ``prospect``) of the optimizer step.
+    ref_logprobs_R: required by presets with a reference.
+    z0: result of `reference_point`; required under ``prospect``.
     """
     strengths_R = strengths(logprobs_R, length_R, row, ref_logprobs_R)
     if row.paired:
@@ -69,12 +71,12 @@ def preference_loss(
 def strengths(
     logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
 ) -> Tensor:
-    """Return what the loss compares of each completion, [R]; times beta it is the implicit reward.
+    """Return the quantity that the loss compares, [R]. Times beta it is the implicit reward.
 
     log pi(y|x) - log pi_ref(y|x)     summed over the tokens (Rafailov et al. 2023, eq. 5)
-    the same / |y|                    where length_normalized (Tulu 3, eq. 6)
-    log pi(y|x), and / |y|            where reference_free (SimPO, eq. 4)
-    log p - log(1 - p)                under ``odds``, with p = pi(y|x)^(1/|y|) (ORPO, eq. 3 and 4)
+    the same / |y|                    with length_normalized (Tulu 3, eq. 6)
+    log pi(y|x), and / |y|            with reference_free (SimPO, eq. 4)
+    log p - log(1 - p)                under ``odds``, p = pi(y|x)^(1/|y|) (ORPO, eq. 3 and 4)
     """
     if row.link == "odds":
         means_R = (logprobs_R / length_R).clamp(max=MAX_MEAN_LOGPROB)
@@ -87,11 +89,11 @@ def strengths(
 
 
 def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the loss of each pair, [P], from its two strengths; with d their difference:
+    """Return the loss of each pair, [P]. With d the difference of its two strengths:
 
     logistic   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta d - margin
                (DPO eq. 7, SimPO eq. 6; e is label_smoothing, Mitchell 2023)
-    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)   (Chowdhury et al. 2024)
+    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)  (Chowdhury et al. 2024)
     square     (d - 1 / (2 beta))^2                                        (IPO eq. 17)
     odds       -beta log sigmoid(d)                                        (ORPO eq. 7)
     """
@@ -111,9 +113,10 @@ def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: flo
 def label_losses(
     strengths_R: Tensor, desirable_R: Tensor, row: Preference, beta: float, z0: Tensor
 ) -> Tensor:
-    """Return the loss of each completion, [R]: w (1 - sigmoid(+-beta (s - z0))), + if desirable.
+    """Return the loss of each unpaired completion, [R]: w (1 - sigmoid(+-beta (s - z0))).
 
-    lambda_y - v(x, y) of KTO eq. 7 and 8, with the weights for lambda; z0 has no gradient.
+    The sign is + for desirable completions. This is lambda_y - v(x, y) of KTO eq. 7 and 8, with the
+    preset's weights as lambda. z0 has no gradient.
     """
     above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)
@@ -123,8 +126,7 @@ def label_losses(
 def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
     """Return z0 = max(0, mean over R of log pi(y'|x) - log pi_ref(y'|x)), without gradient.
 
-    y' are the completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section
-    4.1).
+    y' are completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section 4.1).
     """
     return (logprobs_R - ref_logprobs_R).mean().clamp(min=0.0).detach()
 
@@ -132,11 +134,12 @@ def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
 def log1mexp(values: Tensor) -> Tensor:
     """Return log(1 - exp(x)) for x < 0, exact at both ends."""
     near_zero = values > -math.log(2.0)
-    low = torch.where(near_zero, -1.0, values)  # keeps the branch that is not taken finite
+    # The branch that is not selected must stay finite: its gradient is multiplied by 0.
+    low = torch.where(near_zero, -1.0, values)
     high = torch.where(near_zero, values, -1.0)
     return torch.where(near_zero, torch.log(-torch.expm1(high)), torch.log1p(-torch.exp(low)))
 
 
 def implicit_rewards(strengths_R: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the reward by which the loss ranks, [R]: beta times strength; ORPO: the log odds."""
+    """Return the implicit reward, [R]: beta times strength; under ``odds`` the log odds."""
     return strengths_R if row.link == "odds" else beta * strengths_R

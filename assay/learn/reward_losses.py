@@ -1,4 +1,4 @@
-"""Losses of reward models: of pairs (Bradley-Terry), and of labels of whole texts or of steps."""
+"""Losses of reward models: Bradley-Terry on pairs, and label losses on texts or steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 Kind = Literal["preference", "outcome", "process"]
 LabelLoss = Literal["cross_entropy", "squared"]
 RIGHT = 0.5
-"""From this probability on, a label or a prediction says right."""
+"""Threshold probability of a right label or prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardObjective:
-    """What a reward model learns; the settings are those of `assay.config.RewardModelConfig`."""
+    """Objective of a reward model. `assay.config.RewardModelConfig` defines the settings."""
 
     kind: Kind = "preference"
     centering: float = 0.0
@@ -30,10 +30,10 @@ def pair_losses(
 ) -> Tensor:
     """Return the loss of each pair, [P]: -log sigmoid(r_c - r_r - m) + c (r_c + r_r)^2.
 
-    The first term is Bradley-Terry's log-likelihood (Ouyang et al. 2022, arXiv:2203.02155, eq. 1,
-    of one pair), with the margin m of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, eq. 2); the
-    second keeps scores, which pairs alone leave free up to a constant, around 0 (Eisenstein et al.
-    2023, arXiv:2312.09244). The normalizer, the number of pairs, is the caller's.
+    The first term is the Bradley-Terry log-likelihood of one pair (Ouyang et al. 2022,
+    arXiv:2203.02155, eq. 1), with the margin m of Llama 2 (Touvron et al. 2023, arXiv:2307.09288,
+    eq. 2). Pairs determine scores up to a constant only. The second term centers the scores at 0
+    (Eisenstein et al. 2023, arXiv:2312.09244). The caller divides by the number of pairs.
     """
     differences_P = chosen_P - rejected_P
     if margins_P is not None:
@@ -45,10 +45,10 @@ def pair_losses(
 
 
 def log_odds(logits_MC: Tensor) -> Tensor:
-    """Return the log-odds that a text or a step is right, [M]; its sigmoid is the probability.
+    """Return the log-odds of a right text or step, [M]. The sigmoid is the probability.
 
-    C labels: of one, the logit itself; of two, z_1 - z_0, so that the sigmoid is the softmax's
-    second part.
+    With one class, the log-odds are the logit. With two classes they are z_1 - z_0, so that the
+    sigmoid equals the softmax of class 1.
     """
     if logits_MC.shape[-1] == 1:
         return logits_MC[..., 0]
@@ -58,9 +58,9 @@ def log_odds(logits_MC: Tensor) -> Tensor:
 def label_losses(log_odds_M: Tensor, labels_M: Tensor, loss: LabelLoss) -> Tensor:
     """Return the loss of each label, [M], with p = sigmoid(log-odds) and a label y in [0, 1].
 
-    ``cross_entropy``: -y log p - (1 - y) log(1 - p): of whole texts Math-Shepherd's eq. 1, of steps
-    its eq. 2 (Wang et al. 2023, arXiv:2312.08935), with hard or soft labels (its eq. 3 and 4).
-    ``squared``: (p - y)^2, Brier's score. The normalizer is the caller's.
+    ``cross_entropy`` is -y log p - (1 - y) log(1 - p): Math-Shepherd's eq. 1 for whole texts and
+    eq. 2 for steps (Wang et al. 2023, arXiv:2312.08935), with its hard or soft labels (eq. 3 and
+    4). ``squared`` is the Brier score (p - y)^2. The caller normalizes.
     """
     if loss == "squared":
         return (torch.sigmoid(log_odds_M) - labels_M).square()
@@ -68,10 +68,10 @@ def label_losses(log_odds_M: Tensor, labels_M: Tensor, loss: LabelLoss) -> Tenso
 
 
 def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
-    """Return which steps count, [M] bool: those of each row up to and with its first wrong one.
+    """Return the mask of steps up to and including each row's first wrong step, [M] bool.
 
-    Steps of a row are neighbors. What follows a mistake is neither right nor wrong in itself
-    (Lightman et al. 2023, arXiv:2305.20050, section 2.6).
+    Steps of a row must be adjacent. Steps after a mistake are neither right nor wrong (Lightman et
+    al. 2023, arXiv:2305.20050, section 2.6).
     """
     wrong_M = (labels_M < RIGHT).long()
     before_M = wrong_M.cumsum(0) - wrong_M
@@ -84,10 +84,11 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
 
 
 def place_weights(labels_M: Tensor, row_M: Tensor, objective: RewardObjective) -> Tensor:
-    """Return what each place's loss counts, [M], before division by `num_units` of the whole step.
+    """Return the weight of the loss at each place, [M], before division by `num_units`.
 
-    ``outcome``: 1 / (places of its text), so that every text counts alike. ``process``: 1, or 0
-    behind the first error where that is asked for, so that every step counts alike.
+    ``outcome``: 1 / (places of the text), so that every text has the same weight. ``process``: 1,
+        so that every step has the same weight, or 0 after the first error with
+        ``until_first_error``.
     """
     if objective.kind == "outcome":
         counts_R = torch.bincount(row_M)

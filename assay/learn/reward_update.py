@@ -1,4 +1,4 @@
-"""The learner of reward models: one optimizer step on pairs, or on labels of texts or steps."""
+"""Learner of reward models: optimizer steps on pairs, or on labels of texts or steps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from assay.types import Floats
 
 
 class RewardLearner(PassesLearner):
-    """Trains a model with a head for scores (`assay.model.score_head`)."""
+    """Trains a model with a score head (`assay.model.score_head`)."""
 
     def __init__(self, passes: Passes, objective: RewardObjective) -> None:
         super().__init__(passes)
         self.objective = objective
 
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
-        """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
+        """Take one optimizer step on the mean loss of these groups' pairs, texts or steps.
 
-        The normalizer is that of the whole step, however it is split into passes; no group is
-        divided. Raises OutOfMemory.
+        The normalizer covers the whole step, however it is split into micro-batches. Groups stay
+        whole. Raises OutOfMemory.
         """
         passes = self.passes
         num_units = self._num_units(groups)
@@ -57,7 +57,7 @@ class RewardLearner(PassesLearner):
 
     @torch.no_grad()
     def scores(self, groups: Sequence[ScoredGroup]) -> list[Floats]:
-        """Return the score of each text's places (of labels: log-odds), one array a text."""
+        """Return the scores at each text's places, one array per text; for labels, log-odds."""
         found: list[Floats] = []
         passes = self.passes
         with passes.open():
@@ -73,7 +73,7 @@ class RewardLearner(PassesLearner):
         return log_odds(read_scores(self.policy, batch, passes.layout, passes.lean, accumulators))
 
     def _num_units(self, groups: Sequence[ScoredGroup]) -> float:
-        """Return how many pairs, texts or steps a step's loss is the mean of."""
+        """Return the normalizer: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
         texts = [text for group in groups for text in group.texts]
@@ -84,7 +84,7 @@ class RewardLearner(PassesLearner):
         return place_weights(labels_M, torch.from_numpy(row_M), self.objective).sum().item()
 
     def _loss(self, scores_M: Tensor, batch: ScoreBatch) -> Tensor:
-        """Return the sum of the losses of a pass."""
+        """Return the sum of the losses of a micro-batch."""
         objective = self.objective
         if objective.kind == "preference":
             chosen_P, rejected_P = scores_M.view(-1, 2).unbind(1)
@@ -93,7 +93,7 @@ class RewardLearner(PassesLearner):
         return (weights_M * label_losses(scores_M, batch.labels_M, objective.loss)).sum()
 
     def _facts(self, seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Return score metrics of the step's rows from before the update."""
+        """Return score metrics of the step, measured before the update."""
         scores_M = torch.cat([scores for scores, _ in seen]).double()
         labels_M = torch.cat([labels for _, labels in seen]).double()
         if self.objective.kind == "preference":

@@ -1,6 +1,6 @@
-"""Rewards: from verdicts to one number a completion, or one a token.
+"""Rewards per completion or per token, computed from verdicts.
 
-What a completion that was not judged would have is not a number here; `advantages` leaves it out.
+The reward of an unjudged completion may be any value. `advantages` excludes it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from assay.model.packing import Batch
 
 
 def judged_rows(batch: Batch) -> Tensor:
-    """Return which completions have a finite reward, [R] bool."""
+    """Return the mask of completions with a finite reward, [R] bool."""
     return batch.judged_R & batch.rewards_R.isfinite()
 
 
 def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
-    """Return what a completion's reward is the sum of, [R] float64 each.
+    """Return the terms of a completion's reward, [R] float64 each.
 
-    outcome    the verdict's reward. Under ``outcome_gate``, in groups in which no judged
-               completion passed, the verdict's score; under ``keep = "correct"`` without a
-               baseline, 1 for what passed: each completion kept counts alike
-    overlong   `overlong_penalty`, where there is a buffer; 0 where the outcome gate is shut
-    kl         -kl_weight sum_t KL_t over the sampled tokens, where a KL is in the reward
+    outcome    the verdict's reward. Under ``outcome_gate``, groups without a judged completion that
+               passed use the verdict's score. Under ``keep = "correct"`` without a baseline, 1 for
+               completions that passed, so that all kept completions have the same weight
+    overlong   `overlong_penalty`, if there is a buffer; 0 in groups with a closed outcome gate
+    kl         -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL
     """
     gate_R = _open_gates(batch)[batch.group_R] if algorithm.outcome_gate else None
     outcome_R = batch.rewards_R.double()
@@ -52,13 +52,13 @@ def shape_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the reward of each token, [T] float64; 0 in completions that were not judged.
+    """Return the reward of each token, [T] float64; 0 in unjudged completions.
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
-    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). Under
-    credit ``turns`` a step's weighted score is a part of the outcome that arises where the step
-    ends; the rest of the outcome arises at the end. A row's sum is `shape_rewards`.
+    Ziegler et al. 2019, eq. 2, per token (Stiennon et al. 2020; Ouyang et al. 2022). Under credit
+    ``turns``, the weighted score of a step is placed at the end of the step, and the rest of the
+    outcome at the end of the completion. The sum over a row is `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)
@@ -82,10 +82,11 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the KL to the reference at each sampled token, [T] float64, by the row's estimator.
+    """Return the KL to the reference at each sampled token, [T] float64.
 
-    Under ``kl_clamp`` an estimate below 0 counts as 0 (Dubois et al. 2023, AlpacaFarm). Raises
-    ValueError for a batch that `Learner.score` has not filled.
+    The preset selects the estimator. ``kl_clamp`` raises negative estimates to 0 (Dubois et al.
+    2023, AlpacaFarm). Raises ValueError for a batch without the log-probabilities of
+    `Learner.score`.
     """
     if batch.old_logprobs_T is None or batch.ref_logprobs_T is None:
         raise ValueError("a KL in the reward needs a batch that Learner.score has filled")
@@ -98,15 +99,15 @@ def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
-    """Return a punishment [R] in [-1, 0] of lengths within ``buffer`` of the limit (DAPO eq. 13).
+    """Return the penalty on completions within ``buffer`` tokens of the limit, [R] in [-1, 0].
 
-    0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
+    DAPO eq. 13: 0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
     """
     over_R = length_R.double() - (max_tokens - buffer)
     return -(over_R / buffer).clamp(0.0, 1.0)
 
 
 def _open_gates(batch: Batch) -> Tensor:
-    """Return which groups hold a judged completion that passed, [P] bool."""
+    """Return the mask of groups with a judged completion that passed, [P] bool."""
     passed_R = judged_rows(batch) & (batch.correct_R == 1)
     return row_sums(passed_R.long(), batch.group_R, batch.num_groups) > 0

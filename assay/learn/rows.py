@@ -1,4 +1,4 @@
-"""Sums and medians over the rows of a packed batch or its groups, and the tokens of some groups."""
+"""Sums and medians over rows or groups of a packed batch, and token masks of groups."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from assay.model.packing import Batch
 
 
 def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
-    """Return the sum of each row's values, [R]."""
+    """Return the sum over each row's tokens, [R]."""
     return values_T.new_zeros(num_rows).index_add_(0, row_T, values_T)
 
 
 def of_rows(values_R: Tensor, row_T: Tensor) -> Tensor:
-    """Return each token's value of its row, [T]: ``values_R[row_T]``, with a gradient that repeats.
+    """Expand row values to tokens: ``values_R[row_T]`` with a deterministic gradient, [T].
 
-    Gradients of a row's tokens are added in the same order every time: on a CPU indexing does not
-    promise that, on CUDA `index_select` does not.
+    The backward pass adds the gradients of a row's tokens in a fixed order. Neither operation
+    guarantees a fixed order on both devices: indexing does not on a CPU, and `index_select` does
+    not on CUDA.
     """
     return values_R[row_T] if values_R.is_cuda else values_R.index_select(0, row_T)
 
 
 def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
-    """Return the median of each row's values in the mask, [R]; 0 where there are none.
+    """Return the median of each row's masked-in values, [R]; 0 for rows without any.
 
-    Of an even number, the mean of the two in the middle.
+    The median of an even number of values is the mean of the middle two.
     """
     count_R = row_sums(mask_T.long(), row_T, num_rows)
     if not mask_T.any():
@@ -44,13 +45,13 @@ def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) 
 
 
 def tokens_of(batch: Batch, groups: Sequence[int]) -> Tensor:
-    """Return which tokens are of these groups, [T] bool."""
+    """Return the mask of tokens in these groups, [T] bool."""
     chosen_P = torch.zeros(batch.num_groups, dtype=torch.bool, device=batch.device)
     chosen_P[groups] = True
     return chosen_P[batch.group_R[batch.row_T]]
 
 
 def groups_with(batch: Batch, mask_T: Tensor) -> set[int]:
-    """Return the groups that have a token in the mask."""
+    """Return the groups with at least one token in the mask."""
     count_P = row_sums(mask_T.long(), batch.group_R[batch.row_T], batch.num_groups)
     return {group for group, count in enumerate(count_P.tolist()) if count}

@@ -23,10 +23,10 @@ class Teacher(Protocol):
 
 
 class SFTLearner(PassesLearner):
-    """Trains a policy on traces, by their tokens alone or by a teacher's distributions too.
+    """Trains a policy on traces: cross-entropy, optionally with distillation from a teacher.
 
-    cross_entropy: the share of the traces' tokens in the loss; the rest is the divergence from a
-    teacher.
+    cross_entropy: weight c of the cross-entropy in the loss. The teacher divergence has weight 1 -
+        c.
     """
 
     def __init__(self, passes: Passes, cross_entropy: float = 1.0) -> None:
@@ -34,13 +34,14 @@ class SFTLearner(PassesLearner):
         self.cross_entropy = cross_entropy
 
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
-        """Make one optimizer step on the mean over the sampled tokens of
+        """Take one optimizer step on the mean loss over the sampled tokens.
 
             -c log p(token) + (1 - c) temperature^2 D
 
-        where c is the share of cross-entropy, and D the divergence of the two distributions at the
-        teacher's temperature (Hinton et al. 2015, arXiv 1503.02531, section 2: the square keeps the
-        size of the gradient). Without a teacher there is no D. Raises OutOfMemory.
+        c is the weight of the cross-entropy. D is the divergence of the two distributions at the
+        teacher's temperature (Hinton et al. 2015, arXiv 1503.02531, section 2). The square of the
+        temperature keeps the gradient scale. Without a teacher the loss has no D. Raises
+        OutOfMemory.
         """
         passes = self.passes
         weights_T = token_weights(

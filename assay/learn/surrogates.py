@@ -1,7 +1,7 @@
-"""Surrogates: what is minimized for each token, by its probability now over that before the update.
+"""Surrogate losses per token, as functions of the ratio between the new and the old policy.
 
-Each function returns the token's loss [T], with gradient, before weights; those with a bound also
-return where the bound holds.
+Each function returns the unweighted token loss [T], with gradient. Clipped surrogates also return
+the mask of active clips.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from assay.learn.rows import of_rows, row_sums
 from assay.model.packing import Batch
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead
-of one that is infinite or, times the zero of a clipped branch, not a number."""
+"""Bound on log-ratios before the exponential. Beyond the bound a token has no gradient. Without it
+the gradient could be infinite, or NaN after multiplication by the 0 of a clipped branch."""
 
 
 def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
@@ -28,15 +28,15 @@ def leveled_log_ratio(
     level: RatioLevel,
     batch: Batch | None,
 ) -> Tensor:
-    """Return the log-ratio at its level, [T]; with d the tokens' own, over a row's N sampled ones:
+    """Return the log-ratio at its level, [T]. With d_t per token and N sampled tokens in a row:
 
         token             d_t                     PPO
         sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO eq. 7
         sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 eq. 1
 
-    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`, and so all the same
-    surrogate: the aggregation ``sequence_mean`` counts it once a row, as the papers do, the others
-    once a token.
+    All tokens of a row share its log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore its
+    surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
+    papers. The other aggregations count it once per token.
     """
     if level == "token":
         return log_ratio_T
@@ -87,10 +87,10 @@ def cispo_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, whether the weight is clipped), both [T].
+    """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of clipped weights), both [T].
 
-    MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5; sg: no gradient through the weight, so that no token
-    loses its own.
+    MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5. sg stops the gradient through the weight, so that a
+    clipped token keeps its own gradient.
     """
     ratio_T = ratio_T.detach()
     weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -106,11 +106,9 @@ def mirror_surrogate(
 ) -> Tensor:
     """Return -A log p + (tau / 2) S^2 / N, [T].
 
-    S is the sum of the log-ratios of the N tokens of its row that were sampled.
-
-    Summed over a row this is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2, whose gradient,
-    negated, is that of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before
-    the update.
+    S is the sum of the log-ratios over the row's N sampled tokens. The sum over a row is -A log
+    p(y) + (tau / 2) (log p(y) / p_old(y))^2. Its negated gradient is that of Kimi k1.5 (arXiv
+    2501.12599), section 2.3.2, with p_old the policy before the update.
     """
     row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)
@@ -119,8 +117,8 @@ def mirror_surrogate(
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
     """Return min(p_old / p_behavior, cap), [T], without gradient.
 
-    Truncated importance sampling, between the generator that sampled and the learner before its
-    update (Ionides 2008; Yao et al. 2025 for language models).
+    Truncated importance sampling between the generator and the learner before its update (Ionides
+    2008; Yao et al. 2025 for language models).
     """
     return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
 
@@ -131,9 +129,9 @@ def _bounded_below(surrogate_T: Tensor, advantages_T: Tensor, dual_clip: float) 
 
 
 def _row_log_ratio(log_ratio_T: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (row_T, the sum of each row's sampled log-ratios [R], how many they are, at least 1).
+    """Return (row_T, sum of each row's sampled log-ratios [R], number of sampled tokens [R]).
 
-    Raises ValueError without a batch, whose rows they are.
+    The number is at least 1. Raises ValueError without a batch.
     """
     if batch is None:
         raise ValueError("a ratio of whole completions needs the batch that they are of")

@@ -1,10 +1,12 @@
-"""Trust region policy optimization: a natural gradient step whose KL(old || new) is bounded.
+"""Trust region policy optimization: a natural gradient step with a bound on KL(old || new).
 
-Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C: the step solves F s = -g by conjugate
-gradients, where F is only ever multiplied with vectors; it is as long as the quadratic model of the
-KL allows, and a line search then asks the true surrogate and the true KL. For models small enough:
-it keeps some vectors as large as the model, [T, V] log-probabilities of the minibatch, and the
-graph of a gradient, and each of a dozen products costs more than a gradient.
+Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C. Conjugate gradient solves F s = -g with
+products of F and vectors only. The quadratic model of the KL gives the step length. A line search
+then checks the true surrogate and the true KL.
+
+This method suits small models. It holds several vectors of the model's size, the [T, V]
+log-probabilities of the minibatch, and the graph of a gradient. Each of about a dozen products
+costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from assay.model.head import Head
 from assay.model.packing import MicroBatch
 
 CG_ITERATIONS = 10
-"""Conjugate gradient steps: where the paper found no more to gain (appendix C.1)."""
+"""Conjugate gradient steps. The paper reports no gain from more (appendix C.1)."""
 CG_TOLERANCE = 1e-5
-"""Conjugate gradients end early at this residual, as a share of the gradient's norm."""
+"""Residual, relative to the gradient norm, at which conjugate gradient stops early."""
 DAMPING = 1e-3
-"""Added to the Fisher matrix's diagonal: a minibatch says nothing of most directions, and a
-solution without damping would go far in them. The step's length is by the undamped matrix."""
+"""Added to the diagonal of the Fisher matrix. A minibatch has no information about most directions,
+and an undamped solution would move far along them. The step length uses the undamped matrix."""
 SHRINK = 0.5
 """Factor that shrinks a rejected step."""
 MAX_BACKTRACKS = 10
@@ -37,12 +39,13 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class NaturalStep:
-    """What a natural step did.
+    """Result of a natural gradient step.
 
-    kl, improvement: KL(old || new) and how much the loss fell, as measured where the line search
-    ended; backtracks: how often the step was shrunk; cg_residual: |F s + g| / |g|, damping
-    included; length: what the natural direction was multiplied by. taken: where not, the parameters
-    are as they were, and kl, improvement and length are 0.
+    kl, improvement: KL(old || new) and decrease of the loss at the end of the line search.
+    backtracks: number of times the line search halved the step.
+    cg_residual: |F s + g| / |g|, with damping.
+    length: factor on the natural direction.
+    taken: if False, the parameters are unchanged, and kl, improvement and length are 0.
     """
 
     kl: float
@@ -72,15 +75,17 @@ def natural_step(
     damping: float = DAMPING,
     cg_iterations: int = CG_ITERATIONS,
 ) -> NaturalStep:
-    """Change ``parameters`` in place by one step of TRPO, and return what happened.
+    """Change ``parameters`` in place by one TRPO step, and return the result.
 
         (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs)
 
-    halved until the loss falls and KL(old || new) <= max_kl; after `MAX_BACKTRACKS` halvings, or
-    where anything is not finite, the parameters are what they were, bit for bit. (Schulman et al.
-    2015, appendix C.) gradients: of the loss, at the parameters. fisher: the product of F, the
-    Hessian of the mean KL, with a flat vector. evaluate: (loss, KL(old || new)) at the parameters
-    as they now are.
+    The step is halved until the loss falls and KL(old || new) <= max_kl (Schulman et al. 2015,
+    appendix C). After `MAX_BACKTRACKS` halvings, or if a value is not finite, the parameters are
+    restored bit for bit.
+
+    gradients: gradient of the loss at the parameters.
+    fisher: product of F, the Hessian of the mean KL, with a flat vector.
+    evaluate: returns (loss, KL(old || new)) at the current parameters.
     """
     gradient = torch.cat([part.flatten() for part in gradients])
     direction, residual = conjugate_gradient(
@@ -99,7 +104,8 @@ def natural_step(
             for parameter, start, part in zip(parameters, old, parts, strict=True):
                 parameter.copy_(start + length * part.view_as(start))
         after, kl = evaluate()
-        if after < before and kl <= max_kl:  # neither holds of what is not a number
+        # Both comparisons are False for NaN.
+        if after < before and kl <= max_kl:
             return NaturalStep(kl, before - after, backtracks, residual, length, taken=True)
         length *= SHRINK
     with torch.no_grad():
@@ -111,10 +117,10 @@ def natural_step(
 def conjugate_gradient(
     product: Product, target: Tensor, iterations: int = CG_ITERATIONS
 ) -> tuple[Tensor, float]:
-    """Return (x, |A x - b| / |b|) for a positive definite A by its product, from x = 0.
+    """Solve A x = b for a positive definite A, from x = 0. Return (x, |A x - b| / |b|).
 
-    Hestenes and Stiefel 1952; after as many iterations as A has distinct eigenvalues x is exact,
-    but for rounding.
+    Hestenes and Stiefel 1952. x is exact, up to rounding, after as many iterations as A has
+    distinct eigenvalues. product: multiplies A with a vector.
     """
     solution = torch.zeros_like(target)
     residual = target.clone()
@@ -134,11 +140,10 @@ def conjugate_gradient(
 
 
 class TokenKL:
-    """Mean KL(old || new) over the loss tokens of some micro-batches, exact over the vocabulary.
+    """Mean KL(old || new) over the loss tokens of micro-batches, exact over the vocabulary.
 
-    Old is the policy when this object is made. masks: the loss tokens of each micro-batch. The
-    model is gone through by its own modules, in the plain layout, which can be differentiated
-    twice.
+    The old policy is the policy at construction. masks: loss tokens of each micro-batch. The
+    forward pass uses the model's own modules in the plain layout, which support second derivatives.
     """
 
     def __init__(
@@ -159,11 +164,12 @@ class TokenKL:
 
     @torch.no_grad()
     def look(self) -> tuple[list[Tensor], list[Tensor], float]:
-        """Return (log-probability of each token, entropy it was drawn from, KL) at this policy.
+        """Return (token log-probabilities, entropies, KL) at the current policy.
 
-        The first two are [T], one a micro-batch.
+        The first two are lists of [T] tensors, one per micro-batch.
         """
-        self._kept = None  # what follows is another policy
+        # The parameters have changed since the cached gradient.
+        self._kept = None
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         total = 0.0
@@ -175,10 +181,11 @@ class TokenKL:
         return logprobs, entropies, total
 
     def fisher(self, vector: Tensor) -> Tensor:
-        """Return the product of the Fisher matrix at the present policy with a flat vector.
+        """Return the product of the Fisher matrix at the current policy with a flat vector.
 
-        F is the Hessian of the mean KL by the new policy's parameters, where new is old (Schulman
-        et al. 2015, appendix C.1): the gradient of (gradient of the KL) . vector.
+        F is the Hessian of the mean KL with respect to the new policy's parameters, at new = old
+        (Schulman et al. 2015, appendix C.1). The product is the gradient of (gradient of the KL) .
+        vector.
         """
         product = torch.zeros_like(vector)
         for n in range(len(self._parts)):
@@ -196,11 +203,12 @@ class TokenKL:
         return product
 
     def _gradient(self, n: int) -> Tensor:
-        """Return the gradient of one micro-batch's KL at this policy: 0, but with a gradient."""
+        """Return the gradient of one micro-batch's KL: 0 in value, with a differentiable graph."""
         if self._kept is not None:
             return self._kept
         micro_batch, mask_T = self._parts[n]
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        # Fused attention has no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
             new_TV = self._logprobs(micro_batch)
             kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)
             gradient = self._flat(
@@ -211,7 +219,7 @@ class TokenKL:
         return gradient
 
     def _logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the log-probability of every token at each place, [T, V]."""
+        """Return the log-probabilities over the vocabulary at each token, [T, V]."""
         head = Head.of(self.model)
         hidden_TD = module_hidden_states(self.model, micro_batch.plain_inputs)
         logits_TV = nn.functional.linear(hidden_TD, head.weight_VD, head.bias_V) * head.scale
@@ -225,6 +233,6 @@ class TokenKL:
 
 
 def mean_kl(old_TV: Tensor, new_TV: Tensor, mask_T: Tensor, num_tokens: int) -> Tensor:
-    """Return sum_t KL(old_t || new_t) / num_tokens over the mask, from log-probabilities."""
+    """Return sum_t KL(old_t || new_t) / num_tokens over the mask."""
     kl_T = (old_TV.exp() * (old_TV - new_TV)).sum(-1)
     return torch.where(mask_T, kl_T, 0.0).sum() / num_tokens
