@@ -222,5 +222,5 @@ def _without_peft_advice() -> Iterator[None]:
 
 def _change(layer: Any) -> torch.Tensor:
     """The sum of what a layer's active adapters add to its weight, in float32."""
-    first, *others = (layer.get_delta_weight(one).float() for one in layer.active_adapters)
-    return sum(others, start=first)
+    added = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
+    return torch.stack(added).sum(0) if len(added) > 1 else added[0]
