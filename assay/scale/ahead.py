@@ -1,4 +1,4 @@
-"""Sampling one step ahead: the next step's groups, while this step is learned from."""
+"""Asynchronous sampling: actors sample the groups of the next step while the learner updates."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class AheadCall:
-    """What `Generator.generate` will be asked for."""
+    """Arguments of a future call of `Generator.generate`."""
 
     problems: Sequence[Problem]
     sampling: SamplingConfig
     group_size: int
 
     def key(self, problem: Problem) -> Key:
-        """Return what a group must agree on to be the one that is asked for."""
+        """Return the key under which a sampled group matches a later request."""
         return problem.group_id, self.sampling.model_dump_json(), self.group_size
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls under way in a thread of their own."""
+    """Calls in progress in a background thread."""
 
     calls: Sequence[AheadCall]
     found: dict[Key, Group] = field(default_factory=dict[Key, Group])
@@ -43,12 +43,12 @@ class _Batch:
 
 
 class AheadGenerator:
-    """Actors that sample what `begin` names, while whoever began it does something else.
+    """Generator whose actors sample in the background, from `begin` to the matching `generate`.
 
-    Weights that arrive meanwhile are loaded before anything else is sampled. max_age: policy
-    versions that a group may be behind the newest weights; an older one is sampled anew. Not exact:
-    what it samples is from an older policy, so tokens are weighed. watch: as the engine's, while
-    somebody waits.
+    New weights are loaded before the next sampling starts. max_age: maximum policy age of a group
+    in versions; older groups are sampled again. The generator is not exact: its completions come
+    from an older policy, so the loss needs importance weights. watch: as the engine's; called only
+    while `generate` waits.
     """
 
     exact = False
@@ -65,12 +65,12 @@ class AheadGenerator:
 
     @property
     def policy_version(self) -> int:
-        """The version of the policy that is sampled from."""
+        """Version of the policy that the actors sample from."""
         return self.actors.policy_version
 
     @property
     def on_event(self) -> Callable[..., None]:
-        """Is told of actors that are lost."""
+        """Callback for lost actors."""
         return self.actors.on_event
 
     @on_event.setter
@@ -78,7 +78,7 @@ class AheadGenerator:
         self.actors.on_event = on_event
 
     def begin(self, calls: Sequence[AheadCall]) -> None:
-        """Sample these from the newest weights, and do not wait."""
+        """Start to sample these calls from the newest weights. Returns immediately."""
         self._wait()
         self._load()
         self._batch = batch = _Batch(calls)
@@ -94,7 +94,7 @@ class AheadGenerator:
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Return the groups that were sampled ahead, where they are; sample others now."""
+        """Return the groups sampled ahead; sample now if any of them is missing or too old."""
         batch, call = self._wait(), AheadCall(problems, sampling, group_size)
         keys = [call.key(problem) for problem in problems]
         if batch is not None and not first_sibling and all(key in batch.found for key in keys):
@@ -111,25 +111,26 @@ class AheadGenerator:
             rest = (sampling, group_size, first_sibling, on_group, race)
             return self.actors.generate(problems, *rest)
         finally:
-            self.actors.watch = None  # nobody waits for what is sampled ahead
+            # Sampling ahead has no caller that waits, so it reports no progress.
+            self.actors.watch = None
 
     def sleep(self) -> None:
-        """Nothing that the learner could use is held."""
+        """Do nothing: this process holds no memory that the learner could use."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Copy these weights; actors get them when what is under way has ended."""
+        """Copy the weights. Actors load them after the calls in progress have ended."""
         self._newest = self.actors.prepare(weights)
         if self._batch is None:
             self._load()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return how many groups were too old since the last call, and what actors did."""
+        """Return metrics since the last call: groups that were too old, and the actors' metrics."""
         number, self._num_too_old = self._num_too_old, 0
         too_old = {"policy/too_old": float(number)} if number else {}
         return too_old | self.actors.take_metrics()
 
     def close(self) -> None:
-        """End the actors, and what waits for them."""
+        """Stop the actors and the background thread."""
         self.actors.close()
         if self._batch is not None and self._batch.thread is not None:
             self._batch.thread.join(JOIN_SECONDS)
@@ -139,10 +140,11 @@ class AheadGenerator:
         return newest - min(one.policy_version for one in group.completions)
 
     def _wait(self) -> _Batch | None:
-        """Wait for what is under way; raise what went wrong in it."""
+        """Wait for the calls in progress. Raises the exception of the background thread."""
         batch = self._batch
         if batch is not None and batch.thread is not None:
-            batch.thread.join()  # each wait in it has a deadline of its own
+            # No timeout here: each wait inside the thread has its own deadline.
+            batch.thread.join()
             batch.thread = None
             if batch.error is not None:
                 raise batch.error
@@ -159,9 +161,9 @@ class AheadGenerator:
                 groups = self.actors.generate(call.problems, call.sampling, call.group_size)
                 pairs = zip(call.problems, groups, strict=True)
                 batch.found |= {call.key(problem): group for problem, group in pairs}
-        except BaseException as error:  # it is raised where the groups are asked for
+        except BaseException as error:  # `_wait` raises it in the thread that requests the groups
             batch.error = error
 
 
 Actors = ActorGenerator | AheadGenerator | VllmEngine
-"""What samples in place of the engine of this process."""
+"""Generators that can replace the engine of this process."""

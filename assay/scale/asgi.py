@@ -1,11 +1,11 @@
-"""What Assay's servers share: an ASGI application without a framework, its bounds and its socket.
+"""Base of Assay's HTTP servers: an ASGI application without a framework, its limits, its socket.
 
-    GET /health    whether there are answers; needs no token
-    GET /metrics   counts, in the text format of Prometheus
+    GET /health    whether the server can answer; needs no token
+    GET /metrics   counters, in the text format of Prometheus
 
-What can wait is bounded: a request that finds no room is refused at once (503, Retry-After), so
-that memory stays as it is. The work of a client that has gone is given up. A web page cannot use a
-server of this machine: Host, Origin and the content type are checked.
+The number of waiting requests is bounded. A full server refuses requests at once (503,
+Retry-After), so its memory stays bounded. The work for a disconnected client is canceled. Web pages
+cannot use a server on localhost, because Host, Origin and the content type are checked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from urllib.parse import urlsplit
 from assay.errors import UserError, cause, message
 from assay.host.terminal import warn
 
-MOST_BYTES = 32 * 2**20  # of a request
-MOST_HELD = 8 * MOST_BYTES  # of all requests whose work is under way
-BODY_SECONDS = 60.0  # for the whole of a request to arrive
-SEND_SECONDS = 60.0  # for a client to read a part of a response
+# Maximum size of a request body, in bytes.
+MOST_BYTES = 32 * 2**20
+# Maximum size of all request bodies in progress together, in bytes.
+MOST_HELD = 8 * MOST_BYTES
+# Time limit for a complete request to arrive.
+BODY_SECONDS = 60.0
+# Time limit for a client to read one part of a response.
+SEND_SECONDS = 60.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Found = TypeVar("Found")
@@ -40,7 +44,7 @@ TEXT: Headers = ((b"content-type", b"text/plain; version=0.0.4"),)
 
 
 class Refused(Exception):
-    """A request that is answered with a complaint. status: of HTTP."""
+    """A refused request. status: HTTP status of the error response."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(said)
@@ -49,7 +53,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent for a request. headers: without the length."""
+    """A response. headers: all headers except the content length."""
 
     raw: bytes
     headers: Headers = JSON
@@ -57,28 +61,28 @@ class Answer:
 
     @classmethod
     def of(cls, value: Any, status: int = 200, *more: tuple[bytes, bytes]) -> Answer:
-        """Return the answer that is a value as JSON."""
+        """Encode a value as a JSON response with additional headers."""
         raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
         return cls(raw, (*JSON, *more), status)
 
 
 class Server:
-    """An application that answers under a token and within bounds; what it answers, a class below
-    says.
+    """Base class of an ASGI application with authentication and limits. Subclasses respond.
 
-    token: what requests must carry; None: they need none. max_waiting: of the unit that `room`
-    counts.
+    token: bearer token that requests must carry; None: no authentication. max_waiting: limit of
+    the units that `room` counts.
     """
 
     def __init__(self, token: str | None, max_waiting: int) -> None:
         self.token = token
         self.max_waiting = max_waiting
         self.waiting = 0
-        self.held = 0  # bytes of bodies
+        # Total size of the request bodies in progress, in bytes.
+        self.held = 0
         self.answered: Counter[int] = Counter()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or live as long as the server does."""
+        """Handle one request, or the lifespan events of the server."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         if scope["type"] != "http":
@@ -90,8 +94,9 @@ class Server:
             again = ((b"retry-after", b"1"),) if refused.status == 503 else ()
             answer = Answer.of(self.complaint(str(refused)), refused.status, *again)
         except ConnectionResetError:
-            return  # nobody reads what we would say
-        except Exception as error:  # a defect: the others are answered as before
+            # The client has disconnected, so there is no reader for a response.
+            return
+        except Exception as error:  # a defect in one request must not stop the server
             warn(f"a request failed: {cause(error)}")
             answer = Answer.of(self.complaint("this request failed; see the server's log"), 500)
         self.answered[answer.status if answer else 200] += 1
@@ -106,27 +111,27 @@ class Server:
     async def respond(
         self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
     ) -> Answer | None:
-        """Return what is sent; None where it was sent already. Raises Refused."""
+        """Handle a request. Returns None if the response was already sent. Raises Refused."""
         raise NotImplementedError
 
     def health(self) -> dict[str, Any]:
-        """Return what /health says; raises Refused where there are no answers."""
+        """Return the body of /health. Raises Refused if the server cannot answer."""
         return {"status": "ok", "waiting": self.waiting}
 
     def counts(self) -> Iterator[str]:
-        """Yield the lines of /metrics that are this server's own."""
+        """Yield the server-specific lines of /metrics."""
         yield from ()
 
     def complaint(self, said: str) -> dict[str, Any]:
-        """Return the body of a refusal."""
+        """Format the body of an error response."""
         return {"error": said}
 
     async def close(self) -> None:
-        """Close what is open, when the server ends."""
+        """Release resources when the server stops."""
 
     @contextmanager
     def room(self, count: int, what: str) -> Iterator[None]:
-        """Take room for so many meanwhile; raises Refused where there is none."""
+        """Reserve capacity for ``count`` units inside a ``with`` block. Raises Refused if full."""
         if self.waiting + count > self.max_waiting:
             said = f"{self.waiting} {what} wait, of {self.max_waiting}; try again"
             raise Refused(503 if count <= self.max_waiting else 413, said)
@@ -149,13 +154,13 @@ class Server:
         return await self.respond(method, path, scope, receive, send)
 
     def _check_page(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse the requests that a browser sends for a web page.
+        """Refuse requests that a browser sends for a web page.
 
-        A page may send POST without asking where its content type is that of a form, and by a name
-        of its own that leads to this machine it may even read the reply.
+        A page may send a cross-origin POST without a preflight request if the content type is that
+        of a form. With DNS rebinding, it could even read the response.
         """
         host, origin = headers.get(b"host"), headers.get(b"origin")
-        # A token is known to no page; without one, only the names of this machine are ours.
+        # No page knows the token. Without a token, only names of this machine are accepted.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, where there is no token")
         if origin is not None and urlsplit(origin).netloc != host:
@@ -166,7 +171,7 @@ class Server:
 
     @asynccontextmanager
     async def body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """Yield a request's body, which counts as held meanwhile; raises Refused."""
+        """Read a request body, counted in `held` inside the ``with`` block. Raises Refused."""
         size = 0
 
         def hold(more: int) -> None:
@@ -207,14 +212,14 @@ class Server:
 
 
 def _name_of(host: bytes) -> str:
-    """Return the name or address in a Host header, without its port; "" where there is none."""
+    """Extract the name or address from a Host header, without the port; "" if it has none."""
     with suppress(ValueError):
         return urlsplit(f"//{host.decode('latin-1')}").hostname or ""
     return ""
 
 
 def _patient(send: Send) -> Send:
-    """Return a way to send that gives a client up who takes nothing: ConnectionResetError."""
+    """Wrap ``send`` with a timeout. A client that does not read raises ConnectionResetError."""
 
     async def sent(event: dict[str, Any]) -> None:
         try:
@@ -227,9 +232,9 @@ def _patient(send: Send) -> Send:
 
 
 async def whole_body(receive: Receive, hold: Callable[[int], None] = lambda more: None) -> bytes:
-    """Return a request's body; raises Refused for one that is too large, or does not arrive.
+    """Read a request body. Raises Refused if it is too large or does not arrive in time.
 
-    hold: is given the bytes of each part, and may refuse them.
+    hold: callback for the size of each part in bytes; may raise Refused.
     """
     found = bytearray()
     try:
@@ -253,8 +258,11 @@ async def whole_body(receive: Receive, hold: Callable[[int], None] = lambda more
 async def while_there(
     receive: Receive, work: Coroutine[Any, Any, Found], seconds: float | None = None
 ) -> Found:
-    """Return what some work gives. Raises ConnectionResetError where the client leaves first, and
-    TimeoutError where it takes too long; the work is cancelled then."""
+    """Await ``work`` while the client is connected. Returns its result.
+
+    Cancels the work and raises ConnectionResetError if the client disconnects, or TimeoutError
+    after ``seconds``.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         first = asyncio.FIRST_COMPLETED
@@ -266,7 +274,8 @@ async def while_there(
         leaving.cancel()
         if not working.done():
             working.cancel()
-            await asyncio.wait([working])  # it closes what it has opened
+            # The canceled task still closes its resources.
+            await asyncio.wait([working])
 
 
 async def _left(receive: Receive) -> None:
@@ -275,7 +284,7 @@ async def _left(receive: Receive) -> None:
 
 
 def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """Return a socket that listens; raises UserError, also for an open one without a token."""
+    """Open a listening socket. Raises UserError, also for a public address without a token."""
     if token is None and host not in LOOPBACK:
         found, accepted = f"{host} without a token", f"a token, or one of {', '.join(LOOPBACK)}"
         raise UserError(message("--host", found, accepted, "set the token's variable"))
@@ -294,6 +303,6 @@ def bind(host: str, port: int, token: str | None) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the URL of a socket that listens."""
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: one that is joined, or one that starts here and ends with the run."""
+"""Ray cluster of a run: an existing cluster, or a local one that ends with the run."""
 
 from __future__ import annotations
 
@@ -23,26 +23,32 @@ from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
 from assay.host.orphans import VARIABLE, Remains, new_family, watched
 from assay.host.removal import remove_temporary
 
-CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
-MOST_A_CORE = 4  # CPUs that a cluster on this machine has for each real one
-FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
-FOLDER = "assay-ray-"  # short: the path of a socket in it has at most 107 bytes
+# Timeout of a connection to the cluster's port.
+CONNECT_SECONDS = 5.0
+# Maximum number of logical CPUs per physical one, in a local cluster.
+MOST_A_CORE = 4
+# Timeout for a machine of the cluster to report its package versions.
+FACTS_SECONDS = 120.0
+# Short, because the path of a Unix socket in this folder has at most 107 bytes.
+FOLDER = "assay-ray-"
 OWNER = "owner"
 # Ray starts its workers at niceness 15, behind every other process of a busy machine, while the
 # command waits for them. Actors of a local cluster keep the niceness of the command.
 NICENESS = "RAY_worker_niceness"
-END_SECONDS = 10.0  # for the cluster to be told that actors end
-HEAD_SECONDS = 20.0  # for the head's port to take a connection; Ray ends a process after 60
+# Timeout of the request to stop actors.
+END_SECONDS = 10.0
+# Timeout of a connection to the head's port. Ray itself stops a process after 60 s without a head.
+HEAD_SECONDS = 20.0
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 COMPARED = ("torch", "transformers", "numpy")
 
 
 class ActorLost(Exception):
-    """An actor cannot be used again: it died, said nothing for too long, or told what is wrong."""
+    """An unusable actor: it died, did not answer in time, or reported an error."""
 
 
 def import_ray() -> Any:
-    """Return the package; raises MissingExtra."""
+    """Import Ray. Raises MissingExtra."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -51,9 +57,9 @@ def import_ray() -> Any:
 
 
 def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
-    """Join the cluster, or start one that ends with ``stack``; raises ConfigError in one line.
+    """Join the cluster, or start a local one that ends with ``stack``. Raises ConfigError.
 
-    A process has one cluster. What is there already is used, and stays.
+    A process has at most one cluster. An existing connection is reused and stays open.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -62,7 +68,8 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     address = settings.address or os.environ.get("RAY_ADDRESS")
     if address not in (None, "auto", "local"):
         _check_port(address)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told of a run
+    # Ray would send usage statistics to its authors.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     marks: dict[str, str] = {}
     if address in (None, "local"):
@@ -73,7 +80,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _signals_kept(), _environment(marks):
         try:
             ray.init(**options)
-        except Exception as error:  # a node that is late is a plain one
+        except Exception as error:  # Ray raises a plain Exception for a node that starts too late
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
@@ -85,9 +92,9 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
 
 
 def answer(ref: Any, who: str, seconds: float) -> Any:
-    """Return what an actor answers; raises ActorLost where there is no answer in time.
+    """Wait for an actor's result. Raises ActorLost if it does not arrive in time.
 
-    What the actor's own code raised is raised here.
+    Exceptions from the actor's own code are raised unchanged.
     """
     ray = import_ray()
     try:
@@ -101,12 +108,13 @@ def answer(ref: Any, who: str, seconds: float) -> Any:
 
 
 def end(handles: Sequence[Any]) -> None:
-    """End actors; a cluster that does not answer is not waited for long."""
+    """Stop actors. Gives up after a short time if the cluster does not answer."""
     ray = import_ray()
 
     def tell() -> None:
         for handle in handles:
-            with suppress(Exception):  # it may be dead already, or the cluster
+            # The actor or the cluster may be dead already.
+            with suppress(Exception):
                 ray.kill(handle)
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -115,8 +123,7 @@ def end(handles: Sequence[Any]) -> None:
 
 
 def check_alive() -> None:
-    """Raise WorkerDied where the cluster's head is silent, or a part of one that was started here
-    is dead."""
+    """Raise WorkerDied if the cluster's head does not answer, or a local Ray process is dead."""
     ray = import_ray()
     node = getattr(getattr(getattr(ray, "_private", None), "worker", None), "_global_node", None)
     if node is None:
@@ -130,7 +137,7 @@ def check_alive() -> None:
 
 
 def _check_head(address: str) -> None:
-    """Raise WorkerDied where the head's port takes no connection for a while."""
+    """Raise WorkerDied if the head's port accepts no connection within `HEAD_SECONDS`."""
     until = time.monotonic() + HEAD_SECONDS
     while (error := _refused(address)) and time.monotonic() < until:
         time.sleep(min(1.0, HEAD_SECONDS))
@@ -141,7 +148,7 @@ def _check_head(address: str) -> None:
 
 
 def _refused(address: str) -> OSError | None:
-    """Return why a port takes no connection; None: it does."""
+    """Try to connect to a port. Returns the error, or None on success."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
@@ -151,13 +158,13 @@ def _refused(address: str) -> OSError | None:
 
 
 def strategy(settings: ScaleConfig) -> str:
-    """Return Ray's word for the placement."""
+    """Return Ray's name of the scheduling strategy."""
     return "SPREAD" if settings.placement == "spread" else "DEFAULT"
 
 
 def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
-    """Start an actor that holds a model. arguments: those of its constructor."""
-    # Restarted by Ray, an actor has no model: its owner spawns a new one and loads it.
+    """Start an actor that holds a model. arguments: arguments of its constructor."""
+    # Ray's restarts are off: a restarted actor would have no model. Its owner spawns a new actor.
     actor = ray.remote(kind).options(
         num_cpus=settings.cpus_per_actor,
         num_gpus=settings.gpus_per_actor,
@@ -168,7 +175,7 @@ def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same in the command and on each machine of the cluster."""
+    """Return the package versions that must agree on all machines of the cluster."""
     found = {"assay": sys.modules["assay"].__version__}
     for package in COMPARED:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -177,17 +184,17 @@ def versions() -> dict[str, str]:
 
 
 def _why(error: BaseException) -> str:
-    """Return why an actor cannot be reached, in one short line: what killed it, or its error."""
+    """Summarize in one line why an actor is unreachable: the cause of its death, or the error."""
     lines = [_COLORS.sub("", line).strip() for line in str(error).splitlines()]
     telling = [line for line in lines if re.search(r"^\w*(Error|Exception): |SIG|signal|OOM", line)]
     return f"{type(error).__name__}: {(telling or lines or [''])[-1 if telling else 0][:300]}"
 
 
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return how a cluster of this machine alone is started, and the mark of its processes.
+    """Prepare a local cluster. Returns the options of ``ray.init`` and the processes' environment.
 
-    By the mark they are found and ended with ``stack``, or when this process is killed: Ray's own
-    do not all end then.
+    The environment marks the cluster's processes. Marked processes are stopped with ``stack``, or
+    when this process is killed, because Ray leaves some of its processes running.
     """
     _clear_of_dead()
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
@@ -204,14 +211,15 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
         "_temp_dir": str(folder),
     }
     marks = {VARIABLE: remains.environment[VARIABLE]}
-    if NICENESS not in os.environ:  # else what the learner leaves idle goes to any other process
+    # At Ray's default niceness, any other process of the machine would run before the actors.
+    if NICENESS not in os.environ:
         marks[NICENESS] = "0"
     return options, marks
 
 
 @contextmanager
 def _environment(marks: Mapping[str, str]) -> Iterator[None]:
-    """Have what is started inside inherit some variables."""
+    """Set environment variables for the processes that start inside the ``with`` block."""
     os.environ.update(marks)
     try:
         yield
@@ -221,7 +229,7 @@ def _environment(marks: Mapping[str, str]) -> Iterator[None]:
 
 
 def _clear_of_dead() -> None:
-    """Delete the files of clusters whose command, in our namespace of processes, is no more."""
+    """Delete the files of clusters whose owner process, in our PID namespace, no longer exists."""
     for owner in Path("/tmp").glob(f"{FOLDER}*/{OWNER}"):
         with suppress(OSError, ValueError):
             namespace, process = owner.read_text(encoding="utf-8").split()
@@ -238,7 +246,7 @@ def _namespace() -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Put back the handlers of signals that Ray replaces."""
+    """Restore the signal handlers that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -256,7 +264,7 @@ def _close(ray: Any) -> None:
 
 
 def _check_port(address: str) -> None:
-    """Complain at once of an address where nobody listens."""
+    """Raise ConfigError at once if no process listens on the address."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     accepted = "HOST:PORT, ray://HOST:PORT or auto"
     if not host or not port.isdecimal():
@@ -281,7 +289,7 @@ def _no_cluster(address: str, error: BaseException) -> ConfigError:
 
 
 def _check_room(ray: Any, settings: ScaleConfig) -> None:
-    """Raise ConfigError where the cluster is too small for the actors."""
+    """Raise ConfigError if the cluster has too few resources for the actors."""
     there = ray.cluster_resources()
     needed = {
         "CPU": settings.num_actors * settings.cpus_per_actor,
@@ -298,7 +306,7 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
 
 
 def _check_versions(ray: Any) -> None:
-    """Raise ConfigError where a machine of the cluster has other packages than this command."""
+    """Raise ConfigError if a machine of the cluster has different package versions."""
     from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
         NodeAffinitySchedulingStrategy,
     )
@@ -316,7 +324,8 @@ def _check_versions(ray: Any) -> None:
             if not any(
                 node["Alive"] and node["NodeManagerAddress"] == host for node in ray.nodes()
             ):
-                continue  # it left meanwhile: there is nothing to check
+                # The machine has left the cluster, so there is nothing to check.
+                continue
             found = f"{host}, where assay cannot be imported ({cause(error)[:200]})"
             accepted = "machines with the same packages"
             raise ConfigError(message("scale.address", found, accepted)) from error

@@ -1,7 +1,7 @@
-"""An application behind uvicorn, with bounds that uvicorn lacks: on headers and on connections.
+"""Serve an application with uvicorn, with limits that uvicorn lacks: header time, connections.
 
-A client that never finishes its headers holds a file descriptor. Where they run out, asyncio cannot
-accept another connection, and writes a traceback for each attempt.
+A client that never finishes its headers holds a file descriptor. Without free descriptors, asyncio
+accepts no connection and writes a traceback for each attempt.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from typing import Any, ClassVar
 
 from assay.errors import MissingExtra
 
-HEADER_SECONDS = 10.0  # from the first byte, or the connection, to the end of the headers
-SPARE_FILES = 256  # of the process, for workers and for the servers that it asks
+# Time limit from the connection, or the first byte of a request, to the end of the headers.
+HEADER_SECONDS = 10.0
+# File descriptors reserved for worker processes and for requests to other servers.
+SPARE_FILES = 256
 MOST_CONNECTIONS = 10_000
 
 
 def run_server(app: Any, listening: socket.socket, command: str) -> None:
-    """Answer requests until a signal comes; those under way are answered first."""
+    """Serve requests until a signal arrives. Finishes the requests in progress."""
     server(app, command, connections_possible()).run(sockets=[listening])
 
 
 def server(app: Any, command: str, most_connections: int, **settings: Any) -> Any:
-    """Return the uvicorn server of an application; raises MissingExtra."""
+    """Create the uvicorn server of an application. Raises MissingExtra."""
     try:
         import uvicorn  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra.of("uvicorn", "serve", f"assay {command}") from error
     usual: dict[str, Any] = {
-        # Anybody can make uvicorn warn, as often as they like, by what is no HTTP.
+        # At a lower level, any client could flood the log by sending invalid HTTP.
         "log_level": "error",
         "access_log": False,
-        # asyncio accepts so many at once before it looks at the first: far fewer than SPARE_FILES.
+        # asyncio accepts a whole backlog before it handles the first connection, so the backlog
+        # must stay far below SPARE_FILES.
         "backlog": 48,
         "lifespan": "on",
         "ws": "none",
@@ -45,7 +48,7 @@ def server(app: Any, command: str, most_connections: int, **settings: Any) -> An
 
 
 def connections_possible() -> int:
-    """Return how many connections may be open, after asking for as many files as are allowed."""
+    """Raise the file limit to its maximum. Returns the number of connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -58,10 +61,10 @@ def connections_possible() -> int:
 
 
 def timed_protocol(most_connections: int) -> Any:
-    """Return uvicorn's protocol of HTTP with a clock for headers.
+    """Return uvicorn's HTTP protocol class with a timeout for headers.
 
-    A connection beyond most_connections takes the place of the one that has waited longest for its
-    headers; where all others are at work, it is closed.
+    A connection beyond most_connections replaces the one that has waited longest for its headers.
+    If all connections are busy, the new one is closed.
     """
     import h11  # pyright: ignore[reportMissingImports]
     from uvicorn.protocols.http.h11_impl import (  # pyright: ignore[reportMissingImports]
@@ -69,7 +72,8 @@ def timed_protocol(most_connections: int) -> Any:
     )
 
     class TimedProtocol(H11Protocol):
-        headless: ClassVar[dict[Any, asyncio.TimerHandle]] = {}  # the oldest first
+        # Connections without complete headers, the oldest first.
+        headless: ClassVar[dict[Any, asyncio.TimerHandle]] = {}
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -92,7 +96,8 @@ def timed_protocol(most_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                self.start_clock()  # the next request has begun already
+                # The next request has begun already.
+                self.start_clock()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.stop_clock()

@@ -1,4 +1,4 @@
-"""One process that samples: the built-in engine or vLLM, with weights that are sent to it."""
+"""Rollout actor: a process that samples with the built-in engine or vLLM from received weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import set_num_threads  # as it is before vLLM puts another in its place
+
+# Imported before vLLM, which replaces the function in the module.
+from torch import set_num_threads
 
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
@@ -26,15 +28,16 @@ from assay.model.load import load_model
 from assay.model.weights import Weights, memory_of
 from assay.types import Floats, Group, Problem, Prompt
 
-TAKE_SECONDS = 1.0  # after which an actor answers, also where no group has ended
+# Time after which an actor answers even if no group has ended.
+TAKE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What an actor's engine is made of, as it is in the process of the command.
+    """Arguments for opening an actor's engine, as in the process of the command.
 
-    in_chat: whether prompts are rendered by the chat template. path: where modules are found. vllm:
-    what vLLM must know of the model; None: the built-in engine samples.
+    in_chat: whether prompts are rendered with the chat template. path: module search path. vllm:
+    description of the model for vLLM; None: the built-in engine samples.
     """
 
     model: ModelConfig
@@ -49,24 +52,24 @@ class Opening:
     vllm: ModelFacts | None = None
 
     def sent(self, problem: Problem) -> Problem:
-        """Return what an actor may know of a problem: answers and tests stay behind.
+        """Copy a problem without its spec, so that answers and tests stay out of the actor.
 
-        An environment plays in the actor, by the answer: it gets all. The policy sees the prompt.
+        With an environment, the spec is sent, because the environment runs in the actor and needs
+        the answer. The policy sees only the prompt.
         """
         return problem if self.tools.environment is not None else replace(problem, spec={})
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A policy's weights on their way: arrays of bytes, which the object store shares."""
+    """Serialized policy weights: byte arrays in the shared memory of the object store."""
 
     version: int
     tensors: Mapping[str, tuple[str, tuple[int, ...], np.ndarray]]
 
     @classmethod
     def of(cls, weights: Weights) -> Sent:
-        """Return the weights as they are now; they are copied as they are put in the store, tied
-        ones once."""
+        """Serialize the current weights. The object store copies them, tied weights once."""
         found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
         arrays: dict[Hashable, np.ndarray] = {}
         for name, tensor in weights.tensors.items():
@@ -77,9 +80,10 @@ class Sent:
         return cls(weights.version, found)
 
     def weights(self) -> Weights:
-        """Return them as tensors again, over the memory of the store, which is only read."""
+        """Convert back to tensors, without a copy, over the store's read-only memory."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of memory that cannot be written
+            # torch warns about read-only memory.
+            warnings.simplefilter("ignore", UserWarning)
             tensors = {
                 name: torch.from_numpy(data).view(getattr(torch, kind)).reshape(shape)
                 for name, (kind, shape, data) in self.tensors.items()
@@ -89,8 +93,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What an actor holds after it was sent weights: their hash, and what it makes of fixed
-    tokens."""
+    """Report of an actor after a weight update.
+
+    fingerprint: hash of the actor's weights. probe: its model outputs for fixed tokens.
+    """
 
     version: int
     fingerprint: str
@@ -99,7 +105,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ShareAsked:
-    """A share of one call of `Generator.generate`; problems are as `Opening.sent` returns them."""
+    """An actor's share of one `Generator.generate` call, with problems from `Opening.sent`."""
 
     problems: Sequence[tuple[int, Problem, Prompt]]
     sampling: SamplingConfig
@@ -110,9 +116,9 @@ class ShareAsked:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a share has come to: groups that ended, and how far the rest is.
+    """Progress of a share: newly finished groups, and totals so far.
 
-    given_up: tokens of groups that are not wanted any more.
+    given_up: number of tokens in groups that the oversampling cutoff canceled.
     """
 
     groups: Sequence[tuple[int, Group]]
@@ -124,7 +130,7 @@ class Taken:
 
 
 class RolloutActor:
-    """Samples shares of problems; it answers within a second, whatever it is at."""
+    """Actor that samples shares of problems in a thread, so that `take` answers within a second."""
 
     def __init__(self) -> None:
         self._engine: Engine | VllmEngine | None = None
@@ -132,7 +138,7 @@ class RolloutActor:
         self._share: _Share | None = None
 
     def open(self, opening: Opening) -> str:
-        """Load the model and prove the way through it; return where that is."""
+        """Load the model. Returns the actor's host and process id."""
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
         self._engine = self._made(opening)
@@ -162,28 +168,28 @@ class RolloutActor:
         return engine
 
     def load(self, sent: Sent) -> Loaded:
-        """Sample from these weights from now on; say what is held now, for whoever sent them."""
+        """Load new weights. Returns a report that the sender compares with its own weights."""
         engine = self._ready()
         engine.load_policy(sent.weights())
         return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 
     def begin(self, asked: ShareAsked) -> None:
-        """Begin to sample a share; `take` gives what comes of it."""
+        """Start to sample a share in the background. `take` returns the results."""
         self._prompts = {problem.group_id: prompt for _, problem, prompt in asked.problems}
         self._share = _Share(self._ready(), asked)
 
     def take(self) -> Taken:
-        """Return the groups that ended since the last call, after a second at the latest."""
+        """Return the groups that ended since the last call. Waits at most `TAKE_SECONDS`."""
         assert self._share is not None
         return self._share.take(TAKE_SECONDS)
 
     def lower(self, limit: int) -> None:
-        """Give up groups that have a completion of more tokens."""
+        """Lower the oversampling cutoff: cancel groups with a completion longer than ``limit``."""
         if self._share is not None and self._share.race is not None:
             self._share.race.lower(limit)
 
     def sleep(self) -> None:
-        """Give back the memory that only sampling needs."""
+        """Release the memory that only sampling needs."""
         self._ready().sleep()
 
     def _ready(self) -> Engine | VllmEngine:
@@ -192,13 +198,14 @@ class RolloutActor:
 
 
 class _Share:
-    """Sampling in a thread, so that the actor can answer meanwhile."""
+    """Sampling in a background thread, so that the actor stays responsive."""
 
     def __init__(self, engine: Engine | VllmEngine, asked: ShareAsked) -> None:
         self._engine = engine
         self._asked = asked
         self._threads = torch.get_num_threads()
-        self.race = asked.race  # a copy: it hears of the groups of this share alone
+        # A copy from another process. It counts only the groups of this share.
+        self.race = asked.race
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}
         for place, problem, _ in asked.problems:
@@ -207,7 +214,7 @@ class _Share:
         threading.Thread(target=self._work, name="assay-sampling", daemon=True).start()
 
     def take(self, seconds: float) -> Taken:
-        """Return what has ended; raises what the engine raised."""
+        """Return the groups that have ended. Raises the engine's exception."""
         groups: list[tuple[int, Group]] = []
         done, limit = False, time.monotonic() + seconds
         while not done:
@@ -230,10 +237,11 @@ class _Share:
     def _work(self) -> None:
         asked = self._asked
         problems = [problem for _, problem, _ in asked.problems]
-        set_num_threads(self._threads)  # each thread of Python has a number of its own
+        # torch keeps the number of threads per Python thread.
+        set_num_threads(self._threads)
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, race=self.race)
             self._ended.put(None)
-        except BaseException as error:  # it is raised where the share is taken
+        except BaseException as error:  # `take` raises it in the actor's main thread
             self._ended.put(error)

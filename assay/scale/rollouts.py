@@ -1,7 +1,7 @@
-"""A generator whose work is done by actors: shared out, watched, done again where one is lost.
+"""Generator that distributes sampling to rollout actors and replaces lost actors.
 
-A completion depends on its problem and place, and not on who samples it beside what: so a share
-that was lost is sampled again by another actor, to the same bits.
+A completion depends only on its problem and its index in the group, not on the actor or the batch.
+Another actor therefore repeats a lost share bit for bit.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ from assay.scale.rollout_actor import (
 )
 from assay.types import Floats, Group, Problem
 
-LOOK = 1.0  # seconds between two looks at what is overdue
-ANSWER_SECONDS = 30.0  # for what an actor has ready
-MOST_LOST = 3  # actors, one after the other, while nothing was sampled
+# Seconds between two checks for actors without progress.
+LOOK = 1.0
+# Timeout for the transfer of a result that is ready.
+ANSWER_SECONDS = 30.0
+# Limit of lost actors, per actor of the pool, without a finished group between them.
+MOST_LOST = 3
 
 
 @dataclass(eq=False)
 class Member:
-    """An actor as the crew knows it.
+    """State of one actor of the pool.
 
-    pending: what it is asked, and has not answered. doing: what that is; "" while it is idle.
-    since: when it last got on. share: the places of the problems that it samples. tokens, seconds:
-    sampled since metrics were taken, and how long that took; counted: until when.
+    pending: reference of the outstanding call. doing: description of the call; "" while idle.
+    since: time of the last progress. share: indices of the assigned problems. tokens, seconds:
+    sampled tokens and sampling time since metrics were last taken. counted: end of the time
+    included in ``seconds``.
     """
 
     name: str
@@ -58,24 +62,27 @@ class Member:
     counted: float = 0.0
 
     def ask(self, doing: str, ref: Any) -> None:
-        """Wait for an answer from now on."""
+        """Record an outstanding call."""
         self.pending, self.doing, self.since = ref, doing, time.monotonic()
         self.counted = self.since
 
     def count(self, groups: Sequence[tuple[int, Group]]) -> None:
-        """Add what it has sampled until now."""
+        """Add newly sampled tokens and the elapsed time."""
         now = time.monotonic()
         self.seconds, self.counted = self.seconds + now - self.counted, now
         self.tokens += sum(len(one.tokens) for _, group in groups for one in group.completions)
 
     def rest(self) -> None:
-        """Have nothing to do."""
+        """Mark the actor as idle."""
         self.pending, self.doing = None, ""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Weights of one version in the store, and what an actor that holds them must say."""
+    """Weights of one version in the object store.
+
+    probe, fingerprint: expected values in the report of an actor that loaded these weights.
+    """
 
     version: int
     ref: Any
@@ -84,12 +91,12 @@ class Prepared:
 
 
 class ActorGenerator:
-    """Samples by actors; it meets the generator protocol, and is as exact as the engine in them.
+    """Generator that samples in an actor pool. It is as exact as the engine in the actors.
 
-    engine: that of this process, which tells how prompts are rendered; it samples nothing. Raises
-    WorkerDied where actor after actor is lost and nothing is sampled. as_sent: turns weights into
-    those that actors take. watch: as the engine's. on_event: is told of actors that are lost
-    (``actor_lost``).
+    engine: engine of this process; renders prompts and computes reference values, but does not
+    sample. as_sent: converts weights to the format that actors load. watch: as the engine's.
+    on_event: called with ``actor_lost`` for each lost actor. Raises WorkerDied if actors are lost
+    repeatedly without a finished group.
     """
 
     def __init__(
@@ -109,7 +116,8 @@ class ActorGenerator:
         self._held: Prepared | None = None
         self._race: Race | None = None
         self._closed = False
-        self._num_lost = 0  # since a group ended
+        # Number of lost actors since the last finished group.
+        self._num_lost = 0
         self._listened = self._checked = time.monotonic()
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
@@ -124,7 +132,7 @@ class ActorGenerator:
         on_group: Callable[[Group], None] | None = None,
         race: Race | None = None,
     ) -> list[Group]:
-        """Sample and return one group a problem, as the engine does."""
+        """Sample one group per problem, as the engine does."""
         asked = [(n, self._opening.sent(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
@@ -146,35 +154,37 @@ class ActorGenerator:
                 if self.watch is not None:
                     self.watch(stats)
         finally:
-            for member in self._members:  # something was raised: nobody waits for the rest
+            # After an exception, busy actors are replaced, because their results have no reader.
+            for member in self._members:
                 if member.doing == "sampling":
                     self._replace(member)
         return [found[n] for n in range(len(asked)) if race is None or n in found]
 
     def sleep(self) -> None:
-        """Have actors give back the memory that only sampling needs."""
+        """Release the memory of idle actors that only sampling needs."""
         for member in self._members:
             if not member.doing:
                 member.handle.sleep.remote()
 
     def load_policy(self, weights: Weights) -> None:
-        """Send the weights to every actor, and hold what each has then against the learner's."""
+        """Send the weights to all actors and verify that each actor has loaded them."""
         self.adopt(self.prepare(weights))
 
     def prepare(self, weights: Weights) -> Prepared:
-        """Copy the weights as they are now into the store; `adopt` hands them on."""
+        """Copy the current weights into the object store. `adopt` sends them to the actors."""
         weights = self._as_sent(weights)
-        probe = self.engine.plain_probe()  # before actors load: on one host they share its cores
+        # The probe runs before actors load weights, because they may share the cores of this host.
+        probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
         return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Have every actor load these weights, and hold what each has then against them."""
+        """Load prepared weights in all actors and verify their fingerprints and probes."""
         self._send(prepared)
         self._wait_for_loads()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return how long each actor has sampled since the last call, and how fast."""
+        """Return the sampling time and speed of each actor since the last call."""
         found: dict[str, float] = {}
         for number, one in enumerate(self._members, 1):
             if one.seconds:
@@ -184,7 +194,7 @@ class ActorGenerator:
         return found
 
     def close(self) -> None:
-        """End the actors; who waits for them is told."""
+        """Stop the actors. A waiting call raises WorkerDied."""
         self._closed = True
         end([member.handle for member in self._members])
 
@@ -199,7 +209,7 @@ class ActorGenerator:
             self._hear(deque())
 
     def _tell_limit(self, race: Race, group: Group) -> None:
-        """Let the race hear of a group that has ended, and actors of a limit that has fallen."""
+        """Report a finished group to the oversampling cutoff. Sends a lower limit to the actors."""
         before = race.limit
         race.ended(group)
         if race.limit is not None and race.limit != before:
@@ -218,7 +228,7 @@ class ActorGenerator:
         return member
 
     def _share_out(self, waiting: deque[int], asked: Sequence[Any], how: tuple[Any, ...]) -> None:
-        """Give idle actors an equal share each of what waits."""
+        """Distribute the waiting problems equally over idle actors."""
         idle = [member for member in self._members if not member.doing]
         for number, member in enumerate(idle):
             count = -(-len(waiting) // (len(idle) - number))
@@ -230,14 +240,15 @@ class ActorGenerator:
             member.ask("sampling", member.handle.take.remote())
 
     def _hear(self, waiting: deque[int]) -> list[tuple[int, Group]]:
-        """Wait a moment for what actors answer; return the groups that came.
+        """Wait up to `LOOK` seconds for results. Returns the finished groups.
 
-        The share of an actor that is lost goes to the front of what waits.
+        The share of a lost actor returns to the front of the queue.
         """
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
-        for member in self._members:  # while nobody listened, it could not tell
+        # The time in which this process did not wait for results must not count as a stall.
+        for member in self._members:
             member.since = min(now, member.since + now - self._listened)
         refs = {member.pending: member for member in self._members if member.doing}
         ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=LOOK)
@@ -259,7 +270,7 @@ class ActorGenerator:
         return groups
 
     def _take_in(self, member: Member, said: Any) -> list[tuple[int, Group]]:
-        """Go on with what an actor answered; raises ActorLost where it is not to be believed."""
+        """Process an actor's result. Raises ActorLost if its weights are stale."""
         if isinstance(said, Taken):
             return self._take_groups(member, said)
         if isinstance(said, Loaded):
@@ -286,7 +297,8 @@ class ActorGenerator:
         self._num_lost = 0 if fresh else self._num_lost
         if taken.done:
             member.rest()
-            member.share = set()  # what is left of it was given up
+            # The oversampling cutoff canceled the remaining groups of the share.
+            member.share = set()
             if self._race is not None:
                 self._race.tokens += taken.given_up
         else:
@@ -294,10 +306,11 @@ class ActorGenerator:
         return fresh
 
     def _check_loaded(self, member: Member, loaded: Loaded) -> None:
-        """Hold what an actor says of its weights against what was sent."""
+        """Compare an actor's report with the weights sent. Raises ActorLost if they differ."""
         assert self._held is not None
         if loaded.version != self.policy_version:
-            return  # newer ones are on their way already
+            # Newer weights are already being sent.
+            return
         if loaded.fingerprint != self._held.fingerprint:
             raise ActorLost("it is stale: its weights have another fingerprint than the learner's")
         dtype = next(iter(self.engine.tensors().values())).dtype
@@ -308,7 +321,7 @@ class ActorGenerator:
         member.version = loaded.version
 
     def _lose(self, member: Member, why: str, waiting: deque[int]) -> None:
-        """Replace an actor that is lost; another one samples what it had not finished."""
+        """Replace a lost actor. Its unfinished problems return to the queue."""
         check_alive()
         waiting.extendleft(sorted(member.share, reverse=True))
         self._num_lost += 1

@@ -1,11 +1,11 @@
-"""Routing: easy requests go to a cheap model, hard ones to a strong one, over OpenAI's API.
+"""Router: sends easy requests to a cheap model and hard ones to a strong one, over OpenAI's API.
 
-    POST /v1/chat/completions   the model "cheap" or "strong" is one of the two; any other name,
-                                such as "route", leaves the choice to the rule
+    POST /v1/chat/completions   the model "cheap" or "strong" selects one of the two; for any other
+                                name, such as "route", the rule decides
     GET  /v1/models             these three names
 
-A model that fails or takes too long is replaced by the other one, as long as nothing of its reply
-was passed on. Each request is a line in the log, and counts in /metrics, by model and reason.
+If a model fails or exceeds its timeout, the other one replies, unless a part of the reply was
+already sent. Each request is one line in the log, and is counted in /metrics by model and reason.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prom
 from assay.verify.service import VerifierService
 
 CHEAP, STRONG, ROUTE = "cheap", "strong", "route"
-REFUSED = (400, 413, 422)  # the other model would refuse the request too
+# Status codes of invalid requests, which the other model would refuse too.
+REFUSED = (400, 413, 422)
 EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"))
-SHOWN = 200  # characters of a complaint
+# Maximum length of an error message, in characters.
+SHOWN = 200
 COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
 
 
 class RouteFailure(Exception):
-    """A model that gave no reply. refused: the status of a request that is itself wrong."""
+    """A model returned no reply. refused: HTTP status, if the request itself is invalid."""
 
     def __init__(self, said: str, refused: int = 0) -> None:
         super().__init__(said)
@@ -46,11 +48,11 @@ class RouteFailure(Exception):
 
 @dataclass
 class RoutedCall:
-    """One request to a model: why, and what came of it.
+    """One request to a model, with its reason and result.
 
-    reason: ``easy`` or ``hard`` (the rule's word), ``unsure`` (its word after a look at the cheap
-    reply), ``tried`` (such a reply, not used), ``unknown`` (the rule could not say), ``fallback``
-    (the other model failed), ``named`` (by the client).
+    reason: ``easy`` or ``hard`` (decided by the rule), ``unsure`` (decided hard after the cheap
+    reply was judged), ``tried`` (such a cheap reply, discarded), ``unknown`` (the rule failed),
+    ``fallback`` (the other model failed), ``named`` (selected by the client).
     """
 
     model: str
@@ -63,7 +65,7 @@ class RoutedCall:
     def hear(self, said: Any, part: str) -> None:
         """Count a reply (part: ``message``), or an event of a stream (``delta``).
 
-        Raises RouteFailure where it is none.
+        Raises RouteFailure if it is invalid.
         """
         if not _is_reply(said, part):
             raise RouteFailure(f"no reply, but {json.dumps(said)[:SHOWN]}")
@@ -77,8 +79,10 @@ class RoutedCall:
         self.chars = (self.chars[0], self.chars[1] + written)
 
     def facts(self, upstream: Upstream) -> dict[str, float]:
-        """Return the figures of `COUNTS`. Tokens that the server did not count are estimated; a
-        call that failed before it wrote has none."""
+        """Return the values of `COUNTS`. Token counts are estimated if the server sent none.
+
+        A call that failed before its first output has no tokens.
+        """
         guess = [-(-chars // CHARS_PER_TOKEN) for chars in self.chars]
         guess = [0, 0] if self.trouble and not self.chars[1] else guess
         read, written = (g if u is None else u for u, g in zip(self.usage, guess, strict=True))
@@ -88,7 +92,7 @@ class RoutedCall:
 
 
 class Upstream:
-    """One model, and how it is asked."""
+    """One model with its endpoint and settings."""
 
     def __init__(self, name: str, config: UpstreamConfig) -> None:
         import httpx2
@@ -99,7 +103,7 @@ class Upstream:
         self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
 
     async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the whole reply, or the events of a stream as they come; raises RouteFailure."""
+        """Yield the whole reply, or the events of a stream as they arrive. Raises RouteFailure."""
         import httpx2
 
         started = time.perf_counter()
@@ -138,22 +142,22 @@ class Upstream:
 
 
 class Clock:
-    """What is left for a server to send something whole; bytes alone do not wind it up again."""
+    """Timeout for a server's next complete reply or event. Partial data does not reset it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.wind()
 
     def wind(self) -> None:
-        """Give the server its seconds again."""
+        """Reset the timeout."""
         self._end = asyncio.get_running_loop().time() + self._seconds
 
     def running(self) -> asyncio.Timeout:
-        """Return a context that raises TimeoutError when the seconds are over."""
+        """Return a context manager that raises TimeoutError when the time is up."""
         return asyncio.timeout_at(self._end)
 
     async def chunks(self, reply: Any) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a reply as they come."""
+        """Yield the bytes of a reply as they arrive."""
         async with aclosing(reply.aiter_bytes()) as chunks:
             while True:
                 try:
@@ -182,7 +186,7 @@ async def _read(reply: Any, clock: Clock) -> bytes:
 
 
 async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]:
-    """Yield each event of a stream, as it came and as JSON; None of what is no JSON."""
+    """Yield each event of a stream as (raw bytes, parsed JSON); None if it is not JSON."""
     pending, data = b"", b""
     async for chunk in clock.chunks(reply):
         *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
@@ -194,13 +198,14 @@ async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]
             said = json.loads(data) if b"{" in data[:1] else None
             yield event + b"\n\n", said
             if said is not None:
-                clock.wind()  # after it was passed on: a slow client is not the server's fault
+                # Reset after the event was forwarded, so that a slow client does not count.
+                clock.wind()
     if data != b"[DONE]":
         raise RouteFailure("the stream ended before its [DONE]")
 
 
 class RouteServer(Server):
-    """The application. judge: the verifiers that the rule asks."""
+    """The router application. judge: verifiers of the rule."""
 
     def __init__(
         self, config: RouteConfig, judge: VerifierService | None, token: str | None = None
@@ -211,7 +216,7 @@ class RouteServer(Server):
         self.counted: Counter[tuple[str, str, str]] = Counter()
 
     def complaint(self, said: str) -> dict[str, Any]:
-        """Return a refusal as OpenAI's clients read it."""
+        """Format an error response in OpenAI's format."""
         return {"error": {"message": said, "type": "assay_route"}}
 
     async def close(self) -> None:
@@ -222,7 +227,7 @@ class RouteServer(Server):
     async def respond(
         self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
     ) -> Answer | None:
-        """Answer with the reply of a model."""
+        """Respond with a model's reply."""
         if (method, path) == ("GET", "/v1/models"):
             names = [{"id": name, "object": "model"} for name in (ROUTE, *self.models)]
             return Answer.of({"object": "list", "data": names})
@@ -245,7 +250,7 @@ class RouteServer(Server):
                 self._tell(routed)
 
     def counts(self) -> Iterator[str]:
-        """Yield figures of all calls by model and reason."""
+        """Yield the counters of all calls by model and reason."""
         for what in COUNTS:
             yield f"# TYPE assay_route_{what}_total counter"
             for (name, model, reason), value in sorted(self.counted.items()):
@@ -254,7 +259,7 @@ class RouteServer(Server):
                     yield f"assay_route_{what}_total{{{labels}}} {value:.10g}"
 
     def _tell(self, routed: Routed) -> None:
-        """Count a request, and write its line."""
+        """Count a request and write its log line."""
         row: dict[str, Any] = {"time": round(time.time(), 3), "ended": routed.ended}
         row |= {"hardness": routed.hardness, "unknown": routed.unknown, "calls": []}
         for call in routed.calls:
@@ -263,12 +268,13 @@ class RouteServer(Server):
                 self.counted[what, call.model, call.reason] += value  # type: ignore[assignment]
             named = {"model": call.model, "reason": call.reason, "trouble": call.trouble}
             row["calls"].append(named | {what: facts[what] for what in COUNTS[2:]})
-        with suppress(OSError):  # the answer matters more than its line
+        # A failed log write must not fail the request.
+        with suppress(OSError):
             say(json.dumps(row))
 
 
 class Routed:
-    """One request on its way. unknown: why the rule could not say how hard it is."""
+    """One request in progress. unknown: error of the rule, if it could not rate the request."""
 
     def __init__(self, server: RouteServer, body: dict[str, Any], send: Send) -> None:
         self.server, self.rule, self.body, self.send = server, server.rule, body, send
@@ -277,7 +283,7 @@ class Routed:
         self.unknown, self.ended = "", "answered"
 
     async def answer(self) -> Answer | None:
-        """Answer by the model that the rule, or the client, chooses."""
+        """Respond with the model that the rule or the client selects."""
         if (named := self.body.get("model")) in self.server.models:
             return await self._by([named], "named")
         if self.rule.looks:
@@ -292,7 +298,7 @@ class Routed:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
     async def _after_a_look(self) -> Answer | None:
-        """Have the cheap model reply, and the rule read it; then answer."""
+        """Get a reply of the cheap model, judge it, and use it or ask the strong model."""
         body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
         if scored := self.rule.by == "confidence":
             body["logprobs"] = True
@@ -324,11 +330,11 @@ class Routed:
             self.hardness = await hardness(self.rule, self.server.judge, self.body, reply)
             if not math.isfinite(self.hardness):
                 raise ValueError(f"a hardness of {self.hardness}")
-        except Exception as error:  # a rule that a request or a reply does not fit
+        except Exception as error:  # the user's rule may fail on any request or reply
             self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
 
     async def _by(self, names: Sequence[str], reason: str) -> Answer | None:
-        """Answer by the first of these models that gives a reply."""
+        """Respond with the first of these models that returns a reply."""
         for name in names:
             call = self._call(name, reason)
             try:
@@ -349,7 +355,8 @@ class Routed:
                 await self._send(piece)
                 async for piece in pieces:
                     await self._send(piece)
-            except RouteFailure as trouble:  # too late for the other model
+            # A part of the reply was sent, so the other model cannot take over.
+            except RouteFailure as trouble:
                 call.trouble = self.ended = str(trouble)
                 said = json.dumps(self.server.complaint(f"{call.model}: {trouble}"))
                 await self._send(f"data: {said}\n\n".encode())
@@ -367,14 +374,14 @@ class Routed:
         return self.server.models[call.model].pieces(call, body)
 
     def _failed(self, call: RoutedCall, trouble: RouteFailure) -> None:
-        """Keep why a model gave no reply; raises Refused where the request itself is wrong."""
+        """Record a model's failure. Raises Refused if the request itself is invalid."""
         call.trouble = str(trouble)
         if trouble.refused:
             raise Refused(trouble.refused, f"{call.model}: {trouble}")
 
 
 def _is_reply(said: Any, part: str) -> bool:
-    """Whether this is a chat completion, or an event of one, as far as it is read here."""
+    """Whether a value has the used fields of a chat completion, or of an event of its stream."""
     if not isinstance(said, dict) or said.get("error"):
         return False
     choices = said.get("choices")
@@ -393,7 +400,7 @@ def _is_message(one: Any, part: str) -> bool:
 
 
 def _checked(raw: bytes) -> dict[str, Any]:
-    """Return a request's body; raises Refused."""
+    """Parse and validate a request body. Raises Refused."""
     accepted = (
         "a JSON object with messages, a list of objects; if any, model: text; stream: true or "
         "false; stream_options and metadata: objects"
@@ -415,7 +422,7 @@ def _header(call: RoutedCall) -> tuple[bytes, bytes]:
 
 
 def _as_events(reply: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
-    """Return a whole reply as the events of a stream."""
+    """Convert a whole reply to the events of a stream."""
     head = {**reply, "object": "chat.completion.chunk", "choices": []}
     usage = head.pop("usage", None)
     choices: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The configuration of `assay model route`, and the rules that say how hard a request is."""
+"""Configuration of `assay model route`, and the rules that rate the hardness of a request."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ RULES = ("label", "length", "confidence")
 
 
 class UpstreamConfig(Section):
-    """A model of an OpenAI-compatible server."""
+    """A model on an OpenAI-compatible server."""
 
     url: Text
-    """The server's address, as ``http://localhost:8000/v1``."""
+    """The server's URL, such as ``http://localhost:8000/v1``."""
     model: Text
-    """The model's name there."""
+    """The model's name on the server."""
     api_key_env: Text = "ASSAY_ROUTE_KEY"
-    """The environment variable with the server's key. Where it is not set, no key is sent."""
+    """Environment variable with the server's API key. If it is unset, no key is sent."""
     timeout: Positive = 120.0
-    """Seconds in which a server must send something whole: its reply, or the next event of a
-    stream with data. After that the other model is asked."""
+    """Timeout in seconds for a complete reply, or for the next event of a stream. After it, the
+    other model is asked."""
     price_input: NonNegative = 0.0
-    """Price of a million tokens that the model reads."""
+    """Price per million input tokens."""
     price_output: NonNegative = 0.0
-    """Price of a million tokens that the model writes."""
+    """Price per million output tokens."""
     request: dict[str, Any] = Field(default={})
-    """Further keys of each request, such as ``reasoning_effort``. They win over the client's."""
+    """Additional keys of each request, such as ``reasoning_effort``. They override the client's
+    keys."""
 
     @field_validator("request", mode="before")
     @classmethod
@@ -48,7 +49,7 @@ class UpstreamConfig(Section):
         return plain_tables({"request": value})["request"]
 
     def endpoint(self, where: str) -> Endpoint:
-        """Return what is asked; raises UserError for a wrong address or key, and shows neither."""
+        """Build the endpoint. Raises UserError for an invalid URL or key, without showing them."""
         if not is_url(self.url):
             raise ConfigError(f"{where}.url: accepted: {ADDRESS}")
         prices, url = (self.price_input, self.price_output), completions_url(self.url)
@@ -58,22 +59,22 @@ class UpstreamConfig(Section):
 
 
 class RuleConfig(Section):
-    """Which requests go to the strong model."""
+    """Rule that selects the requests for the strong model."""
 
     by: Text
-    """What says how hard a request is: ``label``, ``length``, ``confidence``, or verifiers:
-    ``reward_model``, a sum of several, or a function of yours, as ``my_rules:score``."""
+    """Measure of hardness: ``label``, ``length``, ``confidence``, or a verifier expression such as
+    ``reward_model``, a sum of several, or your own function, ``my_rules:score``."""
     threshold: float
-    """From this hardness on the strong model answers."""
+    """Minimum hardness for the strong model."""
     reads: Literal["reply", "prompt"] = "reply"
-    """What verifiers judge. ``reply``: what the cheap model has replied. ``prompt``: the messages,
-    with an empty reply, before any model is asked."""
+    """Input of the verifiers. ``reply``: the cheap model's reply. ``prompt``: the messages with an
+    empty reply, before any model is asked."""
     label: Text = "difficulty"
-    """With ``label``: the key of the request's ``metadata`` that holds a number or a level."""
+    """With ``label``: key of the request's ``metadata`` with a number or a level."""
     levels: tuple[Text, ...] = ("easy", "medium", "hard")
-    """With ``label``: words that count as 0, 1, 2 and so on."""
+    """With ``label``: names of the levels 0, 1, 2 and so on."""
     max_waiting: Count = 256
-    """Requests that may be under way. More are refused (503)."""
+    """Maximum number of requests in progress. Further requests are refused (503)."""
 
     @field_validator("levels")
     @classmethod
@@ -84,12 +85,12 @@ class RuleConfig(Section):
 
     @property
     def looks(self) -> bool:
-        """Whether the rule reads a reply of the cheap model."""
+        """Whether the rule needs a reply of the cheap model."""
         return self.by == "confidence" or (self.by not in RULES and self.reads == "reply")
 
 
 class RouteConfig(Section):
-    """What `assay model route` reads."""
+    """The configuration of `assay model route`."""
 
     route: RuleConfig
     cheap: UpstreamConfig
@@ -98,7 +99,7 @@ class RouteConfig(Section):
 
 
 def read_config(path: Path) -> RouteConfig:
-    """Read a TOML file; raises UserError, one line a complaint."""
+    """Read and validate a TOML file. Raises UserError with one line per error."""
     tree, lines = read_toml(path)
     config = read_section(RouteConfig, tree, str(path), lines)
     config.cheap.endpoint(f"{path} cheap")
@@ -107,7 +108,7 @@ def read_config(path: Path) -> RouteConfig:
 
 
 def open_judge(config: RouteConfig, where: str, stack: ExitStack) -> VerifierService | None:
-    """Return the verifiers that the rule asks, which ``stack`` closes; raises ConfigError."""
+    """Open the verifiers of the rule; ``stack`` closes them. Raises ConfigError."""
     name, options = config.route.by, config.verification
     if name in RULES:
         return None
@@ -123,7 +124,7 @@ def open_judge(config: RouteConfig, where: str, stack: ExitStack) -> VerifierSer
 
 
 def prompt_of(request: Request) -> str:
-    """Return the texts of a request's messages, a line each."""
+    """Join the texts of a request's messages with newlines."""
     texts: list[str] = []
     for turn in request["messages"]:
         content = turn.get("content")
@@ -135,9 +136,9 @@ def prompt_of(request: Request) -> str:
 async def hardness(
     rule: RuleConfig, judge: VerifierService | None, request: Request, reply: Request
 ) -> float:
-    """Return how hard a request is; raises whatever where that cannot be said.
+    """Rate the hardness of a request. May raise any exception if the rule does not apply.
 
-    reply: of the cheap model, or {} before it is asked.
+    reply: reply of the cheap model, or {} before it is asked.
     """
     if rule.by == "length":
         return float(len(prompt_of(request)))

@@ -1,11 +1,11 @@
-"""Verdicts over HTTP: the verifier service as a server.
+"""Verifier service over HTTP.
 
-    GET  /verifiers/NAME  version and hash of what judges under this name
-    POST /judge      {"rows": [...], "seconds": 30}: rows as `assay verify` reads them; the reply
-                     {"verdicts": [...]} has one verdict a row, in their order; where its verifier
-                     scores steps, "step_scores": a pair of score and last token of each
+    GET  /verifiers/NAME  version and hash of the verifier with this name
+    POST /judge      {"rows": [...], "seconds": 30}: rows in the format of `assay verify`; the reply
+                     {"verdicts": [...]} has one verdict per row, in order; for a verifier that
+                     scores steps, with "step_scores": (score, last token) of each step
 
-A request that is not done in its seconds is given up (504), and so is one whose client has gone.
+A request that exceeds its seconds is canceled (504). So is a request of a disconnected client.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ Found = TypeVar("Found")
 
 
 class VerifierServer(Server):
-    """The application. max_waiting: completions that are being judged, or wait for it, over all
-    requests. seconds: of a request that names none.
+    """The server application.
+
+    max_waiting: maximum number of completions that wait or are being judged, over all requests.
+    seconds: default time limit of a request.
     """
 
     def __init__(
@@ -42,13 +44,13 @@ class VerifierServer(Server):
         super().__init__(token, max_waiting)
         self.service = service
         self.seconds = seconds
-        # Two: one client's slow rows do not hold up those of all others.
+        # Two threads, so that slow row checks of one client do not block all others.
         self._checks = ThreadPoolExecutor(2, "assay-checks")
 
     async def respond(
         self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
     ) -> Answer:
-        """Return verdicts, or the facts of a verifier."""
+        """Respond with verdicts, or with the version and hash of a verifier."""
         if method == "GET" and path.startswith("/verifiers/"):
             name = path.removeprefix("/verifiers/")
             return Answer.of(await self._off_the_loop(receive, self._facts, name))
@@ -61,7 +63,7 @@ class VerifierServer(Server):
         )
 
     def health(self) -> dict[str, Any]:
-        """Say whether verdicts can be had."""
+        """Report whether the verifier service can judge."""
         failure = self.service.engine.pool.failure
         if self.service.engine.closed or failure is not None:
             raise Refused(503, f"no verdicts: {failure or 'closed'}")
@@ -70,7 +72,7 @@ class VerifierServer(Server):
     async def _off_the_loop(
         self, receive: Receive, work: Callable[[Asked], Found], asked: Asked
     ) -> Found:
-        """Return what some work gives, in a thread: checks of rows and imports take their time."""
+        """Run ``work`` in a thread, because row checks and imports would block the event loop."""
         loop = asyncio.get_running_loop()
 
         async def done() -> Found:
@@ -82,7 +84,7 @@ class VerifierServer(Server):
             raise Refused(504, f"not checked in {self.seconds:g} s") from error
 
     async def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._checks.shutdown(wait=False, cancel_futures=True)
 
     def _facts(self, name: str) -> dict[str, Any]:
@@ -96,7 +98,8 @@ class VerifierServer(Server):
         found = self.service.describe().get(name.partition("@")[0])
         if found is None:
             raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
-        return {key: found[key] for key in found if key != "source"}  # which is its owner's
+        # The verifier's source code stays private.
+        return {key: found[key] for key in found if key != "source"}
 
     async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:
         groups, ids, seconds = await self._off_the_loop(receive, self._read, raw)
@@ -112,7 +115,7 @@ class VerifierServer(Server):
         return {"verdicts": rows}
 
     def _read(self, raw: bytes) -> tuple[list[Group], list[str], float]:
-        """Return what is to be judged; raises Refused, whose words name the row and the key."""
+        """Parse a request of /judge. Raises Refused with the row and key of the error."""
         try:
             asked = json.loads(raw)
             rows, seconds = asked["rows"], asked.get("seconds", self.seconds)
@@ -141,7 +144,7 @@ class VerifierServer(Server):
         return problem, completion
 
     def counts(self) -> Iterator[str]:
-        """Yield workers lost, and verdicts by verifier."""
+        """Yield the number of lost workers, and of verdicts by verifier."""
         stats = self.service.stats
         yield "# TYPE assay_worker_losses_total counter"
         yield f"assay_worker_losses_total {stats['kills'] + stats['deaths']}"

@@ -1,4 +1,4 @@
-"""A teacher in actors of Ray: in other processes, on this machine or on others."""
+"""Teacher in Ray actors, which run in other processes on this or other machines."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
 
 Ask = Callable[[Any, Batch], Any]
-"""What asks an actor of a part of a batch."""
+"""Callable that sends a part of a batch to an actor."""
 
-MOST_LOST = 3  # actors, one after the other, without an answer
-PROVED = 64, 64, 8  # a prompt, completions and their number, for which sharing the prompt is faster
+# Limit of actors lost in a row without an answer.
+MOST_LOST = 3
+# Sizes at which sharing the prompt is faster: prompt tokens, completion tokens, completions.
+PROVED = 64, 64, 8
 
 
 @dataclass(frozen=True)
 class TeacherOpening:
-    """What an actor's teacher is made of.
+    """Arguments for opening an actor's teacher.
 
-    load: loads it, and raises ConfigError where it cannot teach the policy. path: where modules are
-    found.
+    load: loads the teacher; raises ConfigError if it cannot teach the policy. path: module search
+    path.
     """
 
     load: Callable[[], TeacherModel]
@@ -46,7 +48,7 @@ class TeacherOpening:
 
 @dataclass(frozen=True)
 class Way:
-    """How the learner's batches go through its model; the teacher's go the same way."""
+    """Forward settings of the learner, which the teacher uses too."""
 
     section: str
     temperature: float
@@ -56,20 +58,20 @@ class Way:
 
     @classmethod
     def of(cls, passes: Passes) -> Way:
-        """Return the way of some passes."""
+        """Copy the settings of a forward/backward runner."""
         how = passes.temperature, passes.layout, passes.lean
         return cls(passes.section, *how, passes.max_tokens)
 
 
 class TeacherActor:
-    """One process with the teacher."""
+    """Ray actor that holds the teacher."""
 
     def __init__(self, opening: TeacherOpening) -> None:
         self._opening = opening
 
     @cached_property
     def _teacher(self) -> TeacherModel:
-        """The teacher, loaded when it is first asked for; raises ConfigError as it is opened."""
+        """The teacher, loaded at first use. Raises ConfigError."""
         opening = self._opening
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
@@ -80,16 +82,16 @@ class TeacherActor:
         return probe_layouts(self._teacher.model, *PROVED)
 
     def about(self) -> tuple[int, int | None]:
-        """Return how many tokens the teacher knows, and how many it takes at once."""
+        """Return the teacher's vocabulary size and its maximum length, if limited."""
         return self._teacher.size, self._teacher.context_length
 
     def likeliest(self, batch: Batch, way: Way, count: int, size: int) -> list[Likeliest]:
-        """Return of each row what `TeacherModel.likeliest` does of its tokens, on the CPU."""
+        """Compute the top-k logits of each row as `TeacherModel.likeliest` does, on the CPU."""
         rows = self._teacher.likeliest(self._here(batch), self._passes(way), count, size)
         return [(tokens.cpu(), logprobs.cpu(), rest.cpu()) for tokens, logprobs, rest in rows]
 
     def logprobs(self, batch: Batch, way: Way) -> Tensor:
-        """Return the log-probability of each token, [T] float32, on the CPU."""
+        """Compute the log-probability of each token: [T] float32, on the CPU."""
         return self._teacher.logprobs(self._here(batch), self._passes(way)).cpu()
 
     def _here(self, batch: Batch) -> Batch:
@@ -98,7 +100,8 @@ class TeacherActor:
     def _passes(self, way: Way) -> Passes:
         return Passes(
             self._teacher.model,
-            cast("Any", None),  # nothing is learned here
+            # No optimizer: the teacher is not trained.
+            cast("Any", None),
             section=way.section,
             temperature=way.temperature,
             layout=way.layout if self._proved.layout == "tree" else "plain",
@@ -108,10 +111,10 @@ class TeacherActor:
 
 
 class ActorTeacher(TeacherElsewhere):
-    """Shares groups out to actors; one that is lost is replaced, and asked again.
+    """Teacher that distributes groups to actors, and replaces lost actors.
 
-    load: loads the teacher in an actor. Raises ConfigError for one that cannot teach the policy,
-    WorkerDied where actor after actor is lost.
+    load: loads the teacher in an actor. Raises ConfigError if the teacher cannot teach the policy,
+    and WorkerDied if actors are lost repeatedly.
     """
 
     def __init__(
@@ -130,7 +133,8 @@ class ActorTeacher(TeacherElsewhere):
         self._ray = import_ray()
         self._opening = self._ray.put(opening)
         self._members = [self._spawn() for _ in range(settings.teacher_actors)]
-        about = [one.about.remote() for one in self._members]  # they load side by side
+        # All calls start before the first wait, so that the actors load in parallel.
+        about = [one.about.remote() for one in self._members]
         known = [
             self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
         ]
@@ -138,19 +142,19 @@ class ActorTeacher(TeacherElsewhere):
         self.size = min(self.size, its_size)
 
     def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Do as `TeacherModel.likeliest`."""
+        """Compute top-k logits; see `TeacherModel.likeliest`."""
         way = Way.of(passes)
         found = self._shared(batch, lambda one, part: one.likeliest.remote(part, way, count, size))
         return [row for rows in found for row in rows]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Do as `TeacherModel.logprobs`."""
+        """Compute log-probabilities; see `TeacherModel.logprobs`."""
         way = Way.of(passes)
         found = self._shared(batch, lambda one, part: one.logprobs.remote(part, way))
         return torch.cat(found).to(batch.device)
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
-        """Return what actors answer, each of some neighboring groups, in the order of groups."""
+        """Split a batch into runs of adjacent groups, one per actor. Returns results in order."""
         batch, many = replace(batch.to("cpu"), problems=()), len(self._members)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]
@@ -162,7 +166,7 @@ class ActorTeacher(TeacherElsewhere):
         ]
 
     def _answer(self, number: int, ref: Any, again: Callable[[Any], Any]) -> Any:
-        """Return what an actor answers; one that is lost is replaced, and asked again."""
+        """Wait for an actor's result. Replaces a lost actor and repeats the call."""
         who, why = f"teacher actor {number + 1}", ""
         for _ in range(MOST_LOST):
             try:

@@ -1,7 +1,7 @@
-"""Verifier workers on any machine of the cluster: an actor holds one, and passes on what is said.
+"""Verifier workers on the machines of the cluster: each actor runs one worker process.
 
-The service of the command stays what decides: it shares out, keeps deadlines and counts. An actor
-is given the calls of one request, and no more before it has answered: that is all that waits there.
+The verifier service of the command still distributes the work, enforces deadlines and counts. An
+actor receives the calls of one request at a time, so no further work queues there.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from assay.scale.cluster import (
 )
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
 
-MOST_LOST = 3  # actors, one after the other, while no worker answered
-ANSWER_SECONDS = 30.0  # for an actor to say what it has, beside what its worker may take
+# Limit of actors lost in a row without an answer of a worker.
+MOST_LOST = 3
+# Time for an actor to answer, in addition to the time limit of its worker.
+ANSWER_SECONDS = 30.0
 
 
 class VerifierActor:
-    """One worker process on the machine where the actor lives.
+    """Ray actor that runs one worker process on its machine.
 
-    path: where modules are found in the process of the command; users' verifiers are among them.
+    path: module search path of the command, which includes the user's verifiers.
     """
 
     def __init__(self, path: list[str]) -> None:
@@ -49,7 +51,7 @@ class VerifierActor:
         self._trouble: str | None = None
 
     def start(self, options: dict[str, Any]) -> tuple[str, str]:
-        """Start a worker; return where that is, and what is wrong with the sandbox there, or ""."""
+        """Start a worker. Returns its host, and the error of the sandbox there, or ""."""
         self.kill()
         self._worker = Worker(self._family)
         if self._trouble is None:
@@ -58,17 +60,17 @@ class VerifierActor:
         return socket.gethostname(), self._trouble
 
     def try_sandbox(self) -> str:
-        """Return what is wrong with the sandbox of this machine, or ""."""
+        """Try the sandbox of this machine. Returns its error, or ""."""
         from assay.verify.sandbox import sandbox_report
 
         return "; ".join(f"{what}: {said}" for what, works, said in sandbox_report() if not works)
 
     def send(self, num_answers: int, request: bytes) -> None:
-        """Pass a request on."""
+        """Forward a request to the worker."""
         self._there().send(num_answers, *pickle.loads(request))
 
     def replies(self, seconds: float) -> list[Any]:
-        """Return the next answer, and those that are behind it already; raises Lost."""
+        """Wait for the next answer. Returns all answers that are ready. Raises Lost."""
         worker = self._there()
         found = [worker.reply(seconds, lambda: False)]
         while worker.num_waiting and worker.has_heard:
@@ -76,7 +78,7 @@ class VerifierActor:
         return found
 
     def kill(self) -> tuple[int, str]:
-        """End the worker, if there is one; return its exit code and its last words."""
+        """Stop the worker, if any. Returns its exit code and the end of its standard error."""
         worker, self._worker = self._worker, None
         if worker is None:
             return 0, ""
@@ -92,7 +94,7 @@ class VerifierActor:
 
 
 class RemoteWorker(Worker):
-    """A worker behind an actor, as a pool sees it. actors: takes the actor back, where it lives."""
+    """Worker in an actor, with the interface of a local one. actors: pool that owns the actor."""
 
     def __init__(self, handle: Any, family: str, actors: VerifierActors) -> None:
         self.handle = handle
@@ -107,11 +109,11 @@ class RemoteWorker(Worker):
         self._starting: Any = None
 
     def start(self, options: dict[str, Any]) -> None:
-        """Have a worker started, and do not wait for it."""
+        """Start the worker. Returns immediately."""
         self._starting = self.handle.start.remote(options)
 
     def greet(self, options: dict[str, Any]) -> None:
-        """Wait until the worker is there; raises Lost, WorkerDied where the cluster is gone."""
+        """Wait until the worker is ready. Raises Lost, or WorkerDied if the cluster is down."""
         if self.ready:
             return
         if self._starting is None:
@@ -120,13 +122,13 @@ class RemoteWorker(Worker):
         self.ready = True
 
     def send(self, num_answers: int, *request: Any) -> None:
-        """Send a request; that it has arrived shows in its answers."""
+        """Send a request without an acknowledgment."""
         self.since = time.monotonic()
         self.num_waiting = num_answers
         self.handle.send.remote(num_answers, pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
     def reply(self, seconds: float, is_stale: Callable[[], bool]) -> Any:
-        """Return the data of the next answer; raises Lost as a worker of this machine does."""
+        """Wait for the next answer and return its data. Raises Lost, as a local worker does."""
         while not self._heard:
             ref = self.handle.replies.remote(seconds)
             while not self._ray.wait([ref], timeout=STALE)[0]:
@@ -142,21 +144,22 @@ class RemoteWorker(Worker):
         return self._heard.popleft()
 
     def last_words(self) -> str:
-        """Return what it wrote to standard error before it said hello."""
+        """Return the worker's standard error output from before its greeting."""
         return self._words
 
     def kill(self) -> int:
-        """End the process; the actor is free again where it answers."""
+        """Stop the worker process. If the actor answers, it returns to the pool."""
         with suppress(ActorLost):
             who, ref = "a verifier actor", self.handle.kill.remote()
             code, self._words = answer(ref, who, ANSWER_SECONDS)
             self._actors.take_back(self.handle)
             return code
-        end([self.handle])  # it is gone, or hangs: nobody uses it again
+        # The actor is dead or does not answer, so it cannot be reused.
+        end([self.handle])
         return 0
 
     def release(self) -> None:
-        """There is no end of ours to close."""
+        """Do nothing: this process holds no end of a pipe."""
 
     def _answer(self, ref: Any, seconds: float) -> Any:
         try:
@@ -165,10 +168,10 @@ class RemoteWorker(Worker):
             raise self._lost(str(lost)) from lost
 
     def _lost(self, why: str) -> Lost:
-        """Return that the actor is lost: no completion is to blame, so another worker is asked.
+        """Build the exception for a lost actor. Another worker repeats its request.
 
-        Where that happens again and again, a completion may be to blame after all. Raises
-        WorkerDied where it is lost with the whole cluster.
+        A single loss is not attributed to a completion. Repeated losses may be. Raises WorkerDied
+        if the whole cluster is down.
         """
         check_alive()
         self._actors.num_lost += 1
@@ -177,9 +180,9 @@ class RemoteWorker(Worker):
 
 
 class VerifierActors:
-    """The actors of a run's verifiers: started at once, used again, replaced where one is lost.
+    """Actor pool of a run's verifiers. Actors are reused; lost actors are replaced.
 
-    num_lost: since a worker answered.
+    num_lost: number of actors lost since the last answer of a worker.
     """
 
     def __init__(self, settings: ScaleConfig, options: dict[str, Any]) -> None:
@@ -190,18 +193,18 @@ class VerifierActors:
         self._idle = deque(self._hire() for _ in range(settings.verifier_actors or 0))
 
     def worker(self, family: str) -> Worker:
-        """Return a worker, as a pool wants one; it begins to start."""
+        """Start a worker for a verifier pool. Returns it immediately."""
         handle = self._idle.popleft() if self._idle else self._hire()
         worker = RemoteWorker(handle, family, self)
         worker.start(self._options)
         return worker
 
     def take_back(self, handle: Any) -> None:
-        """Use an actor again whose worker has ended."""
+        """Return an actor to the pool after its worker has ended."""
         self._idle.append(handle)
 
     def hear_of_sandbox(self, host: str, trouble: str) -> None:
-        """Say once, on standard error, that the sandbox does not work on a machine."""
+        """Warn once per machine, on standard error, that the sandbox does not work there."""
         if trouble and host not in self._told:
             self._told.add(host)
             why = " ".join(trouble.split())
@@ -209,7 +212,7 @@ class VerifierActors:
             warn(f"{found}: what needs one is not judged there")
 
     def close(self) -> None:
-        """End the actors that nobody uses; a pool has ended its own."""
+        """Stop the idle actors. Verifier pools stop the actors that they use."""
         end(self._idle)
 
     def _hire(self) -> Any:
@@ -223,9 +226,9 @@ class VerifierActors:
 
 
 def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """Open the cluster of a run that has actors; return what a service of verifiers on them needs.
+    """Open the cluster of a run with actors. Returns arguments for its verifier service.
 
-    It is the first thing that a run opens: what is wrong with the cluster is told at once.
+    A run opens the cluster first, so that its errors are reported at once.
     """
     settings = config.scale
     if settings.generator == "vllm":
