@@ -1,4 +1,4 @@
-"""One OpenAI-compatible endpoint: asks, tries again where that may help, and gives up in time."""
+"""Client of one OpenAI-compatible endpoint, with retries and a deadline."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 
-MAX_BODY = 8 * 2**20  # bytes of a reply of a judge
-MAX_WAIT = 60.0  # seconds of backoff before one attempt, where the endpoint asks for no other
-TRY_AGAIN = frozenset({408, 409, 425, 429})  # and every 5xx
+# Size limit of a reply in bytes.
+MAX_BODY = 8 * 2**20
+# Longest backoff in seconds, unless the endpoint requests another delay.
+MAX_WAIT = 60.0
+# Status codes that are retried, in addition to every 5xx.
+TRY_AGAIN = frozenset({408, 409, 425, 429})
 REFUSES_A_KEY = frozenset({400, 415, 422, 501})
 REMINDER = "Your reply is read by a program: it must be one JSON object of the form asked for."
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What an endpoint was found to understand; a refused request is followed by a simpler one.
+    """Request features that the endpoint supports. A rejected request is retried with fewer.
 
-    format: of the reply: ``json_schema``, ``json_object`` or ``text``.
+    format: reply format: ``json_schema``, ``json_object`` or ``text``.
     """
 
     format: str = "json_schema"
@@ -48,7 +51,7 @@ class Dialect:
     system: bool = True
 
     def simpler(self, complaint: str) -> Dialect | None:
-        """Return what to try after a refusal; None where nothing is left to leave out."""
+        """Return the next simpler dialect after a rejected request; None: none is left."""
         if self.tokens_key == "max_tokens" and "max_completion_tokens" in complaint:
             return replace(self, tokens_key="max_completion_tokens")
         if self.temperature and re.search(
@@ -64,7 +67,7 @@ class Dialect:
     def body(
         self, judge: Endpoint, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the request's body."""
+        """Return the request body."""
         turns = [dict(turn) for turn in messages]
         if not self.system and turns[0]["role"] == "system":
             turns[1]["content"] = f"{turns[0]['content']}\n\n{turns[1]['content']}"
@@ -85,10 +88,10 @@ class Dialect:
 
 
 class EndpointClient:
-    """Asks one judge; safe from any thread, at most ``concurrency`` requests at a time.
+    """Client of one judge. Thread-safe, with at most ``concurrency`` simultaneous requests.
 
-    The API key is read from the environment for each request and stands nowhere else: it is taken
-    out of everything that the endpoint says. read: makes the reply of a body.
+    Each request reads the API key from the environment. The client stores no copy, and removes the
+    key from everything that the endpoint returns. read: parses a response body into a reply.
     """
 
     def __init__(
@@ -117,16 +120,20 @@ class EndpointClient:
         deadline: float,
         seed: str,
     ) -> tuple[Read, Reply, dict[str, Any]]:
-        """Return what ``read`` makes of a reply, the reply, and its body; raises EndpointFailure.
+        """Ask for a judgement with retries. Raises EndpointFailure.
 
-        deadline: of `time.monotonic`, for all attempts together. seed: of the waits between them.
+        Returns the result of ``read`` on the reply, the reply, and the response body.
+
+        deadline: time on the `time.monotonic` clock, for all attempts together.
+        seed: seed of the backoff jitter.
         """
 
         asked = [*messages]
 
         def once(before: EndpointFailure | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
-                asked[-1] = _reminded(asked[-1])  # the very same may well have the same reply
+                # An identical request would often get an identical reply.
+                asked[-1] = _reminded(asked[-1])
             try:
                 reply, body = self._once(asked, schema, deadline)
                 try:
@@ -148,9 +155,9 @@ class EndpointClient:
         deadline: float,
         seed: str,
     ) -> Read:
-        """Return what ``read`` makes of the answer to a body; raises EndpointFailure as `ask` does.
+        """Send a body and return the result of ``read`` on the answer.
 
-        body: None: the address is read.
+        Raises EndpointFailure as `ask` does. body: None: send a GET request.
         """
 
         def once(_: EndpointFailure | None) -> Read:
@@ -164,7 +171,7 @@ class EndpointClient:
     def _tried(
         self, once: Callable[[EndpointFailure | None], Read], deadline: float, seed: str
     ) -> Read:
-        """Return what a request gives, tried again where that may help; it is told what failed."""
+        """Call ``once`` with retries. Its argument is the failure of the previous attempt."""
         trouble: EndpointFailure | None = None
         for attempt in range(self.settings.retries + 1):
             if trouble is not None:
@@ -188,7 +195,8 @@ class EndpointClient:
         seconds = trouble.wait
         if seconds is None:
             digest = hashlib.sha256(f"{seed} {attempt}".encode()).digest()
-            jitter = 0.5 + int.from_bytes(digest[:4]) / 2**33  # in [0.5, 1)
+            # Jitter in [0.5, 1), a function of seed and attempt.
+            jitter = 0.5 + int.from_bytes(digest[:4]) / 2**33
             seconds = min(MAX_WAIT, self.settings.backoff * 2 ** (attempt - 1)) * jitter
         if time.monotonic() + seconds >= deadline:
             raise EndpointFailure(
@@ -217,7 +225,7 @@ class EndpointClient:
     def _answer(
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], deadline: float
     ) -> Any:
-        """Return the parsed body of a 200, in the simplest dialect that the endpoint insists on."""
+        """Return the parsed body of a 200, in the richest dialect that the endpoint accepts."""
         dialect = self.dialect
         while True:
             body = dialect.body(self.judge, messages, schema)
@@ -282,7 +290,8 @@ class EndpointClient:
 
     def _client(self) -> httpx2.Client:
         with self._lock:
-            if self._http is None or self._process != os.getpid():  # a fork must not share sockets
+            # A forked process must not share sockets with its parent.
+            if self._http is None or self._process != os.getpid():
                 self._http = _open_client(self.settings)
                 self._process = os.getpid()
             return self._http
@@ -300,7 +309,7 @@ class EndpointClient:
         return EndpointFailure("unavailable", f"HTTP {status}: {said}", retry=again, wait=wait)
 
     def _complaint(self, raw: bytes) -> str:
-        """Return the endpoint's own words, short: a long one may hold the text that is judged."""
+        """Return the endpoint's error message, shortened: it may quote the text under judgement."""
         text: Any = raw.decode("utf-8", "replace")
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             error: Any = json.loads(text)["error"]
@@ -320,9 +329,10 @@ class EndpointClient:
 
 
 class _TimeLeft(dict[str, float]):
-    """Timeouts that each stage of a request looks up as it begins: what is left for all of them.
+    """Timeouts that share one limit. Each phase of a request gets the remaining time.
 
-    httpx2's own are for each stage anew, so that a request could take several times as long.
+    httpx2 applies its own timeouts to each phase separately, so that a request could take several
+    times as long.
     """
 
     def __init__(self, limit: float) -> None:
@@ -344,7 +354,7 @@ def _open_client(settings: Settings) -> httpx2.Client:
 
 
 def connection(concurrency: int) -> dict[str, Any]:
-    """Return how a client of httpx2 connects: this machine is never asked through a proxy."""
+    """Return the connection settings of an httpx2 client. Local addresses bypass proxies."""
     import httpx2
 
     limits = httpx2.Limits(max_keepalive_connections=concurrency)
@@ -355,7 +365,7 @@ def connection(concurrency: int) -> dict[str, Any]:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Return the certificates of those to believe: read once, it takes longer than a reply."""
+    """Return the trusted certificates. Cached, because loading them takes longer than a reply."""
     import httpx2
 
     return httpx2.create_ssl_context()
@@ -367,7 +377,7 @@ def _reminded(turn: Mapping[str, str]) -> dict[str, str]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date; None where there is none."""
+    """Return the seconds of a Retry-After header (number or date); None: no header."""
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d+)?", text):
         return float(text)

@@ -1,4 +1,4 @@
-"""What judges cost: requests, tokens and money by model, and a budget that is never overdrawn."""
+"""Costs of judges: requests, tokens and money by model, with a budget that is never exceeded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from assay.endpoint.replies import EndpointFailure, read_usage
 from assay.endpoint.settings import Endpoint
 
-CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
+# Estimate for endpoints without token counts. A low value overestimates the cost.
+CHARS_PER_TOKEN = 3
 COUNTS = (
     *("requests", "failures", "reused", "unstructured"),
     *("input_tokens", "output_tokens", "estimated", "cost"),
@@ -21,25 +22,27 @@ _costs: dict[str, dict[str, float]] = {}
 
 
 def judge_costs() -> dict[str, dict[str, float]]:
-    """Return what every judge was asked and cost so far in this process, by model.
+    """Return the requests and costs of all judges in this process, by model.
 
-    requests: answered ones, whatever they said. failures: without a usable answer; each may have
-    been tried again. reused: replies taken from the store instead. unstructured: requests without a
-    schema of the reply, which the endpoint refused. estimated: requests whose tokens it did not
-    count. cost: in the currency of ``price_input`` and ``price_output``.
+    requests: answered requests.
+    failures: requests without a usable answer, including attempts that were retried.
+    reused: replies from the store.
+    unstructured: requests without a reply schema, because the endpoint rejected it.
+    estimated: requests without token counts from the endpoint.
+    cost: in the currency of ``price_input`` and ``price_output``.
     """
     with _lock:
         return {model: dict(costs) for model, costs in sorted(_costs.items())}
 
 
 def reset_judge_costs() -> None:
-    """Start counting anew."""
+    """Reset all counts."""
     with _lock:
         _costs.clear()
 
 
 def count(model: str, **amounts: float) -> None:
-    """Add to what a model cost."""
+    """Add amounts to the counts of a model."""
     with _lock:
         costs = _costs.setdefault(model, dict.fromkeys(COUNTS, 0))
         for name, amount in amounts.items():
@@ -47,7 +50,7 @@ def count(model: str, **amounts: float) -> None:
 
 
 class Budget:
-    """Bounds what is spent: each request first sets its largest cost aside. Safe in any thread."""
+    """Spending limit. Each request first reserves its maximum cost. Thread-safe."""
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit
@@ -57,9 +60,10 @@ class Budget:
 
     @contextmanager
     def request(self, judge: Endpoint, input_chars: int) -> Generator[list[float]]:
-        """Set a request's largest cost aside meanwhile; raises EndpointFailure at the limit.
+        """Reserve the maximum cost of a request inside the context.
 
-        What is put on the list is what it cost in truth.
+        The caller appends the actual cost to the yielded list. Raises EndpointFailure if the
+        reservation would exceed the limit.
         """
         most = judge.cost(input_chars / CHARS_PER_TOKEN, judge.max_tokens)
         with self._lock:
@@ -81,7 +85,10 @@ class Budget:
 
 
 def count_reply(judge: Endpoint, body: Any, input_chars: int, output_chars: int) -> float:
-    """Count an answered request, and return its cost, estimated where tokens are not counted."""
+    """Count an answered request and return its cost.
+
+    Missing token counts are estimated from characters.
+    """
     usage = read_usage(body)
     given, made = usage.input_tokens, usage.output_tokens
     known = given is not None and made is not None

@@ -1,7 +1,8 @@
-"""Read what a judge replied: the one JSON object of its text with the key of this request.
+"""Parse a judge's reply: the one JSON object that contains the key of this request.
 
-A judge quotes what it examines, and a candidate may write what looks like a verdict. So the key
-of the verdict holds a code that is a hash of the quoted texts and appears in none of them.
+A judge quotes the texts that it examines, and a candidate may contain text that looks like a
+verdict. The verdict key therefore contains a hash of the quoted texts, which occurs in none of
+them.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from typing import Any, cast
 
 from assay.types import NotJudgedReason
 
-MAX_REPLY = 200_000  # characters from the end of a reply that are searched
-MAX_TRIES = 500  # opening braces at which an object is looked for: each may cost a look at the rest
-MAX_REASONING = 600  # characters of a judge's reasoning that a verdict keeps
-_WORDS = 200  # characters of a reply that a complaint shows
+# Number of characters at the end of a reply that are searched.
+MAX_REPLY = 200_000
+# Number of opening braces tried as the start of an object. Each try may scan the remaining text.
+MAX_TRIES = 500
+# Number of characters of a judge's reasoning that a verdict keeps.
+MAX_REASONING = 600
+# Number of characters of a reply in an error message.
+_WORDS = 200
 CUT_OFF: Mapping[str, str] = {
     "length": "the judge's reply was cut at max_tokens (raise max_tokens)",
     "content_filter": "the endpoint's filter cut the judge's reply",
 }
-"""Why a reply that ended so is no verdict."""
+"""Error messages by finish reason, for replies that are incomplete."""
 
 
 class EndpointFailure(Exception):
-    """A judge that gave no judgement: the reason, and whether asking again may help.
+    """Failure of a request: the reason, and whether a retry may succeed.
 
-    wait: seconds that the endpoint asks for before the next attempt; None: it does not say.
+    wait: delay in seconds that the endpoint requests before a retry; None: no request.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class EndpointFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request and its reply, as the endpoint counts them; None where it does not."""
+    """Token counts of one request and its reply; None: not reported by the endpoint."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -61,21 +66,21 @@ class Reply:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return a JSON object as it is, and nothing of anything else."""
+    """Return a JSON object unchanged, and an empty one for any other value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def read_usage(body: Any) -> Usage:
-    """Return the usage in the body of a chat completion, whatever else the body holds."""
+    """Return the token usage in the body of a chat completion. Invalid counts become None."""
     usage = _table(_table(body).get("usage"))
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     return Usage(*(each if type(each) is int and each >= 0 else None for each in counts))
 
 
 def read_body(body: Any) -> Reply:
-    """Return the reply in the body of a chat completion; raises EndpointFailure.
+    """Return the reply in the body of a chat completion. Raises EndpointFailure.
 
-    Reasoning, whether in a field of its own or in a think block, is never searched for a verdict.
+    Reasoning, in its own field or in a think block, is removed before the search for a verdict.
     """
     message, content, finish = read_message(body)
     text = _without_reasoning(content)
@@ -85,8 +90,10 @@ def read_body(body: Any) -> Reply:
 
 
 def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
-    """Return the message in the body of a chat completion, its text, and why it ended; raises
-    EndpointFailure where there is none."""
+    """Return message, text and finish reason from the body of a chat completion.
+
+    Raises EndpointFailure if the body has no message.
+    """
     if not isinstance(body, dict):
         raise EndpointFailure("error", "the endpoint's reply is not a JSON object")
     body = _table(body)
@@ -98,7 +105,8 @@ def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
         raise EndpointFailure("error", "the endpoint's reply holds no message")
     message = _table(choice["message"])
     content = message.get("content")
-    if isinstance(content, list):  # in parts
+    # Some endpoints return the content as a list of parts.
+    if isinstance(content, list):
         texts = [_table(part).get("text") for part in cast("list[Any]", content)]
         content = "".join(text for text in texts if isinstance(text, str))
     text = content if isinstance(content, str) else ""
@@ -106,9 +114,10 @@ def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return what follows the think block; one that never closes leaves nothing.
+    """Return the text after the think block; empty if the block never closes.
 
-    A reply that begins with its object has no such block, though the object may quote the tags.
+    A reply that begins with its JSON object has no think block, although the object may quote the
+    tags.
     """
     start = text.lstrip()
     if start.startswith("{"):
@@ -120,7 +129,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def why_empty(message: Mapping[str, Any], finish: str) -> str:
-    """Return why a message may have no text."""
+    """Explain why a message has no text."""
     if finish == "length":
         return "the judge ran into max_tokens before it gave a verdict; raise max_tokens"
     if message.get("tool_calls") or message.get("function_call"):
@@ -131,17 +140,17 @@ def why_empty(message: Mapping[str, Any], finish: str) -> str:
 
 
 def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
-    """Return what a reply says under a key, and the beginning of its reasoning.
+    """Return the value under a key, and the beginning of the judge's reasoning.
 
-    key: holds a code of this request, which no text to examine holds. Exactly one object of the
-    reply has it, and nothing in the reply sets it a second time: objects without it are quotations,
-    whatever they claim. Raises EndpointFailure, also for a reply that was cut off, which may have
-    been about to change its mind.
+    key: contains a code of this request that occurs in no examined text. Exactly one object of the
+        reply must contain the key, once. Objects without the key are quotations. Raises
+        EndpointFailure, also for a truncated reply, because its end might have changed the verdict.
     """
     if reply.finish_reason in CUT_OFF:
         raise EndpointFailure("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
     found = [each for each in objects_of(reply.text) if key in each]
-    # a key behind a backslash too: a reply that quotes itself is as unclear as one with two objects
+    # The pattern also matches an escaped key: a reply that quotes itself is as ambiguous as a reply
+    # with two objects.
     if len(re.findall(rf"{re.escape(key)}[\\\"'`*\s]{{0,9}}:", reply.text)) > 1 or len(found) > 1:
         raise EndpointFailure("error", f"the judge gave more than one verdict: {shown(reply.text)}")
     if not found:
@@ -152,10 +161,10 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects of a text that stand in no other, in order.
+    """Return the outermost JSON objects of a text, in order.
 
-    A text that is more than an object is searched from its last `MAX_TRIES` opening braces on. NaN
-    and the infinities are read as nothing, and an object that says a key twice as an empty one.
+    The search tries the beginning of the text and its last `MAX_TRIES` opening braces. NaN and
+    infinities become None. An object with a duplicate key becomes an empty object.
     """
     text = text[-MAX_REPLY:]
     decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=lambda _: None)
@@ -177,7 +186,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return one of ``choices``, given in any case; raises EndpointFailure."""
+    """Match a value to one of ``choices``, ignoring case. Raises EndpointFailure."""
     if isinstance(value, str):
         for choice in choices:
             if value.strip().casefold() == choice.casefold():
@@ -188,7 +197,7 @@ def read_choice(value: Any, choices: Sequence[str]) -> str:
 
 
 def read_score(value: Any, low: float, high: float) -> float:
-    """Return a number from ``low`` to ``high``; raises EndpointFailure."""
+    """Return a number from ``low`` to ``high``. Raises EndpointFailure."""
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
     accepted = f"a number from {low:g} to {high:g}"
@@ -196,7 +205,7 @@ def read_score(value: Any, low: float, high: float) -> float:
 
 
 def shown(value: Any) -> str:
-    """Return a short, one-line form of what was found."""
+    """Format a value for an error message, short and on one line."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     line = " ".join(text.split())
     return repr(line if len(line) <= _WORDS else f"{line[:80]} ... {line[-(_WORDS - 85) :]}")

@@ -1,4 +1,4 @@
-"""The options of judges: ``[verification.options.judge]``, the environment, what each may hold."""
+"""Judge options from ``[verification.options.judge]`` and the environment, with their checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from assay.host.fields import is_flag, is_text, number, option, whole
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
-KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word of a reply
+# Shorter keys are placeholders of local servers and may be ordinary words of a reply.
+KEEP_SECRET = 12
 MAX_PATIENCE = 1700.0
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
@@ -37,9 +38,10 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-# What each judge of a list may say for itself; the rest is said once for all.
+# Options of each judge in a list. All judges share the other options.
 JUDGE_FIELDS = (
-    option("url", ADDRESS),  # no check: a complaint would show a password in it
+    # No check here, because its error message would show a password in the URL.
+    option("url", ADDRESS),
     option("model", "the model's name, as the endpoint knows it", None, is_text),
     option("api_key_env", "the name of an environment variable", KEY),
     option("temperature", "a number from 0 to 2", 0.0, number(0, 2)),
@@ -65,8 +67,11 @@ SHARED_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One model behind one endpoint. prices: of a million tokens, read and written; zero: free, or
-    not known. request: further keys of the request, as JSON."""
+    """One model at one endpoint.
+
+    prices: price per million input and output tokens; 0: free or unknown.
+    request: additional request keys, as JSON.
+    """
 
     url: str
     model: str
@@ -78,22 +83,22 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """The address as messages show it: no query."""
+        """The address for messages, without path and query."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What a reply depends on besides the messages."""
+        """Request settings that affect the reply, without the messages."""
         extra: dict[str, Any] = json.loads(self.request)
         return {"temperature": self.temperature, "max_tokens": self.max_tokens, **extra}
 
     def cost(self, input_tokens: float, output_tokens: float) -> float:
-        """Return what some tokens cost."""
+        """Return the cost of input and output tokens."""
         return (self.prices[0] * input_tokens + self.prices[1] * output_tokens) / 1e6
 
     def key(self) -> str:
-        """Return the API key, or an empty string; raises VerifierError without the key in it."""
+        """Return the API key, or an empty string. Raises VerifierError without showing the key."""
         key = os.environ.get(self.api_key_env, "").strip()
         if not key.isascii() or not key.isprintable() or " " in key:
             raise VerifierError(
@@ -105,7 +110,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The judges of a configuration, and how they are asked."""
+    """Judges of a configuration, with their request settings."""
 
     judges: tuple[Endpoint, ...]
     timeout: float
@@ -121,7 +126,7 @@ class Settings:
 
 
 def check_judge(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where a judge with these options cannot be asked: before a run."""
+    """Raise VerifierError before a run if a judge with these options is not usable."""
     settings = read_settings(options)
     for judge in settings.judges:
         judge.key()
@@ -130,7 +135,7 @@ def check_judge(options: Mapping[str, Any]) -> None:
 
 
 def read_settings(spec: Mapping[str, Any]) -> Settings:
-    """Return the settings that a spec or a table of options holds; raises VerifierError."""
+    """Return the settings in a spec or a table of options. Raises VerifierError."""
     names = [field.name for field in (*JUDGE_FIELDS, *SHARED_FIELDS)]
     given = {name: spec[name] for name in names if spec.get(name) is not None}
     try:
@@ -153,7 +158,8 @@ def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Sett
         where = f"{OPTIONS}.judges[{index}]" if listed else OPTIONS
         judges.append(_judge({**options, **table}, where, environment))
         accepted = [field.name for field in JUDGE_FIELDS]
-        for name in {*table} - {*accepted}:  # its value is not shown: it may be a key
+        # The message omits the value, which may be an API key.
+        for name in {*table} - {*accepted}:
             raise VerifierError(message(where, f"the key {name!r}", ", ".join(accepted)))
     if shared["budget"] is not None and not all(judge.cost(1, 1) for judge in judges):
         raise VerifierError(
@@ -173,12 +179,14 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         if not found[name]:
             remedy = f"set it, or the environment variable {variable}"
             raise VerifierError(f"{where}.{name}: the judge has no {name}; {remedy}")
-    if not is_url(found["url"]):  # what was found is not shown: it may hold a password
+    # The message omits the value, which may contain a password.
+    if not is_url(found["url"]):
         place = f"{where}.url" if options.get("url") else f"environment {URL}"
         raise VerifierError(f"{place}: accepted: {ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        raise VerifierError(  # what was found is not shown: it may be the key itself
+        # The message omits the value, which may be the API key itself.
+        raise VerifierError(
             f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
         )
     if options.get("api_key_env") and not os.environ.get(variable, "").strip():
@@ -195,7 +203,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
 
 
 def is_url(value: Any) -> bool:
-    """Whether a value is an address without credentials; a key in it would stand in logs."""
+    """Whether a value is a URL without credentials. Credentials in a URL would appear in logs."""
     try:
         parts = urlsplit(value)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -207,7 +215,7 @@ def is_url(value: Any) -> bool:
 
 
 def completions_url(url: str) -> str:
-    """Return where completions are asked for: under ``/v1`` unless another version is named."""
+    """Return the URL of chat completions, under ``/v1`` unless the URL names a version."""
     base, mark, query = url.strip().partition("?")
     base = base.rstrip("/")
     if not base.endswith("/chat/completions"):

@@ -1,6 +1,6 @@
-"""What a run is doing: seconds by phase, and how far the work at hand is.
+"""Progress of a run: seconds by phase, and the state of the current work.
 
-A phase that runs inside another is counted once, in its own name.
+The time of a nested phase counts for the nested phase only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Work:
-    """A piece of work. total: 0 where nobody knows how much of it there is."""
+    """A unit of work for progress displays. total: 0 if unknown."""
 
     what: str
     total: int = 0
@@ -26,7 +26,7 @@ class Work:
     started: float = field(default_factory=time.perf_counter)
 
     def as_row(self) -> dict[str, Any]:
-        """Return a progress row: seconds so far, and the estimated rest."""
+        """Return a progress row with elapsed seconds and the estimated remaining seconds."""
         seconds = time.perf_counter() - self.started
         row: dict[str, Any] = {"what": self.what, "seconds": seconds}
         if self.total:
@@ -37,9 +37,9 @@ class Work:
 
 
 class PhaseClock:
-    """Adds up the seconds spent in named phases; `drain` hands them out and starts anew.
+    """Accumulates the seconds spent in named phases. `drain` returns and resets them.
 
-    check: is called between two parts of a piece of work, and raises where it is to end.
+    check: called between two items of `each`; raises to stop the work.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class PhaseClock:
         self.check: Callable[[], None] = lambda: None
 
     def now(self) -> dict[str, Any] | None:
-        """Return how far the work at hand is, as a row; safe from any thread.
+        """Return the progress of the current work as a row. Thread-safe.
 
-        Of work within work the outermost of known size, or the innermost.
+        For nested work, the row describes the outermost work of known size, or else the innermost.
         """
         at_hand = [*self._at_hand]
         known = [one for one in at_hand if one.total]
@@ -60,7 +60,7 @@ class PhaseClock:
 
     @contextmanager
     def working(self, what: str, total: int = 0, unit: str = "") -> Generator[Work]:
-        """Say what is done inside; who does it counts ``done`` up."""
+        """Register the work inside the context. The caller updates ``done``."""
         work = Work(what, total, unit)
         self._at_hand.append(work)
         try:
@@ -71,8 +71,10 @@ class PhaseClock:
     def each(
         self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
     ) -> Generator[Item]:
-        """Yield micro-batches, and count them. part: which of how many such pieces of work it is;
-        all are taken to be of one size."""
+        """Yield micro-batches and count them.
+
+        part: (index, number of parts) if this work is one of several parts of equal size.
+        """
         number, parts = part
         with self.working(what, parts * len(items), "micro-batches") as work:
             for done, item in enumerate(items, number * len(items)):
@@ -82,7 +84,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Count the time inside; a nested phase's time is taken from the one around it."""
+        """Measure the time inside the context, without nested phases."""
         stack: list[float] = self._local.__dict__.setdefault("nested_seconds", [])
         stack.append(0.0)
         started = time.perf_counter()
@@ -105,10 +107,10 @@ class PhaseClock:
 
 
 class RunClock(PhaseClock):
-    """The clock of a run, by step. elapsed_before: seconds of its earlier starts.
+    """Per-step clock of a run. elapsed_before: seconds of earlier starts of the run.
 
-    A row of metrics cannot hold the time that it takes to write it, nor to save the checkpoint
-    behind it. Both are in the row of the next step.
+    A metrics row cannot contain the time of its own write or of the checkpoint that follows. The
+    row of the next step includes both.
     """
 
     def __init__(self) -> None:
@@ -123,19 +125,19 @@ class RunClock(PhaseClock):
         return time.perf_counter() - self._started
 
     def begin_step(self) -> None:
-        """Begin the coming step: what came before is no part of it, but what `after_row` counts."""
+        """Start the next step. Time since the last step is excluded, except for `after_row`."""
         self._step_started = time.perf_counter()
 
     @contextmanager
     def after_row(self, name: str) -> Generator[None]:
-        """Count the time inside, in its phase, to the next step."""
+        """Measure the time inside the context, and add it to the next step."""
         started = time.perf_counter()
         with self.phase(name):
             yield
         self._after_row += time.perf_counter() - started
 
     def end_step(self) -> tuple[dict[str, float], float, float]:
-        """Return the seconds by phase, of the step, and of the run until now; a step begins."""
+        """Return seconds by phase, of the step, and of the run, and start the next step."""
         now = time.perf_counter()
         seconds = now - self._step_started + self._after_row
         self._step_started, self._after_row = now, 0.0

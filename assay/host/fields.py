@@ -1,4 +1,4 @@
-"""Fields of a table that a user wrote: names, accepted values, and checks of these."""
+"""Fields of user-written tables: names, accepted values and checks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from assay.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A key of the spec that a verifier reads.
+    """A key of the spec or of a verifier's options.
 
-    accepts: what it may hold, in words. needed: a row without it is malformed. default: what it is
-    where neither the row nor ``[verification.options.NAME]`` says. check: whether a value is
-    accepted; it is called in the trainer's process, so built-in verifiers only. from_row: False
-    where only the configuration may set it (an address, a price): in a row such a key is metadata.
-    equates: an answer that was extracted from a completion may stand here as the accepted one, so
-    that the verifier says whether two answers are equal (majority@k asks it).
+    accepts: description of accepted values, for error messages.
+    needed: the spec must contain the key.
+    default: value if neither the spec nor ``[verification.options.NAME]`` sets the key.
+    check: predicate on values. It runs in the trainer's process, so only built-in verifiers have
+        checks.
+    from_row: False for keys that only the configuration may set (a URL, a price). In a problem row
+        such a key is metadata.
+    equates: the field accepts an answer extracted from a completion as the reference answer, so
+        that the verifier can compare two answers (majority@k).
     """
 
     name: str
@@ -33,11 +36,14 @@ class Field:
     equates: bool = False
 
     def read(self, problem: Problem) -> Any:
-        """Return what a problem's spec says, else the default; raises VerifierError."""
+        """Return the value in a problem's spec, or the default. Raises VerifierError."""
         return self.of(problem.spec, f"problem {problem.id}: spec")
 
     def of(self, given: Mapping[str, Any], where: str) -> Any:
-        """Return what a table says, else the default; raises VerifierError, which says where."""
+        """Return the value in a table, or the default. Raises VerifierError.
+
+        where: location of the table, for the error message.
+        """
         value = given.get(self.name)
         if value is None and not self.needed:
             return self.default
@@ -48,12 +54,12 @@ class Field:
 
 
 def one_of(*accepted: str) -> Callable[[Any], bool]:
-    """Return the check of a field that holds one of a few words."""
+    """Return a check for one of several strings."""
     return lambda value: isinstance(value, str) and value in accepted
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text that is not blank."""
+    """Whether a value is a string that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -68,29 +74,29 @@ def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> boo
 
 
 def number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
-    """Return the check of a field that holds a number in [low, high]."""
+    """Return a check for a number in [low, high]."""
     return lambda value: is_number(value, low, high)
 
 
 def whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
-    """Return the check of a field that holds a whole number in [low, high]."""
+    """Return a check for a whole number in [low, high]."""
     return lambda value: type(value) is int and low <= value <= high
 
 
 def listed(value: Any) -> Sequence[Any]:
-    """Return a list as it is, and anything else as a list of one."""
+    """Return a list unchanged, and any other value as a list with one element."""
     return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else [value]
 
 
 def is_answer(value: Any) -> bool:
-    """Whether a value is text, a number, or a list of at least one of them."""
+    """Whether a value is a string, a number, or a non-empty list of strings and numbers."""
     return bool(listed(value)) and all(
         is_text(each) or (isinstance(each, Real) and not is_flag(each)) for each in listed(value)
     )
 
 
 def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable[[Any], bool]:
-    """Return the check of a field that holds a list of things that each pass a check."""
+    """Return a check for a list of ``least`` to ``most`` elements that each pass ``check``."""
 
     def holds(value: Any) -> bool:
         things = cast("list[Any]", value)
@@ -104,7 +110,7 @@ def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable
 
 
 def choice(name: str, *accepted: str, accepts: str = "", from_row: bool = True) -> Field:
-    """Return a field that holds one of a few words, the first where nothing is said."""
+    """Return a field that accepts one of several strings. The first is the default."""
     said, check = accepts or ", ".join(accepted), one_of(*accepted)
     return Field(name, said, default=accepted[0], check=check, from_row=from_row)
 
@@ -117,5 +123,5 @@ def option(
 
 
 def flag(name: str, accepts: str, default: bool = False) -> Field:
-    """Return a field that holds true or false."""
+    """Return a boolean field."""
     return Field(name, accepts, default=default, check=is_flag)

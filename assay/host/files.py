@@ -1,4 +1,4 @@
-"""Files that survive a kill: whole or absent, with a full disk told apart from other failures."""
+"""Crash-safe files: complete or absent, with separate errors for a full disk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from assay.errors import DiskFull, RunError, message
 from assay.host.records import as_object, numbered, read_record
 from assay.host.removal import put_in_place, remove_file, temporary_beside
 
-LOCK_PATIENCE = 3.0  # seconds for the children of a killed process to let go of its lock
+# Seconds to wait until the children of a killed process release its lock.
+LOCK_PATIENCE = 3.0
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "Disk quota exceeded")
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error, or its cause, says that the disk or a quota is used up.
+    """Return whether an error or its cause reports a full disk or an exhausted quota.
 
-    Where a library wraps the system's error, only its text is left; see also `has_room`.
+    A library that wraps the system error may keep only its text. See also `has_room`.
     """
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
@@ -38,7 +39,10 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def has_room(folder: Path) -> bool:
-    """Return whether a MiB can be written here: some libraries say only that a write failed."""
+    """Return whether the folder has space for 1 MiB.
+
+    Some libraries report a failed write without the cause.
+    """
     probe = folder / f".probe-{os.getpid()}"
     try:
         probe.write_bytes(bytes(2**20))
@@ -51,7 +55,7 @@ def has_room(folder: Path) -> bool:
 
 @contextmanager
 def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
-    """Turn whatever a full disk raises into DiskFull with ``complaint()`` as its message."""
+    """Convert any error of a full disk to DiskFull with the message ``complaint()``."""
     try:
         yield
     except DiskFull:
@@ -63,7 +67,7 @@ def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Make a new folder; a name that is taken gets a number."""
+    """Create a new folder. If the name is taken, append a number."""
     parent.mkdir(parents=True, exist_ok=True)
     folder, number = parent / name, 1
     while True:
@@ -79,7 +83,7 @@ def make_folder(parent: Path, name: str) -> Path:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was written to a file (or the entries of a folder) survive a power failure."""
+    """Flush a file, or the entries of a folder, to disk, to survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,7 +92,7 @@ def sync_file(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
-    """Write a file so that at any moment there is the old one or the new one, never a part."""
+    """Write a file atomically: readers see the old content or the new content."""
     temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as file:
@@ -103,7 +107,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 
 
 def config_of(run: Path) -> Path:
-    """Return a run's configuration file; raises RunError where the folder is no run directory."""
+    """Return a run's configuration file. Raises RunError if the folder is not a run directory."""
     path = run / "config.toml"
     if not path.is_file():
         found = "not a run directory (it has no config.toml)"
@@ -112,7 +116,7 @@ def config_of(run: Path) -> Path:
 
 
 def check_output(path: Path, where: str = "--out") -> None:
-    """Raise RunError where a file cannot be written, before what it is to hold is computed."""
+    """Raise RunError if a file is not writable, before its content is computed."""
     folder, found = path.absolute().parent, ""
     if path.is_dir():
         found = "a folder"
@@ -125,13 +129,13 @@ def check_output(path: Path, where: str = "--out") -> None:
 
 
 def open_output(path: Path) -> TextIO:
-    """Open a file for results; raises RunError where it cannot be written."""
+    """Open a file for results. Raises RunError if the file is not writable."""
     check_output(path)
     return path.open("w", encoding="utf-8", errors="replace")
 
 
 def check_folder(path: Path, where: str) -> None:
-    """Raise RunError where a folder can neither be written nor made."""
+    """Raise RunError if a folder is not writable and cannot be created."""
     nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "not writable" if nearest.is_dir() else "a file"
@@ -140,14 +144,14 @@ def check_folder(path: Path, where: str) -> None:
 
 
 def check_new_folder(path: Path, where: str) -> None:
-    """Raise RunError where a folder holds something, or can neither be written nor made."""
+    """Raise RunError if a folder is not empty, not writable, or cannot be created."""
     check_folder(path, where)
     if path.exists() and any(path.iterdir()):
         raise RunError(message(f"{where} {path}", "a folder with files", "a new or empty folder"))
 
 
 def plain(value: Any) -> Any:
-    """Return a value for strict JSON: numpy scalars unwrapped; None for NaN and infinity."""
+    """Convert a value to strict JSON. Numpy scalars are unwrapped; NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -162,32 +166,32 @@ def plain(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file, or None where it is absent or not one."""
+    """Return a JSON object from a file; None: the file is absent or has no JSON object."""
     with suppress(OSError):
-        # reading a pipe or a device may never end
+        # Only regular files: reading a pipe or a device may never end.
         return as_object(path.read_bytes()) if path.is_file() else None
     return None
 
 
 def state_folder() -> Path:
-    """Return the folder of what Assay keeps for this user; RuntimeError where there is no home."""
+    """Return Assay's state folder of this user. Raises RuntimeError without a home directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
     return home / "assay"
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file, None where it is absent; RunError where it is damaged."""
+    """Return a JSON object from a file; None: absent. Raises RunError for a damaged file."""
     return read_record(path, dict[str, Any])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object for people and machines, atomically."""
+    """Write a JSON object atomically, indented."""
     write_atomic(path, (json.dumps(plain(value), indent=2) + "\n").encode())
 
 
 class Journal:
-    """A JSON Lines file that is only appended to, one row a write; safe to use from any thread."""
+    """An append-only JSON Lines file with one write per row. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,7 +199,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one row; it has left this process when this returns."""
+        """Append one row. The operating system has the row when this method returns."""
         line = (json.dumps(plain(row)) + "\n").encode()
         with self._lock:
             if self._file is None:
@@ -204,29 +208,32 @@ class Journal:
             self._file.write(line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows; a torn last line (the writer was killed) is not a row."""
+        """Return all rows. An incomplete last line, from a killed writer, is skipped."""
         return list(read_rows(self.path))
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the rows that are wanted, and without a torn last line."""
+        """Rewrite the file with the selected rows, without an incomplete last line."""
         rows = [row for row in self.rows() if wanted(row)]
         with self._lock:
             self._close()
             write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def sync(self) -> None:
-        """Make all rows survive a power failure."""
+        """Flush all rows to disk, to survive a power failure."""
         with self._lock:
             if self._file is not None:
                 os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; a later append opens it again."""
+        """Close the file. A later append reopens it."""
         with self._lock:
             self._close()
 
     def _end_last_line(self) -> bytes:
-        """Remove a torn last line, which would spoil the next row; return what ends a whole one."""
+        """Remove an incomplete last line, which would corrupt the next row.
+
+        Returns the line break that a complete last line lacks, or nothing.
+        """
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""
         self._file.seek(-1, os.SEEK_END)
@@ -245,17 +252,18 @@ class Journal:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON Lines file; raises RunError for a line that is none.
+    """Yield the rows of a JSON Lines file. Raises RunError for an invalid line.
 
-    A last line that is cut off, since its writer was killed, is passed over.
+    An incomplete last line, from a killed writer, is skipped.
     """
     return (row for _, row in numbered(path))
 
 
 class DirectoryLock:
-    """An exclusive lock on a run directory; the system releases it however the process ends.
+    """An exclusive lock on a run directory. The system releases it at the end of the process.
 
-    A process that was killed while it started a child holds it a moment longer: that is waited for.
+    A child process that starts while its parent is killed holds the lock slightly longer. The
+    constructor waits up to `LOCK_PATIENCE` seconds for its release.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -273,7 +281,8 @@ class DirectoryLock:
                     who = f"process {owner}" if owner else "another process"
                     raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
                 time.sleep(0.01)
-        except OSError:  # some network file systems have no locks: go on without
+        except OSError:
+            # Some network file systems have no locks. Continue without one.
             return
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")
@@ -303,6 +312,7 @@ def _is_alive(process: int | None) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:
+        # The process belongs to another user.
         pass
     return True

@@ -10,7 +10,11 @@ SECONDS = 1.0
 
 
 class Heartbeat(threading.Thread):
-    """Tells ``progress`` rows. now: returns the row; None: there is nothing to tell."""
+    """Thread that reports ``progress`` rows.
+
+    now: returns the current row; None: nothing to report.
+    tell: receives the kind and the row.
+    """
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class Heartbeat(threading.Thread):
                 self._tell("progress", row)
 
     def end(self) -> None:
-        """Tell no more."""
+        """Stop reporting."""
         self._ended.set()
         if self.is_alive():
             self.join()

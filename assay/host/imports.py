@@ -1,4 +1,4 @@
-"""Stop the clock of the deadline during a heavy import, which is no completion's fault."""
+"""Pause verifier deadlines during heavy imports, which are unrelated to the completion."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _listeners: list[Callable[[bool], None]] = []
 
 
 def on_slow_import(listener: Callable[[bool], None]) -> None:
-    """Call ``listener(True)`` before, and ``listener(False)`` after, each heavy import."""
+    """Call ``listener(True)`` before and ``listener(False)`` after each heavy import."""
     _listeners.append(listener)
 
 
 @contextmanager
 def slow_import() -> Generator[None]:
-    """Mark the imports inside: the deadline stands still meanwhile."""
+    """Pause deadlines during the imports inside the context."""
     for listener in _listeners:
         listener(True)
     try:

@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, C compiler, and the state of a git checkout."""
+"""Facts about the machine: processor, memory, C compiler and git checkout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where a control group says how much memory it may have, in its version 2 and 1."""
+"""Files with the memory limit of a control group, in versions 2 and 1."""
 
 
 @cache
 def c_compiler() -> tuple[str, str] | None:
-    """Return the C compiler's path and what it says of its version; None where there is none.
+    """Return the path and the version line of the C compiler; None: no compiler.
 
-    It is ``CC`` of the environment, else ``cc``.
+    The compiler is ``CC`` of the environment, or else ``cc``.
     """
     path = shutil.which(os.environ.get("CC") or "cc")
     if path is None:
@@ -36,7 +36,7 @@ def c_compiler() -> tuple[str, str] | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores, memory, GPUs and the instruction sets that PyTorch uses."""
+    """Return processor, cores, memory, GPUs and the instruction set that PyTorch uses."""
     torch = sys.modules.get("torch")
     gpus: list[str] = []
     if torch and torch.cuda.is_available():
@@ -52,7 +52,7 @@ def hardware() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name; "" where it is not told."""
+    """Return the processor's name; "" if unknown."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -62,9 +62,9 @@ def processor() -> str:
 
 
 def memory_mib() -> float | None:
-    """Return the memory that this process may have: the machine's, or its control group's, if less.
+    """Return the memory limit of this process in MiB; None: unknown.
 
-    None where the system does not tell.
+    The limit is the machine's memory or that of the control group, whichever is smaller.
     """
     found = _physical_mib()
     if found is None:
@@ -72,14 +72,14 @@ def memory_mib() -> float | None:
     for path in CGROUP_LIMITS:
         try:
             found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
-        except (OSError, ValueError):  # no such file, or "max"
+        except (OSError, ValueError):
+            # The file is absent, or contains "max".
             continue
     return found
 
 
 def free_mib() -> float | None:
-    """Return the memory that programs can still take, at most what this process may have; None
-    where the system does not say."""
+    """Return the available memory in MiB, at most the limit of this process; None: unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -97,7 +97,10 @@ def _physical_mib() -> float | None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit, branch and whether something is uncommitted; None outside a repository."""
+    """Return commit, branch and whether there are uncommitted changes.
+
+    None outside a repository.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -1,11 +1,12 @@
-"""What a killed worker leaves behind: processes that left its group, temporary files.
+"""Cleanup after killed workers: orphaned processes and temporary files.
 
-Whatever a worker starts inherits a mark in its environment, however often it forks and whatever
-session it moves to; where /proc tells (Linux), that finds it. The name of its temporary folder says
-whose it is, so that a later run clears those of one that was killed itself.
+All descendants of a worker inherit a mark in their environment, whatever process group or session
+they move to. On Linux, /proc shows the environment and thereby finds them. The name of a worker's
+temporary folder contains the parent's process number, so that a later run can delete the folders of
+a killed parent.
 
-Where the parent of the workers is killed, nobody is left to look. So a small process of its own
-session waits for that (`watch`), which knows the mark that all workers of a pool share.
+If the parent of the workers is killed, a small watcher process in its own session (`watch`) cleans
+up. It knows the common prefix of the marks of a pool's workers.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from assay.host.removal import remove_temporary
 
 VARIABLE = "ASSAY_WORKER"
 UNKNOWN = "x"
-ROUNDS = 5  # a process may fork while we look
-WATCH_SECONDS = 1.0  # between two looks at the parent
-# Without site-packages, which take a while: this package alone, from where it lies.
+# Repeated scans find processes that fork during a scan.
+ROUNDS = 5
+# Seconds between two checks of the parent.
+WATCH_SECONDS = 1.0
+# The watcher imports this package from its folder, without site-packages, which start slowly.
 _WATCH = """import sys
 sys.path.insert(0, sys.argv[1])
 from assay.host.orphans import watch
@@ -40,13 +43,13 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def new_family() -> str:
-    """Return what the marks of a pool's workers begin with."""
+    """Return a new prefix for the marks of a pool's workers."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
 class Remains:
-    """The mark and the temporary folder of one worker."""
+    """Mark and temporary folder of one worker."""
 
     family: str
     number: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -54,19 +57,19 @@ class Remains:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the worker's environment says besides ours."""
+        """Environment variables of the worker, in addition to the parent's."""
         return {VARIABLE: f"{self.family}-{self.number}", "TMPDIR": self.folder}
 
 
 def clear(remains: Collection[Remains]) -> None:
-    """Kill the marked processes and delete the folders of workers that are dead."""
+    """Kill the marked processes and delete the folders of dead workers."""
     _end_marked(tuple(f"{VARIABLE}={each.family}-{each.number}" for each in remains))
     for each in remains:
         remove_temporary(Path(each.folder))
 
 
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
-    """Start the process that clears up after this one, should it be killed."""
+    """Start the process that cleans up if this process is killed."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _WATCH, _ROOT, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -79,7 +82,7 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def watched(remains: Remains) -> Generator[None]:
-    """End what is marked when this ends, or when this process is killed."""
+    """Kill marked processes at the end of the context, or if this process is killed."""
     watcher = start_watcher(remains.family)
     try:
         yield
@@ -90,7 +93,7 @@ def watched(remains: Remains) -> Generator[None]:
 
 
 def watch(family: str, parent: int) -> None:
-    """Wait for the end of the parent, then kill what its workers left and delete their folders."""
+    """Wait for the end of the parent, then kill its orphaned processes and delete their folders."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     _end_marked((f"{VARIABLE}={family}-",))
@@ -98,7 +101,7 @@ def watch(family: str, parent: int) -> None:
 
 
 def clear_of_dead_parents() -> None:
-    """Delete the folders of workers whose parent, in our namespace of processes, is no more."""
+    """Delete the folders of workers whose parent is dead, within this process namespace."""
     if _namespace() == UNKNOWN:
         return
     mine = re.compile(rf"assay-worker-{_namespace()}-(\d+)-")
@@ -110,7 +113,7 @@ def clear_of_dead_parents() -> None:
 
 
 def _end_marked(marks: tuple[str, ...]) -> None:
-    """Kill every process whose environment has an entry that begins with one of these."""
+    """Kill every process with an environment entry that starts with one of the marks."""
     wanted = tuple(mark.encode() for mark in marks)
     was_empty = False
     for _ in range(ROUNDS):
@@ -123,7 +126,8 @@ def _end_marked(marks: tuple[str, ...]) -> None:
         if was_empty and not found:
             break
         was_empty = not found
-        time.sleep(0.005 if was_empty else 0.0)  # one that begins a program has no environment
+        # A process has no environment for a moment while it starts a program.
+        time.sleep(0.005 if was_empty else 0.0)
 
 
 def _prefix(pid: int) -> str:
@@ -132,17 +136,22 @@ def _prefix(pid: int) -> str:
 
 @cache
 def _namespace() -> str:
-    """What tells equal process numbers of two containers apart that share a temporary folder."""
+    """Return the identifier of the process namespace.
+
+    Two containers that share a temporary folder may have equal process numbers.
+    """
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:  # another system
+    except OSError:
+        # Not Linux.
         return UNKNOWN
 
 
 def _processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:  # another system: the process group must do
+    except OSError:
+        # Not Linux: only the process group can be killed.
         return []
 
 
@@ -150,5 +159,6 @@ def _environment(pid: int) -> set[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
-    except OSError:  # it ended, or is another user's
+    except OSError:
+        # The process ended, or belongs to another user.
         return set()

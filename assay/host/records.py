@@ -1,8 +1,7 @@
-"""The reader of what Assay wrote as JSON and reads back: manifests, metrics, events, verdicts.
+"""Typed reader of Assay's JSON files: manifests, metrics, events, verdicts.
 
-A file is read as a type, and whatever is wrong with it is one error, in one line: `RunError`, with
-the file, the key, what was found and what is accepted. So no caller meets a text where a number was
-written.
+A file is validated against a type. The first fault raises `RunError` with file, key, found value
+and accepted values, in one line. Callers therefore never receive a value of the wrong type.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 MOST_STEPS = 2**53
 MOST_NESTED = 64
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
-"""A number of steps, or of one."""
+"""A step count or a step number."""
 Seconds = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False, le=1e15)]
 
 _REMEDY = "restore it, or move it away"
@@ -43,9 +42,9 @@ _WORDS = {
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return a JSON file as ``kind``, None where there is none; raises RunError.
+    """Return a JSON file as ``kind``; None: the file is absent. Raises RunError.
 
-    kind: a dataclass or a pydantic model, or ``dict[str, Any]`` where nothing is known of the keys.
+    kind: a dataclass, a pydantic model, or ``dict[str, Any]`` for arbitrary keys.
     """
     text = _bytes_of(path)
     if text is None:
@@ -57,10 +56,9 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line and the object of each row of a JSON Lines file; raises RunError.
+    """Yield line number and object of each row of a JSON Lines file. Raises RunError.
 
-    None where the file is absent. A last line that is cut off, since its writer was killed, is
-    passed over.
+    An absent file yields no rows. An incomplete last line, from a killed writer, is skipped.
     """
     try:
         check_regular(path)
@@ -80,7 +78,7 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def checked(value: Any, kind: type[T], where: str) -> T:
-    """Return a value of JSON as ``kind``; raises RunError for the first thing that is not."""
+    """Validate a JSON value as ``kind``. Raises RunError for the first fault."""
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -98,10 +96,11 @@ def checked(value: Any, kind: type[T], where: str) -> T:
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a text is; None of any other text."""
+    """Parse a JSON object; None: any other text."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, 100,000 brackets
+    except (ValueError, RecursionError):
+        # Not UTF-8, not JSON, or nested too deeply to parse.
         return None
     if not isinstance(value, dict) or _is_deep(value, text):
         return None
@@ -109,7 +108,7 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def _is_deep(value: Any, text: bytes) -> bool:
-    """Whether a value is nested deeper than anything of ours, too deep to be walked."""
+    """Whether a value is nested more deeply than any file of Assay, too deeply to traverse."""
     if text.count(b"{") + text.count(b"[") <= MOST_NESTED:
         return False
     level = [value]
@@ -136,20 +135,20 @@ def _bytes_of(path: Path) -> bytes | None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for what is no file: reading a pipe or a device may never end."""
+    """Raise OSError unless the path is a regular file. Reading a pipe or device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
 
 
 def _check_absent(path: Path, error: OSError) -> None:
-    """Raise RunError where a file is there, or a link stands for it, and cannot be read."""
+    """Raise RunError if a path exists, possibly as a broken link, and is not readable."""
     if not isinstance(error, FileNotFoundError):
         found = f"what cannot be read ({error.strerror or error})"
         raise RunError(message(str(path), found, "a file", _REMEDY)) from error
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether this may be all that was written of a row (zeros: when the power failed)."""
+    """Whether a line may be an incomplete write. A power failure can leave zero bytes."""
     return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
 
 
@@ -158,7 +157,7 @@ _Rates = dict[str, _Number]
 
 
 class _Evaluated(BaseModel):
-    """What a row of metrics or evaluations holds besides measures."""
+    """Structured keys of a metrics or evaluation row."""
 
     step: Step
     kind: str | None = Field(None, alias="eval/kind")
@@ -172,7 +171,7 @@ class _Evaluated(BaseModel):
 
 
 class _Event(BaseModel):
-    """What happened in a run, as far as every event has it; other keys may stand beside these."""
+    """Keys common to all events of a run. Other keys are allowed."""
 
     kind: str
     step: Step | None = None
@@ -188,12 +187,12 @@ _STRUCTURED = frozenset(field.alias or name for name, field in _Evaluated.model_
 
 
 def read_step_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of metrics or evaluations; raises RunError for a wrong one."""
+    """Return the rows of a metrics or evaluation file. Raises RunError for an invalid row."""
     return [check_measures(row, f"{path}:{number}") for number, row in numbered(path)]
 
 
 def check_measures(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a row whose ``step`` is one and whose measures are numbers; raises RunError."""
+    """Check that ``step`` is a step number and that all measures are numbers. Raises RunError."""
     checked(row, _Evaluated, where)
     for key, value in row.items():
         if key not in _STRUCTURED and not _is_measure(value):
@@ -202,7 +201,7 @@ def check_measures(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return a run's events; raises RunError for a row that is none."""
+    """Return a run's events. Raises RunError for an invalid row."""
     found = list(numbered(path))
     for number, row in found:
         checked(row, _Event, f"{path}:{number}")

@@ -1,10 +1,9 @@
-"""The only code of Assay that removes, renames or replaces files of its user's disk.
+"""The only code of Assay that removes, renames or replaces user files.
 
-Each function proves first that it may: a removed folder has a name that only temporary folders of
-Assay have, or a list of its content that Assay wrote; what is moved never lands on another file; a
-name that was read from a file names one entry of one folder. `tests/host/test_removal.py` finds
-every other call. (`assay/verify/sandbox/isolation.py` runs without the package, and removes its
-own.)
+Each function first checks its permission. A folder is removed only if it has a temporary name of
+Assay or contains a list of files that Assay wrote. A move never overwrites a file. A name from a
+file must refer to one entry of one folder. `tests/host/test_removal.py` finds all other calls.
+(`assay/verify/sandbox/isolation.py` runs without the package and removes its own files.)
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any
 from assay.errors import RunError, message
 
 WRITTEN = ".assay-written.json"
-"""The list of what Assay wrote into a folder: by its path there, the SHA-256 of each file."""
-# What `tempfile.mkdtemp` and checkpoints make: a prefix, and a process or random characters.
+"""List of the files that Assay wrote to a folder: relative path and SHA-256."""
+# Names from `tempfile.mkdtemp` and checkpoints: a prefix, then a process number or random text.
 _TEMPORARY = re.compile(
     r"assay-(worker|sandbox|ray)-.+"
     r"|\.(saving|removing)-[\w-]+-\d+"
@@ -32,10 +31,10 @@ _TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 
 
 def child_of(folder: Path, name: Any, where: str) -> Path:
-    """Return the path of one entry of a folder, or of a file in one, by a name from a file.
+    """Return the path of an entry of a folder, or of a file in an entry.
 
-    name: ``NAME`` or ``NAME/FILE``. Raises RunError where it is none, or leads elsewhere: through
-    ``..``, from the root, or by a link.
+    name: ``NAME`` or ``NAME/FILE``, from a file. Raises RunError for an invalid name, and for a
+        name that leaves the folder: through ``..``, an absolute path, or a link.
     """
     parts = name.split("/") if isinstance(name, str) else []
     plain = bool(parts) and all(part not in ("", ".", "..") for part in parts)
@@ -50,37 +49,37 @@ def child_of(folder: Path, name: Any, where: str) -> Path:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the name under which a file is written before it is put in its place."""
+    """Return the temporary name for writing a file, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Give a finished temporary file its name, atomically; raises OSError where a folder has it."""
+    """Rename a finished temporary file atomically. Raises OSError if the target is a folder."""
     os.replace(temporary, path)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, or a link but not what it leads to; nothing where there is none.
-
-    Never a folder: that raises OSError.
-    """
+    """Remove a file or a link (not its target), if it exists. Raises OSError for a folder."""
     path.unlink(missing_ok=True)
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing; any other raises OSError."""
+    """Remove an empty folder. Raises OSError for any other folder."""
     folder.rmdir()
 
 
 def remove_temporary_files(*folders: Path) -> None:
-    """Remove what killed processes left of files that `temporary_beside` names."""
+    """Remove temporary files of killed processes, as named by `temporary_beside`."""
     for path in (path for folder in folders for path in folder.glob(".*.tmp")):
         if _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():
             remove_file(path)
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove a temporary folder of ours: by its name, this user's, and no link. Others stay."""
+    """Remove a temporary folder of Assay. Links and folders of other users stay.
+
+    Raises ValueError for a folder with another name.
+    """
     if not _TEMPORARY.fullmatch(folder.name):
         raise ValueError(f"{folder} is not a temporary folder of Assay")
     if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.geteuid():
@@ -88,19 +87,19 @@ def remove_temporary(folder: Path) -> None:
 
 
 def is_temporary(folder: Path) -> bool:
-    """Return whether a folder has the name of a temporary one of ours."""
+    """Return whether a folder has a temporary name of Assay."""
     return _TEMPORARY.fullmatch(folder.name) is not None
 
 
 def move(path: Path, target: Path) -> None:
-    """Rename a file or a folder to a name that is free; raises FileExistsError where it is not."""
+    """Rename a file or folder. Raises FileExistsError if the target exists."""
     if os.path.lexists(target):
         raise FileExistsError(17, "File exists", str(target))
     os.rename(path, target)
 
 
 def move_aside(path: Path, prefix: str) -> Path:
-    """Rename to ``PREFIX-NAME`` beside it, with a number where that is taken; return the path."""
+    """Rename to ``PREFIX-NAME`` in the same folder, numbered if taken. Return the new path."""
     number, aside = 1, path.with_name(f"{prefix}-{path.name}")
     while os.path.lexists(aside):
         number += 1
@@ -110,13 +109,16 @@ def move_aside(path: Path, prefix: str) -> Path:
 
 
 def list_written(folder: Path) -> None:
-    """Write the list of a folder's files into it, so that it may be replaced later."""
+    """Write the list of a folder's files into it, to permit a later replacement."""
     text = json.dumps(_digests(folder), indent=1)
     (folder / WRITTEN).write_text(f"{text}\n", encoding="utf-8")
 
 
 def not_ours(folder: Path) -> str:
-    """Return what of a folder Assay did not write, or is not as it wrote it; "" where all is."""
+    """Describe the first entry of a folder that Assay did not write or that changed since.
+
+    Returns "" if Assay wrote the whole folder.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return "a link" if folder.is_symlink() else "no folder"
     try:
@@ -131,7 +133,7 @@ def not_ours(folder: Path) -> str:
 
 
 def move_out_of_sight(folder: Path) -> Path:
-    """Rename a folder of ours to a temporary name beside it, to be put back or removed."""
+    """Rename a folder of Assay to a temporary name in the same parent, to restore or remove it."""
     names = (f".assay-replaced-{os.getpid()}-{number}" for number in count())
     aside = next(one for name in names if not os.path.lexists(one := folder.with_name(name)))
     move(folder, aside)
@@ -139,7 +141,7 @@ def move_out_of_sight(folder: Path) -> Path:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder; of a link, where it leads."""
+    """Return the SHA-256 of each file below a folder, and the target of each link."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

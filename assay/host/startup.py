@@ -1,4 +1,4 @@
-"""Names the work of a start-up, for whatever display is open: loading the model, probing it."""
+"""Labels the startup work (loading the model, probing it) for the open progress display."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextvars import ContextVar
 from assay.host.clock import PhaseClock
 
 shown_on: ContextVar[PhaseClock | None] = ContextVar("startup", default=None)
-"""The clock of the display that is open. `assay.run.startup.show_startup` sets it."""
+"""Clock of the open progress display. `assay.run.startup.show_startup` sets it."""
 
 
 @contextmanager
 def doing(what: str) -> Generator[None]:
-    """Name the work inside, for the display of the start-up. Without one, do nothing."""
+    """Label the work inside the context for the startup display, if one is open."""
     clock = shown_on.get()
     if clock is None:
         yield

@@ -1,8 +1,8 @@
-"""All output for people goes through here: text of others made harmless, and rows in columns.
+"""Output for people: escaped text, warnings, and aligned columns.
 
-A model's text, a file's name, a row, a server's reply or a user's exception may hold escapes that
-drive a terminal, or a line break that forges a line of ours. `tests/test_house.py` checks that
-nothing else in the package prints.
+Text from a model, a file name, a data row, a server's reply or a user's exception may contain
+terminal escape sequences, or a line break that forges a line of Assay's output.
+`tests/test_house.py` checks that no other module prints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-# Control characters but tab and line break; what turns the direction of writing; line and paragraph
-# separators; half surrogate pairs, which cannot be printed; tags, which nobody sees.
+# Control characters except tab and line break; bidirectional controls; line and paragraph
+# separators; unpaired surrogates, which cannot be printed; invisible tag characters.
 _NOT_SHOWN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -27,52 +27,53 @@ _NOT_SHOWN = re.compile(
 
 
 def escaped(text: str) -> str:
-    r"""Write out what would drive a terminal or hide text, as JSON does: ``\u001b``.
+    r"""Escape characters that control a terminal or hide text, as in JSON: ``\u001b``.
 
-    A model's text may hold anything. JSON stays the JSON that it was.
+    Escaped JSON remains the same JSON value.
     """
     return _NOT_SHOWN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    r"""Return text that cannot leave its line: as `escaped`, line breaks written as ``\n``."""
+    r"""Return text on a single line: `escaped`, with line breaks written as ``\n``."""
     return escaped(text).replace("\n", r"\n")
 
 
 def lined(lines: Iterable[str]) -> str:
-    """Join lines, none of which can become two."""
+    """Join lines after escaping, so that none becomes two."""
     return "\n".join(map(one_line, lines))
 
 
 def show_text(text: str, end: str = "\n") -> None:
-    """Print a result on standard output, escaped; its line breaks stay."""
+    """Print a result to standard output, escaped. Line breaks stay."""
     print(escaped(text), end=end, flush=True)
 
 
 def show_json(value: Any) -> None:
-    """Print a result as one line of JSON on standard output."""
+    """Print a result to standard output as one line of JSON."""
     print(json.dumps(value, allow_nan=False), flush=True)
 
 
 def say(text: str) -> None:
-    """Print on standard error, escaped; its line breaks stay."""
+    """Print to standard error, escaped. Line breaks stay."""
     print(escaped(text), file=sys.stderr, flush=True)
 
 
 def say_progress(text: str) -> None:
-    """Show how far a long command is, on one line of the terminal."""
+    """Show the progress of a long command on one line of the terminal."""
     print(f"\r{one_line(text)}", end="", file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
-    """Print a warning, one line of standard error."""
+    """Print a warning as one line on standard error."""
     say(f"warning: {one_line(line)}")
 
 
 @contextmanager
 def guarded_python() -> Generator[None]:
-    """Escape what Python prints by itself: tracebacks, those of threads, warnings of libraries."""
-    sys.excepthook = _show_exception  # it stays: the interpreter prints after everything has ended
+    """Escape the interpreter's own output: tracebacks, also of threads, and library warnings."""
+    # Not restored: the interpreter prints the last traceback after this context has ended.
+    sys.excepthook = _show_exception
     of_threads = threading.excepthook
     threading.excepthook = lambda told: _show_exception(
         told.exc_type, told.exc_value, told.exc_traceback
@@ -107,9 +108,9 @@ def _show_warning(
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Yield rows of equally many cells as lines, in columns two spaces apart.
+    """Yield rows with equal numbers of cells as lines, in columns two spaces apart.
 
-    A cell cannot leave its line. right: columns whose cells end together.
+    Line breaks in cells are escaped. right: indices of right-aligned columns.
     """
     rows = [[*map(one_line, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

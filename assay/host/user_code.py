@@ -1,6 +1,7 @@
-"""Python that users name, as ``package.module:object``: imported in one way, whatever it does.
+"""Import of user code, named as ``package.module:object``.
 
-A module may raise, exit or hang: each is told in one line, and never ends the process unsaid.
+A user module may raise, exit or hang during import. Each case is reported in one line and never
+ends the process silently.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ OBJECT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def import_object(name: str, where: str, error: type[AssayError]) -> Any:
-    """Return the object that ``package.module:object`` names; raises ``error`` in one line.
+    """Import the object ``package.module:object``. Raises ``error`` with a one-line message.
 
-    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last,
-    while `python -m` searches it first: a file beside the configuration is found, and none can
-    shadow an installed package.
+    where: location of the name, such as ``guard.rules my_rules:stop``. The working directory is
+        searched last, whereas `python -m` searches it first. A module next to the configuration is
+        found, and cannot shadow an installed package.
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), "package.module:object"))
@@ -37,16 +38,17 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 
 @contextmanager
 def _kept_alive() -> Generator[None]:
-    """Make ``os._exit`` of this thread a SystemExit.
+    """Convert ``os._exit`` in this thread to SystemExit.
 
-    A module that calls it as it is imported would end the command without a word, with a code of
-    its choice: 0 says that all went well.
+    A module that calls ``os._exit`` during import would end the command silently with an arbitrary
+    exit code, and 0 would mean success.
     """
     end, importing = os._exit, True
     thread = threading.get_ident()
 
     def raised(status: int) -> NoReturn:
-        # A module may keep this function; later, and in other threads, it is the real one.
+        # A module may keep a reference to this function. After the import, and in other threads,
+        # it calls the real one.
         if importing and threading.get_ident() == thread:
             raise SystemExit(f"os._exit({status})")
         end(status)
@@ -60,9 +62,10 @@ def _kept_alive() -> Generator[None]:
 
 @contextmanager
 def deadline(seconds: float, what: str) -> Generator[None]:
-    """Raise TimeoutError inside once ``seconds`` are over, and say before that what is waited for.
+    """Raise TimeoutError inside the context after ``seconds``, with a notice before.
 
-    In the main thread, where Python delivers signals; in another one it changes nothing.
+    Applies in the main thread only, because Python delivers signals there. In other threads the
+    context has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

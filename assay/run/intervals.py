@@ -1,4 +1,4 @@
-"""Confidence intervals and tests of shares and paired differences, valid for few problems.
+"""Confidence intervals and tests for shares and paired differences, valid for few problems.
 
 Intervals are at 95 %. Pairs are formed by problem. Problems are the sample, because completions of
 one problem are not independent (Miller 2024, arXiv 2411.00640, section 4).
@@ -17,7 +17,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 FEW = 10
-"""Below this number of problems, intervals are shown instead of standard errors."""
+"""Below this number of problems, results show intervals instead of standard errors."""
 
 _NORMAL_QUANTILE = 1.959963984540054
 # With more degrees of freedom, Student's quantile equals the normal one to a thousandth.
@@ -36,12 +36,13 @@ def stderr_of(values: Sequence[float]) -> float | None:
 
 
 def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> float | None:
-    """Return the standard error of a mean over values of which only clusters are independent.
+    """Return the clustered standard error of a mean; None for fewer than two clusters.
 
         sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
 
-    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640),
-    section 2.2, with the correction for few clusters. None of fewer than two.
+    values: [N], ordered by cluster. sizes: number of values in each of the C clusters, which are
+        independent of each other. Miller 2024 (arXiv 2411.00640), section 2.2, with the correction
+        for few clusters.
     """
     if len(sizes) < 2:
         return None
@@ -53,9 +54,9 @@ def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int])
 def share_interval(share: float, count: int, stderr: float | None = None) -> Interval:
     """Return the score interval of the mean share of ``count`` problems (Wilson 1927).
 
-    With p the share, n the count and z = 1.96: (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) /
-    (1 + z^2/n). Shares of several completions vary less than right and wrong: their standard error
-    makes n the effective number, p(1-p) / stderr^2 (z/t)^2, t Student's (Korn and Graubard 1998).
+    With share p, count n and z = 1.96: (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
+    Averages over several completions vary less than single verdicts. ``stderr`` then increases n to
+    the effective sample size p(1-p) / stderr^2 (z/t)^2, with Student's t (Korn and Graubard 1998).
     """
     z, n = _NORMAL_QUANTILE, float(count)
     if stderr and count > 1:
@@ -67,11 +68,11 @@ def share_interval(share: float, count: int, stderr: float | None = None) -> Int
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
-    """Return the interval of the mean of paired differences, each from -1 to 1.
+    """Return the interval of the mean of paired differences, each in [-1, 1].
 
-    Student's, mean ± t e. Where each is -1, 0 or 1, as of one completion a problem, and where all
-    are equal: the adjusted Wald interval, which is the normal one with one more problem gained and
-    one more lost (Bonett and Price 2012); it does not shrink to a point where nothing differs.
+    Student's interval, mean ± t e. If all differences are -1, 0 or 1 (one completion per problem),
+    or all are equal: the adjusted Wald interval, which adds one gained and one lost problem (Bonett
+    and Price 2012). Its width stays positive even if all differences are 0.
     """
     count, error = len(differences), stderr_of(differences)
     if error and not all(one in (-1, 0, 1) for one in differences):
@@ -86,30 +87,34 @@ def paired_interval(differences: Sequence[float]) -> Interval:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the chance of a sum as far from 0, were each difference as likely to be turned round.
+    """Return the two-sided p value of the exact sign-flip permutation test of pairs.
 
-    The exact two-sided permutation test of pairs (Fisher 1935, section 21). Of differences -1, 0
-    and 1 it is McNemar's exact test. All signs are counted at once, by the product of the
-    characteristic functions cos(d w) on a grid (Pagano and Tritchler 1983); where they have
-    no small common denominator, each is rounded to a 260,000th of the sum of their sizes.
+    The p value is the probability of a sum at least as far from 0 under random signs (Fisher 1935,
+    section 21). For differences -1, 0 and 1 it equals McNemar's exact test. The product of the
+    characteristic functions cos(d w) on a grid counts all sign patterns at once (Pagano and
+    Tritchler 1983). Differences without a small common denominator are rounded to 1/260,000 of the
+    sum of their absolute values.
     """
     sizes = _whole_numbers(differences)
     total, observed = sum(abs(one) for one in sizes), abs(sum(sizes))
     if not observed:
         return 1.0
     num_points = 2 ** (2 * total + 1).bit_length()
-    angles = 2 * np.pi * np.arange(num_points // 2 + 1) / num_points  # the function is even
+    # The characteristic function is even, so half of the grid suffices.
+    angles = 2 * np.pi * np.arange(num_points // 2 + 1) / num_points
     product = np.ones(len(angles))
     for size, count in Counter(abs(one) for one in sizes if one).items():
         product *= np.cos(size * angles) ** count
-    chances = np.fft.irfft(product, num_points)  # of a sum k, at index k modulo num_points
+    # The probability of a sum k is at index k modulo num_points.
+    chances = np.fft.irfft(product, num_points)
     both = float(chances[observed : num_points - observed + 1].sum())
     num_nonzero = sum(one != 0 for one in sizes)
-    return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))  # it and its mirror image at least
+    # At least the observed signs and their mirror image count, whatever the rounding of the FFT.
+    return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))
 
 
 def _whole_numbers(differences: Sequence[float]) -> list[int]:
-    """Return the differences as multiples of their common unit, which rounds where it is tiny."""
+    """Return the differences as integer multiples of a common unit, rounded if it is tiny."""
     exact = [Fraction(one).limit_denominator(_MOST_POINTS) for one in differences]
     unit = math.lcm(*(one.denominator for one in exact))
     extent = float(sum(abs(one) for one in exact))
@@ -118,7 +123,7 @@ def _whole_numbers(differences: Sequence[float]) -> list[int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for the number of tests (Holm 1979), in the input order."""
+    """Correct p values for multiple tests (Holm 1979), in the input order."""
     order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, n in enumerate(order):
@@ -129,10 +134,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
-    """Return the t that |T| exceeds with a probability of ``chance``, T of Student's distribution.
+    """Return the two-sided quantile of Student's t: the t with P(|T| > t) = ``chance``.
 
-    By bisection of P(|T| <= t), for which a whole number of degrees has a finite sum (Abramowitz
-    and Stegun 1964, 26.7.3 and 26.7.4). Chances below 1e-12 are lost in rounding.
+    Bisection of P(|T| <= t), which is a finite sum for a whole number of degrees of freedom
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). Rounding dominates below a chance of 1e-12.
     """
     degrees = min(degrees, _MOST_DEGREES)
     low, high = 0.0, 1e3
@@ -143,7 +148,7 @@ def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Return P(|T| <= t)."""
+    """Return P(|T| <= t) for Student's t."""
     angle = math.atan(t / math.sqrt(degrees))
     odd = degrees % 2
     term = total = math.cos(angle) if odd else 1.0
