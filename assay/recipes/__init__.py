@@ -1,1 +1,1 @@
-"""Chains of stages, each in one TOML file: `assay recipe`."""
+"""`assay recipe`: run a chain of stages that one TOML file describes."""

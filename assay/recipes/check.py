@@ -1,4 +1,4 @@
-"""Look at every stage before the first one starts: cheap checks of all come before dear ones."""
+"""Check all stages of a recipe before the first one starts, the cheapest checks first."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 class ModelStage(Section):
-    """A model that is there, by its name; or ``tiny``, which is made."""
+    """An existing model, or ``tiny``, which the stage creates."""
 
     model: Text
-    """A folder, a name of the hub, a run, or ``tiny``: 0.7M parameters that know nothing."""
+    """A folder, a hub name, a run, or ``tiny``: 0.7M random parameters."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the weights of ``tiny``."""
+    """Seed of the weights of ``tiny``."""
     max_positions: Count = 128
-    """Tokens of a prompt and its completion together, of ``tiny``; a token is a byte."""
+    """Maximum number of tokens of a prompt and its completion, for ``tiny``. A token is a byte."""
     hidden_size: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
-    """Width of ``tiny``; half of it is a quarter of the parameters."""
+    """Width of ``tiny``. Half the width has a quarter of the parameters."""
 
 
 def settings_of_model(stage: RecipeStage) -> ModelStage:
-    """Return the validated keys of a stage that names a model; raises ConfigError."""
+    """Validate the keys of a model stage. Raises ConfigError."""
     with naming(stage):
         return read_section(ModelStage, stage.tree, stage.where, stage.lines, stage.overridden)
 
 
 def settings_of_data(stage: RecipeStage, outputs: Mapping[str, str]) -> StageSettings:
-    """Return the validated settings of a data stage; raises ConfigError."""
+    """Validate the settings of a data transform. Raises ConfigError."""
     tree = {key: value for key, value in stage.resolved(outputs).items() if key != "data"}
     with naming(stage):
         return read_settings(stage.tree["data"], tree, stage.where, stage.lines, stage.overridden)
@@ -55,7 +55,7 @@ def settings_of_data(stage: RecipeStage, outputs: Mapping[str, str]) -> StageSet
 def settings_of_training(
     stage: RecipeStage, outputs: Mapping[str, str], run: Mapping[str, Any]
 ) -> TrainConfig:
-    """Return a training stage's configuration; run: the folder and the name of its run."""
+    """Build the configuration of a training stage. run: folder and name of its run."""
     tree = stage.resolved(outputs)
     own = tree.get("run", {})
     for key in ("directory", "name") if isinstance(own, dict) else ():
@@ -71,7 +71,7 @@ def settings_of_training(
 
 @contextmanager
 def naming(stage: RecipeStage) -> Generator[None]:
-    """Give an error the stage's name, and the line of the key that it begins with."""
+    """Prefix errors with the stage's name and the line of the key that they mention."""
     try:
         yield
     except AssayError as error:
@@ -82,7 +82,7 @@ def naming(stage: RecipeStage) -> Generator[None]:
 
 
 def check_settings(stages: Sequence[RecipeStage], outputs: Mapping[str, str]) -> None:
-    """Check the keys of every stage; no row is read. Raises ConfigError."""
+    """Check the keys of every stage without reading rows. Raises ConfigError."""
     for stage in stages:
         if stage.kind == "model":
             settings_of_model(stage)
@@ -95,9 +95,9 @@ def check_settings(stages: Sequence[RecipeStage], outputs: Mapping[str, str]) ->
 def check_rows(
     stages: Sequence[RecipeStage], outputs: Mapping[str, str], made: Collection[str]
 ) -> dict[str, list[str]]:
-    """Read the rows of every stage that are there, with its verifiers; no model is loaded.
+    """Check the available rows and the verifiers of every stage, without loading a model.
 
-    made: the stages whose output is there. Returns what cannot be looked at yet, by stage.
+    made: stages whose output exists. Returns the missing inputs of each stage.
     """
     later: dict[str, list[str]] = {}
     for stage in stages:
@@ -117,7 +117,11 @@ def check_rows(
 
 @dataclass(frozen=True)
 class Look:
-    """What a stage would do: what is not there yet, and a dry run where there is enough for one."""
+    """Preview of a stage.
+
+    later: inputs that do not exist yet. dry_run: None if too many inputs are missing. cost: None
+    if it is unknown.
+    """
 
     stage: str
     kind: str
@@ -147,10 +151,10 @@ def look(
     counts: RowCounts,
     quiet: bool,
 ) -> Look:
-    """Say what a stage would do, and what it takes.
+    """Preview a stage and estimate its cost.
 
-    A model that is not made yet is one that it will come from. In the place of problems that are
-    not made yet stand those that they come from, and in the place of traces a made-up one.
+    Missing inputs are replaced: a missing model by its ancestor, missing problems by their sources,
+    and missing traces by a synthetic one.
     """
     if stage.kind != "training":
         cost = counts.cost_of(stage) if stage.kind == "data" else Cost()
@@ -187,9 +191,9 @@ def _stand_in(
     made: Collection[str],
     scratch: Path,
 ) -> tuple[TrainConfig, list[str]] | None:
-    """Return a training stage as far as it can be looked at, and what stands for what is not there.
+    """Build the configuration of a training stage for a preview, and describe its substitutes.
 
-    None where too little is there, as a judge that an earlier stage trains.
+    None if an input has no substitute, such as a judge that an earlier stage trains.
     """
     config, notes = settings_of_training(stage, outputs, {}), list[str]()
     owner, key = _place_of_rows(config)
@@ -236,12 +240,12 @@ def _stand_in(
 
 
 def _place_of_rows(config: TrainConfig) -> tuple[str, str]:
-    """Return the section and the key of what a stage learns from: its own rows, or problems."""
+    """Return the section and the key that name the training rows of a stage."""
     return ("data", "train") if config.drawing is not None else STAGES[config.stage]
 
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:
-    """Make the tiny model of a stage."""
+    """Create the tiny model of a stage."""
     from assay.init.tiny_model import make_model
 
     settings = settings_of_model(stage)
@@ -249,12 +253,12 @@ def make_tiny(stage: RecipeStage, folder: Path) -> Path:
 
 
 def _named(value: Any) -> Iterator[str]:
-    """Yield the stages that a value names."""
+    """Yield the names of the stages that a value refers to."""
     return (name for _, name, _ in references(value))
 
 
 def _read(config: TrainConfig, missing: Sequence[str]) -> None:
-    """Read the rows of a stage, but of those that are missing."""
+    """Read the rows of a stage, except the missing ones."""
     from assay.session.assemble import open_verifiers, read_heldout
     from assay.training.api import kind_of
 

@@ -1,4 +1,4 @@
-"""What the stages of a recipe will take, before the first starts: completions, minutes, memory."""
+"""Estimate the cost of a recipe before it starts: completions, minutes and memory per stage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from assay.data.sources import open_source
 from assay.recipes.file import RecipeStage, references
 
 LONGEST = 256
-"""Tokens of a completion where neither the stage nor the run of its model says so."""
+"""Default maximum length of a completion in tokens, if neither the stage nor its model's run
+sets one."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stage takes, as far as it can be said; None: not known, or nothing of it.
+    """Estimated cost of a stage. None: unknown, or not applicable.
 
-    at_most: rows are not there yet, and the numbers are bounds. tokens: of all completions, at the
-    most. minutes: of training alone, without evaluations.
+    at_most: whether the numbers are upper bounds, because rows do not exist yet. tokens: upper
+    bound over all completions. minutes: training time without evaluations.
     """
 
     at_most: bool = False
@@ -32,7 +33,7 @@ class Cost:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of a training whose minutes are not known."""
+        """Whether this is a training stage of unknown duration."""
         return self.memory_mib is not None and self.minutes is None
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Total:
-    """What all stages together take. not_known: the stages whose minutes or completions are not."""
+    """Cost of all stages. not_known: stages with unknown minutes or completions."""
 
     cost: Cost
     not_known: Sequence[str]
@@ -71,7 +72,7 @@ class Total:
 
 
 def total_of(costs: Mapping[str, Cost | None]) -> Total:
-    """Return the sum of the costs of stages; of memory, the most."""
+    """Sum the costs of stages. For memory, take the maximum."""
     known = [one for one in costs.values() if one is not None]
 
     def summed(key: str) -> Any:
@@ -88,7 +89,7 @@ def total_of(costs: Mapping[str, Cost | None]) -> Total:
 
 
 class RowCounts:
-    """How many rows a data stage can write at the most; what is there is counted."""
+    """Upper bounds for the number of rows of data transforms. Existing rows are counted."""
 
     def __init__(
         self,
@@ -102,13 +103,13 @@ class RowCounts:
         self._known: dict[str, int | None] = {}
 
     def of(self, sources: Sequence[str]) -> int | None:
-        """Return the rows of sources as a recipe names them, as ``@NAME``; None: not known."""
+        """Bound the number of rows of sources, such as ``@NAME``; None: unknown."""
         counts = [self._of_one(source) for source in sources]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def cost_of(self, stage: RecipeStage) -> Cost | None:
-        """Return what a data stage asks of a model; None where that is not known."""
+        """Estimate the completions of a data transform; None if unknown."""
         settings = self._settings[stage.name]
         if not isinstance(settings, AskingSettings) or not settings.model:
             return Cost()
@@ -119,7 +120,7 @@ class RowCounts:
         return Cost(self.is_open(stage), completions, completions * longest)
 
     def is_open(self, stage: RecipeStage) -> bool:
-        """Whether rows that a stage reads are not there yet."""
+        """Whether some input rows of a stage do not exist yet."""
         taught = stage.tree.get("sft") or stage.tree.get("distill") or {}
         sources = stage.tree.get("inputs") or taught.get("traces", ())
         return any(name not in self._made for _, name, _ in references(sources))
@@ -130,7 +131,8 @@ class RowCounts:
             return _count(source)
         text, name, _ = found[0]
         if not text.startswith("@") or name not in self._settings:
-            return None  # rollouts of a run
+            # The source is the rollouts of a run.
+            return None
         if name not in self._known:
             if name in self._made:
                 self._known[name] = _count(self._outputs[name])
@@ -140,7 +142,7 @@ class RowCounts:
         return self._known[name]
 
     def _longest_of(self, model: str) -> int:
-        """Return the longest completion of a run: as its stage says."""
+        """Return the maximum completion length of a run, from the configuration of its stage."""
         for _, name, _ in references(model):
             return self._stages[name].tree.get("sampling", {}).get("max_tokens", LONGEST)
         return LONGEST
@@ -151,7 +153,7 @@ def _count(source: str) -> int:
 
 
 def roots_of(name: str, stages: Mapping[str, RecipeStage]) -> Iterator[str]:
-    """Yield the sources that stand at the beginning of what a data stage makes."""
+    """Yield the original sources from which a data transform's rows derive."""
     for source in stages[name].tree.get("inputs", ()):
         inner = [found for _, found, _ in references(source)]
         for one in inner:

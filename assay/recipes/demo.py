@@ -1,4 +1,4 @@
-"""The demo: a built-in recipe, with a summary of what it came to."""
+"""The demo: runs a built-in recipe and summarizes its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "f
 class DemoResult:
     """Held-out accuracy (0..1) before and after the RL stage, greedy and at temperature 1.
 
-    gained, gained_sampled: the difference, problem by problem, with its standard error.
+    gained, gained_sampled: paired difference by problem, with its standard error.
     """
 
     before: float
@@ -76,10 +76,11 @@ def _row(name: str, before: float, after: float, gained: Gain | None) -> str:
 def demo(
     directory: Path, seed: int = 0, quiet: bool = False, overrides: Sequence[str] = ()
 ) -> DemoResult:
-    """Make a 0.7M-parameter model, cold-start it on imperfect traces, reinforce it, measure it.
+    """Create a 0.7M-parameter model, train it by SFT on imperfect traces, then by RL; evaluate it.
 
-    Nothing is fetched: the model, its traces and its problems are made here. Held-out problems are
-    disjoint from those of both stages. overrides: of the recipe, as ``STAGE.KEY=VALUE``.
+    The demo needs no downloads: it generates the model, traces and problems. Held-out problems are
+    disjoint from the training problems of both stages. overrides: changes of the recipe, as
+    ``STAGE.KEY=VALUE``.
     """
     started = time.perf_counter()
     say = (lambda text: None) if quiet else print
@@ -105,13 +106,13 @@ def demo(
 
 
 def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
-    """Return the configuration of the demo's supervised stage, as a run of its own."""
+    """Return the configuration of the demo's SFT stage as a separate run."""
     run = {"directory": str(directory), "name": "demo-cold-start"}
     return _configured("cold_start", run, str(model), seed)
 
 
 def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
-    """Return the configuration of the demo's reinforcement stage, as a run of its own."""
+    """Return the configuration of the demo's RL stage as a separate run."""
     return _configured("reinforce", {"directory": str(directory), "name": "demo"}, checkpoint, seed)
 
 
@@ -121,7 +122,7 @@ def _configured(stage: str, run: dict[str, Any], model: str, seed: int) -> dict[
 
 
 def seeded(seed: int) -> list[str]:
-    """Return what gives every part of the recipe a seed: weights, sampling and generated rows."""
+    """Return overrides that seed all parts of the recipe: weights, sampling and generated rows."""
     stages = read_recipe(find_recipe("demo")).stages
     rows = [("cold_start", "sft", "traces"), ("reinforce", "data", "train")]
     changes = [f"fresh.seed={seed}", f"shared.run.seed={seed}"]

@@ -1,4 +1,4 @@
-"""A recipe's file: its stages in their order, what each uses, and what a scale or --set changes."""
+"""Read a recipe file: its stages in order, their inputs, and changes by a scale or --set."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from assay.validation import toml_words
 KEYS = ("about", "paper", "shared", "stage", "scale")
 SHARED = "shared"
 SMALLEST = "tiny"
-"""The scale of which the file speaks where it names none."""
+"""The scale that a recipe file describes by default."""
 _REFERENCE = re.compile(r"((?:[a-z]+:)?)@([\w-]+)(?:@(\w+))?")
 _NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
 class RecipeStage:
-    """One stage as its file has it. tree: its keys, the shared ones merged in.
+    """One stage of a recipe file.
 
-    lines: of its dotted keys, in the recipe's file. overridden: those that a ``--set`` gave. about:
-    a line to say when it starts.
+    tree: the stage's keys, merged with the shared keys. lines: line numbers of dotted keys in the
+    file. overridden: keys set by ``--set``. about: line printed at the start of the stage.
     """
 
     name: str
@@ -40,16 +40,16 @@ class RecipeStage:
 
     @property
     def kind(self) -> str:
-        """``model``: one that is there; ``data``: a data stage; ``training``."""
+        """``model`` (a model to start from), ``data`` (a data transform) or ``training``."""
         return kind_of(self.tree)
 
     @property
     def uses(self) -> list[str]:
-        """The names of the stages whose output it reads."""
+        """Names of the stages whose output this stage reads."""
         return list(dict.fromkeys(stage for _, stage, _ in references(self.tree)))
 
     def resolved(self, outputs: Mapping[str, str]) -> dict[str, Any]:
-        """Return its keys with each ``@NAME`` replaced by what that stage made."""
+        """Return the stage's keys with each ``@NAME`` replaced by that stage's output."""
 
         def replaced(value: Any) -> Any:
             if isinstance(value, dict):
@@ -66,7 +66,7 @@ class RecipeStage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole chain, at one scale. scales: the names that ``--scale`` accepts."""
+    """All stages of a recipe at one scale. scales: names that ``--scale`` accepts."""
 
     name: str
     about: str
@@ -76,14 +76,14 @@ class Recipe:
     stages: Mapping[str, RecipeStage]
 
     def until(self, name: str | None) -> list[RecipeStage]:
-        """Return the stages up to one, that one too; raises ConfigError where there is none."""
+        """Return the stages up to and including ``name``. Raises ConfigError for unknown names."""
         names = list(self.stages)
         if name is not None:
             _check_known("--until", name, names, "a stage of the recipe")
         return list(self.stages.values())[: names.index(name) + 1 if name else None]
 
     def as_tree(self) -> dict[str, Any]:
-        """Return the recipe at its scale as plain values, of which TOML is written."""
+        """Return the recipe at its scale as plain values, for TOML."""
         head = {"about": self.about, "paper": self.paper}
         stages = {
             name: ({"about": stage.about} if stage.about else {}) | dict(stage.tree)
@@ -99,7 +99,7 @@ def built_in() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a built-in recipe, or the file that a path names."""
+    """Find the file of a recipe by its built-in name or by its path."""
     known = built_in()
     if name in known:
         return known[name]
@@ -113,7 +113,7 @@ def find_recipe(name: str) -> Path:
 def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe at a scale, with changes of the form ``STAGE.KEY=VALUE``.
 
-    Raises ConfigError for a file that is no recipe. What a stage's own keys hold is checked later.
+    Raises ConfigError for an invalid recipe. The values of a stage's keys are checked later.
     """
     tree, lines = read_toml(path)
     where = str(path)
@@ -154,19 +154,19 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
 
 
 def kind_of(tree: Mapping[str, Any]) -> str:
-    """Return what a stage is: ``data`` or ``model`` where that key holds text, else training."""
+    """Determine the kind of a stage: ``data`` or ``model`` if that key is a text, else training."""
     return next((key for key in ("data", "model") if isinstance(tree.get(key), str)), "training")
 
 
 def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stage with a change; one that makes another kind of stage replaces it as a whole."""
+    """Merge a change into a stage. A change of the stage's kind replaces the whole stage."""
     if kind_of(change) != "training" and kind_of(base) == "training":
         return copy.deepcopy(dict(change))
     return merged(base, change)
 
 
 def references(value: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each ``@STAGE`` and ``@STAGE@WHICH`` in a tree: as written, the stage, which."""
+    """Yield (text, STAGE, WHICH) for each ``@STAGE`` or ``@STAGE@WHICH`` in a tree."""
     if isinstance(value, str):
         if found := _REFERENCE.fullmatch(value):
             yield value, found[2], found[3] or ""
@@ -209,7 +209,7 @@ def _apply_scale(stages: Any, shared: Any, change: Any, where: str) -> None:
 
 
 def _override(stages: dict[str, Any], shared: Any, override: str) -> str:
-    """Apply one ``STAGE.KEY=VALUE``; return its dotted key, the stage's name first."""
+    """Apply one ``STAGE.KEY=VALUE``. Returns its dotted key, including the stage's name."""
     name, dot, rest = override.partition("=")[0].strip().partition(".")
     if "=" not in override or not dot or not rest:
         accepted = "STAGE.KEY=VALUE, as cold.sft.epochs=2"
@@ -219,7 +219,8 @@ def _override(stages: dict[str, Any], shared: Any, override: str) -> str:
     kind = kind_of(tree[name])
     key = apply_override(tree, override, lambda one: holds_text(one.partition(".")[2]))
     if kind == "training" and kind_of(tree[name]) == "model" and name != SHARED:
-        stages[name] = {"model": tree[name]["model"]}  # one that is there takes its place
+        # An existing model replaces the training stage.
+        stages[name] = {"model": tree[name]["model"]}
     return key
 
 

@@ -1,4 +1,4 @@
-"""What a recipe's directory says of each stage: what it was made of, where it is, how it ended."""
+"""Manifest of a recipe's directory: inputs, output and outcome of each stage."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ TINY = "tiny"
 
 @dataclass(frozen=True)
 class StageRow:
-    """One stage. settings: a hash of its keys. inputs: a hash of each stage and file it reads.
+    """One stage of the manifest.
 
-    kind: ``tiny`` (a model that was made), ``model`` (one that was there), the name of a data
-    stage, or the section of a training stage. output: what it made, in the recipe's directory; of
-    ``model`` its name. ended: None while it runs, and where it was killed.
+    settings: hash of the stage's keys. inputs: hash of each stage and file that it reads. kind:
+    ``tiny`` (a created model), ``model`` (an existing model), the name of a data transform, or the
+    section of a training stage. output: path in the recipe's directory; for ``model``, the model's
+    name. ended: reason of the end; None while the stage runs, and after it was killed.
     """
 
     stage: str
@@ -41,17 +42,17 @@ class StageRow:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end, so that later stages may build on it."""
+        """Whether the stage is complete, so that later stages may use its output."""
         return (self.ended or "").startswith("finished")
 
     @property
     def key(self) -> str:
-        """A hash of all that it was made of: two stages of one key have made the same."""
+        """Hash of settings and inputs. Stages with equal keys have the same output."""
         return _digest([self.settings, dict(self.inputs)])
 
 
 class _Manifest(BaseModel):
-    """The file. Keys of later versions are kept."""
+    """The manifest file. Unknown keys, from later versions, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,7 +66,7 @@ class _Manifest(BaseModel):
 
 @dataclass
 class RecipeManifest:
-    """The rows of a recipe's directory, by the name of their stage; kept on disk."""
+    """Manifest of a recipe's directory: rows by stage name, written to disk at each change."""
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -73,68 +74,69 @@ class RecipeManifest:
 
     @classmethod
     def read(cls, folder: Path) -> RecipeManifest:
-        """Read a directory's manifest, an empty one where there is none; raises RunError."""
+        """Read the manifest of a directory; a missing one is empty. Raises RunError."""
         found = read_record(folder / NAME, _Manifest)
         if found is None:
             return cls(folder)
         facts = found.model_dump(exclude={"stages"}, exclude_unset=True)
         manifest = cls(folder, facts, {row.stage: row for row in found.stages})
         for row in manifest.rows.values():
-            if row.kind != "model":  # the name of a folder elsewhere, or of the hub
+            # For an existing model, the output is a folder elsewhere or a hub name.
+            if row.kind != "model":
                 manifest.place(row)
         return manifest
 
     @property
     def name(self) -> str:
-        """The name of the recipe."""
+        """Name of the recipe."""
         return str(self.facts.get("recipe", self.folder.name))
 
     def describe(self, recipe: Recipe) -> None:
-        """Say which recipe it is of; rows of stages that it has no more are dropped."""
+        """Record the recipe. Drops rows of stages that the recipe no longer has."""
         self.facts = {"recipe": recipe.name, "about": recipe.about, "paper": recipe.paper}
         self.facts |= {"scale": recipe.scale, "assay": __version__}
         self.rows = {name: self.rows[name] for name in recipe.stages if name in self.rows}
 
     def put(self, row: StageRow) -> None:
-        """Write a stage's row."""
+        """Write the row of a stage."""
         self.rows[row.stage] = row
         rows = [asdict(one) for one in self.rows.values()]
         write_json(self.folder / NAME, {**self.facts, "stages": rows})
 
     def place(self, row: StageRow) -> Path:
-        """Return the folder that a stage made; raises RunError where it names another place."""
+        """Return a stage's output folder. Raises RunError if it is outside the directory."""
         where = f"{self.folder / NAME} stage {row.stage} output"
         inner = child_of(self.folder, row.output, where)
         return inner if inner.parent == self.folder else inner.parent
 
     def clear(self, row: StageRow) -> Path:
-        """Return the folder that a stage is to make; what a killed one left there is set aside."""
+        """Return a stage's future output folder. Moves leftovers of a killed stage aside."""
         place = self.place(row)
         if os.path.lexists(place):
             move_aside(place, "unfinished")
         return place
 
     def output(self, row: StageRow) -> str:
-        """Return what ``@STAGE`` stands for: a run, a file of rows, or a model."""
+        """Resolve ``@STAGE`` to a run, a file of rows, or a model."""
         return row.output if row.kind == "model" else str((self.folder / row.output).absolute())
 
     def has(self, row: StageRow) -> bool:
-        """Whether what a stage made is still there."""
+        """Whether the output of a stage still exists."""
         return (self.folder / row.output).exists()
 
     def free_name(self, stage: str) -> str:
-        """Return the name of a folder that is not there yet."""
+        """Choose an unused folder name for a stage."""
         names = (stage if number == 1 else f"{stage}-{number}" for number in range(1, 10_000))
         return next(name for name in names if not os.path.lexists(self.folder / name))
 
 
 def settings_of(stage: RecipeStage) -> str:
-    """Return a hash of a stage's keys; ``@NAME`` counts as it is written."""
+    """Hash a stage's keys, with ``@NAME`` unresolved."""
     return _digest(dict(stage.tree))
 
 
 def inputs_of(stage: RecipeStage, rows: Mapping[str, StageRow]) -> dict[str, str]:
-    """Return a hash of each earlier stage that a stage uses, and of each file that it names."""
+    """Hash each earlier stage that a stage uses, and each file that it names."""
     made = {f"@{name}": rows[name].key for name in stage.uses}
     return made | {path: _digest_of_path(path) for path in sorted(set(_files(stage.tree)))}
 
@@ -151,7 +153,7 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def _digest_of_path(path: str) -> str:
-    """Hash a file's content; of a folder, its files' names, sizes and times."""
+    """Hash a file by its content, or a folder by the names, sizes and times of its files."""
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

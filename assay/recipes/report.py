@@ -1,4 +1,4 @@
-"""The report of a recipe's run: what each stage made of the model and of the data, and its cost."""
+"""Report of a recipe's run: accuracy, data and cost after each stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXT_KEYS = ("completion", "prompt", "question", "text")
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of the page: a heading, and below it a table or lines."""
+    """A section of the report: a heading with a table or lines of text."""
 
     title: str
     note: str = ""
@@ -41,7 +41,7 @@ class Block:
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.md`` and ``report.html`` into a recipe's directory; return the latter."""
+    """Write ``report.md`` and ``report.html`` into a recipe's directory. Returns the HTML path."""
     manifest = RecipeManifest.read(folder)
     rows = list(manifest.rows.values())
     runs = {row.stage: run for row in rows if (run := _run_of(manifest, row)) is not None}
@@ -85,7 +85,7 @@ def _data_set_of(manifest: RecipeManifest, row: StageRow) -> Manifest | None:
 
 
 def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield the table of stage x benchmark x think mode: held-out accuracy after each stage."""
+    """Yield the table of held-out accuracy by stage, benchmark and think mode."""
     looks: list[tuple[str, str, LoadedRun, Sequence[Mapping[str, Any]]]] = []
     measured: list[tuple[str, str, str, _Found, _Found]] = []
     taught: dict[str, str] = {}
@@ -139,7 +139,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
 
 
 def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
-    """Return the stage whose model a run started from, else that model's name."""
+    """Return the stage that made a run's initial model, else the model's name."""
     path = run.config.model.path
     for one in rows:
         folder = one.output if one.kind == "model" else Path(one.output).parts[0]
@@ -150,7 +150,7 @@ def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
 
 
 def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield what stages did on documents that they held out."""
+    """Yield the perplexity of stages on held-out documents."""
     cells: list[list[str]] = []
     for stage, run in runs.items():
         if found := on_texts(run.evaluations):
@@ -160,13 +160,13 @@ def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
 
 
 _Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
-"""Rows of evaluations, by benchmark and think mode, and by their series."""
+"""Evaluation rows by (benchmark, think mode), then by series."""
 
 
 def _found_in(
     run: LoadedRun, evaluations: Sequence[Mapping[str, Any]], rows: Sequence[StageRow]
 ) -> _Found:
-    """Return the last evaluation of each benchmark in each think mode."""
+    """Find the last evaluation of each benchmark in each think mode."""
     config = run.config
     stages = (config.data, config.preference, config.reward_model)
     sources = [one for stage in stages if stage is not None for one in stage.heldout]
@@ -213,7 +213,7 @@ def _share(value: float | None) -> str:
 
 
 def _data(rows: Sequence[StageRow], sets: Mapping[str, Manifest]) -> Iterator[Block]:
-    """Yield the sizes of the data sets after each filter, and examples of what was taken."""
+    """Yield the sizes of the data sets after each filter, with examples of removed rows."""
     cells: list[Sequence[str]] = []
     examples: list[str] = []
     for row in rows:
@@ -271,7 +271,7 @@ def _cost_cells(values: Sequence[float]) -> list[str]:
 
 
 def _lineage(rows: Sequence[StageRow]) -> Block:
-    """Say what the last stage was made of, back to what was there before."""
+    """List the ancestors of the last stage, back to the recipe's external inputs."""
     known = {row.stage: row for row in rows}
     lines: list[str] = []
 

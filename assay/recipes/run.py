@@ -1,4 +1,4 @@
-"""Run a recipe: stage after stage, each in a folder of its own; go on where it was killed."""
+"""Run the stages of a recipe in order, each in its own folder, and resume killed recipes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """How a recipe ended, and the row of each stage that was run or read."""
+    """Outcome of a recipe, with the manifest row of each stage that was run or reused."""
 
     recipe: str
     folder: str
@@ -64,7 +64,7 @@ class RecipeResult:
 def open_recipe(
     name: str | None, resume: Path | None, scale: str | None, overrides: Sequence[str]
 ) -> Recipe:
-    """Return the recipe to run: of a name or a file, or that of a directory to go on with."""
+    """Read the recipe of a name or file, or of a directory to resume."""
     if name is not None:
         return read_recipe(find_recipe(name), scale, overrides)
     if resume is None:
@@ -96,13 +96,13 @@ def run_recipe(
     quiet: bool = False,
     say: Say = print,
 ) -> RecipeResult:
-    """Run the stages of a recipe that are not done; returns how it ended.
+    """Run the unfinished stages of a recipe.
 
-    name: of a recipe that ships with Assay, or a file. overrides: as ``STAGE.KEY=VALUE``. until:
-    the last stage to run. resume: the directory of a recipe's run: what its stages have made stays,
-    unless their keys or inputs have changed.
+    name: a built-in recipe or a file. overrides: changes of the form ``STAGE.KEY=VALUE``. until:
+    the last stage to run. resume: directory of an earlier run of the recipe. Its finished stages
+    are reused unless their keys or inputs have changed.
 
-    Raises UserError where the input is wrong, and what a stage raises, with the stage's name.
+    Raises UserError for invalid input. Errors of a stage are raised with the stage's name.
     """
     plan = _plan(name, directory, overrides, until, resume, scale)
     manifest = plan.manifest
@@ -131,7 +131,7 @@ def dry_run(
     directory: Path = Path("runs"),
     quiet: bool = False,
 ) -> Iterator[Look | Total]:
-    """Yield what each stage that is not done would do, and last what all of them take.
+    """Yield a preview of each unfinished stage, then the total cost.
 
     The parameters are those of `run_recipe`. All keys and rows are checked before the first model
     is loaded.
@@ -152,7 +152,7 @@ def dry_run(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Checked stages. standing: those that need not be run. later: what is not there yet."""
+    """Checked stages. standing: finished stages to reuse. later: missing inputs by stage."""
 
     recipe: Recipe
     stages: Sequence[RecipeStage]
@@ -170,7 +170,7 @@ def _plan(
     resume: Path | None,
     scale: str | None,
 ) -> _Plan:
-    """Read and check a recipe, the cheapest first; nothing is written."""
+    """Read and check a recipe, the cheapest checks first, without writing files."""
     recipe = open_recipe(name, resume, scale, overrides)
     stages = recipe.until(until)
     check_folder(resume or directory, "--resume" if resume else "--directory")
@@ -187,14 +187,15 @@ def _plan(
 
 
 def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> dict[str, StageRow]:
-    """Return the rows of the stages that need not be run: neither keys nor inputs have changed."""
+    """Find the finished stages whose keys and inputs are unchanged. Returns their rows."""
     found: dict[str, StageRow] = {}
     for stage in stages:
         if not {*stage.uses} <= found.keys():
             continue
         now = row_of(stage, found, "")
         before = manifest.rows.get(stage.name)
-        if now.kind == "model":  # it is there
+        # An existing model needs no run.
+        if now.kind == "model":
             found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
         elif before and _is_done(before, now) and manifest.has(before):
             found[stage.name] = before
@@ -202,14 +203,14 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
 
 
 def _is_done(before: StageRow, now: StageRow) -> bool:
-    """Whether a stage has made what it would make now."""
+    """Whether the stage's earlier output is still valid."""
     return before.finished and before.kind == now.kind and before.key == now.key
 
 
 def planned_outputs(
     stages: Sequence[RecipeStage], manifest: RecipeManifest, standing: Mapping[str, StageRow]
 ) -> dict[str, str]:
-    """Return what each ``@NAME`` stands for, or will."""
+    """Map each stage to its existing or future output."""
     rows = [
         standing.get(stage.name)
         or StageRow(stage.name, kind_of_row(stage), "", {}, output_of(stage))
@@ -219,14 +220,14 @@ def planned_outputs(
 
 
 def row_of(stage: RecipeStage, rows: Mapping[str, StageRow], output: str) -> StageRow:
-    """Return the row of a stage that is to be run, with the hashes of what it is made of."""
+    """Build the manifest row of a stage before it runs, with the hashes of its inputs."""
     return StageRow(
         stage.name, kind_of_row(stage), settings_of(stage), inputs_of(stage, rows), output
     )
 
 
 def kind_of_row(stage: RecipeStage) -> str:
-    """Return the kind of a stage as its row has it."""
+    """Return the ``kind`` of a stage's manifest row."""
     if stage.kind == "data":
         return stage.tree["data"]
     if stage.kind == "model":
@@ -235,7 +236,7 @@ def kind_of_row(stage: RecipeStage) -> str:
 
 
 def output_of(stage: RecipeStage, folder: str = "") -> str:
-    """Return a stage's output, in the recipe's directory."""
+    """Return the path of a stage's output in the recipe's directory."""
     folder = folder or stage.name
     if stage.kind != "data":
         return folder
@@ -274,7 +275,7 @@ def _run_stage(
     rows: Mapping[str, StageRow],
     quiet: bool,
 ) -> StageRow:
-    """Run one stage, or go on with it; returns its row at the end."""
+    """Run or resume one stage. Returns its final manifest row."""
     outputs = {name: manifest.output(one) for name, one in rows.items()}
     started, ended = time.perf_counter(), "failed"
     try:
@@ -328,7 +329,8 @@ def _train(
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
         return api.train(resume=folder, quiet=quiet).ended
-    manifest.clear(row)  # killed before it had begun
+    # The stage was killed before its run began.
+    manifest.clear(row)
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
     config = settings_of_training(stage, outputs, run)
     return api.run_stage(Stage(config, quiet=quiet)).ended
