@@ -39,7 +39,7 @@ class Work:
 class PhaseClock:
     """Accumulates the seconds spent in named phases. `drain` returns and resets them.
 
-    check: called between two items of `each`; raises to stop the work.
+    ``check`` is called before each item of `each`, and raises to stop the work.
     """
 
     def __init__(self) -> None:

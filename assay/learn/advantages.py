@@ -133,7 +133,8 @@ def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: 
         algorithm.aggregation,
         constant,
         counted_T=counted_T,
-        share_R=size_P.max() / size_P[batch.group_R],  # exactly 1 in groups of one size
+        # Dividing by the maximum gives shares of exactly 1 for groups of equal size.
+        share_R=size_P.max() / size_P[batch.group_R],
     )
 
 

@@ -164,8 +164,10 @@ class Lesson:
     """One critic update: the loss, the optimizer steps and the metrics of one batch.
 
     pulled: True if the policy trains on the batch too.
-    joins: the critic shares the policy's layers and adds its loss to the policy loss.
-    is_known: the values before the update already equal the returns, so the critic takes no step.
+
+    ``joins``: the critic shares the policy's layers and adds its loss to the policy loss.
+        ``is_known``: the values before the update already equal the returns, so the critic takes no
+        step of its own.
     """
 
     def __init__(
