@@ -1,1 +1,1 @@
-"""Data stages: rows in, rows out, and a manifest that says what happened to each of them."""
+"""Data transforms: read rows, write rows, and record removed rows in a manifest."""

@@ -1,4 +1,4 @@
-"""How a data stage asks a model."""
+"""Settings of data transforms that sample from a model."""
 
 from __future__ import annotations
 
@@ -17,51 +17,53 @@ from assay.errors import ConfigError
 
 
 class AskingSettings(StageSettings):
-    """Sources of problems, and how a model is asked for completions of them."""
+    """Sources of problems, and settings for sampling completions from a model."""
 
     model: Text
-    """A folder, a hub name, or a run (RUN, RUN@best, RUN@120), which is asked as it was trained.
-    With `url`: the name by which the server knows the model."""
+    """A folder, a hub name, or a run (RUN, RUN@best, RUN@120), which is sampled as in training.
+    With `url`: the model's name on the server."""
     url: Text | None = None
-    """An OpenAI-compatible server, as ``http://localhost:8000/v1``. None: the model is loaded here,
-    and the built-in engine samples from it."""
+    """URL of an OpenAI-compatible server, such as ``http://localhost:8000/v1``. None: the model is
+    loaded in this process, and the built-in engine samples."""
     api_key_env: Text = "ASSAY_SERVER_KEY"
-    """The environment variable that holds the server's key, if it wants one."""
+    """Environment variable with the server's API key, if the server needs one."""
     concurrency: Count = 16
-    """Requests that the server is sent at a time."""
+    """Number of concurrent requests to the server."""
     num_samples: Count = 4
-    """Completions of each problem."""
+    """Completions per problem."""
     temperature: Temperature = 1.0
     """0: greedy, for a single completion."""
     max_tokens: Natural | None = None
-    """Longest completion. None: as the model's run had it, else 256."""
+    """Maximum completion length in tokens. None: the value of the model's run, else 256."""
     max_problems: Natural | None = None
-    """The first so many problems. None: all."""
+    """Maximum number of problems, from the beginning. None: all."""
     verifier: Text | None = None
-    """Verifier of rows that name none. None: as the model's run had it, else ``math``."""
+    """Default verifier for rows without one. None: the verifier of the model's run, else
+    ``math``."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Another seed gives other completions, and other ids."""
+    """Sampling seed. Completions and their ids depend on it."""
     device: Text | None = None
-    """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if there is any."""
+    """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if available."""
     trust_run: bool = False
-    """Import what the configuration of another's run names."""
+    """Allow imports of the Python objects that another user's run configuration names."""
     config: dict[str, dict[str, Any]] = Field(default={})
-    """Sections and keys of a training configuration (docs/configuration.md) that say how to sample
-    and to judge: ``[config.data]``, ``[config.sampling]``, ``[config.tools]``, ``[config.engine]``,
-    ``[config.verification]``. What is left out is as the model's run had it, else the default."""
+    """Sections of a training configuration (docs/configuration.md) for sampling and judging:
+    ``[config.data]``, ``[config.sampling]``, ``[config.tools]``, ``[config.engine]``,
+    ``[config.verification]``. Missing keys have the values of the model's run, else the defaults.
+    """
 
     def num_asked(self, num_read: int | None) -> int | None:
-        """Return of how many rows a model is asked."""
+        """Return the number of sampled rows, given the number of input rows."""
         if num_read is None or self.max_problems is None:
             return num_read
         return min(num_read, self.max_problems)
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return how many rows are written at the most of so many; None: not known."""
+        """Bound the number of written rows, given the number of input rows; None: unknown."""
         return self.num_asked(num_read)
 
     def num_completions(self, num_read: int | None) -> int | None:
-        """Return how many completions so many rows take; None: not known."""
+        """Return the number of completions for a number of input rows; None: unknown."""
         asked = self.num_asked(num_read)
         return None if asked is None else asked * self.num_samples
 
@@ -73,7 +75,8 @@ class AskingSettings(StageSettings):
     @field_validator("url")
     @classmethod
     def _holds_no_secret(cls, url: str | None) -> str | None:
-        if url is not None and not is_url(url):  # not shown: it may hold a password
+        # The message does not show the value, because it may contain a password.
+        if url is not None and not is_url(url):
             raise ValueError(f"accepted: {ADDRESS}")
         return url
 
@@ -87,6 +90,6 @@ class AskingSettings(StageSettings):
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
-    """Return a template with each ``{name}`` replaced; other braces stay as they are."""
+    """Replace each known ``{name}`` in a template. Other braces are unchanged."""
     names = "|".join(texts)
     return re.sub(rf"\{{({names})\}}", lambda found: texts[found[1]], template)

@@ -1,4 +1,4 @@
-"""`assay data balance`: how many rows each tag gives, at most or in proportion."""
+"""`assay data balance`: limit the rows per tag, or keep rows in proportion to weights."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from assay.data.completions import Record
 from assay.errors import DataError, message
 
 NONE = "(none)"
-"""What rows without a tag that counts are counted under."""
+"""Tag under which rows without a counted tag are counted."""
 
 
 class BalanceSettings(StageSettings):
-    """Keep so many rows of each tag: at most a number, or in proportion to weights.
+    """Keep a maximum number of rows per tag, or rows in proportion to weights.
 
-    Rows are drawn by chance and keep their order. The rows are read twice, and memory grows with
-    the number of tags only.
+    Rows are drawn at random and keep their order. The rows are read twice. Memory grows only with
+    the number of tags.
     """
 
     at_most: Natural | None = None
-    """The most rows of one tag."""
+    """Maximum number of rows per tag."""
 
     weights: dict[str, Positive] | None = None
-    """Or how the tags stand to one another: `{math = 3, code = 1}` keeps three rows of `math` for
-    each of `code`. Rows of other tags go."""
+    """Alternatively, relative sizes of the tags: `{math = 3, code = 1}` keeps three rows of `math`
+    for each row of `code`. Rows of other tags are removed."""
 
     rows: Natural | None = None
-    """With `weights`: rows in all. Without it: as many as the scarcest tag allows."""
+    """With `weights`: total number of rows. None: as many as the scarcest tag allows."""
 
     key: Text = "tags"
-    """The key of a row that holds what is called a tag here. Another may hold a text or a number,
-    as ``source`` or ``level``."""
+    """Row key with the tags. A key with a text or a number, such as ``source`` or ``level``, works
+    too."""
 
     tags: tuple[Text, ...] = ()
-    """With `at_most`: the tags that count. Empty: all. A row counts under the first of its tags
-    that counts, and under ``(none)`` where it has none."""
+    """With `at_most`: the counted tags. Empty: all. A row counts under its first counted tag, or
+    under ``(none)`` if it has none."""
 
     seed: Seed = 0
-    """Of the draw."""
+    """Seed of the random draw."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -60,7 +60,7 @@ class BalanceSettings(StageSettings):
 
 
 def balance(settings: BalanceSettings, out: Output) -> None:
-    """Count the rows of each tag, then write those that are drawn."""
+    """Count the rows of each tag, then write the drawn rows."""
     wanted, key = tuple(settings.weights or settings.tags), settings.key
     rows = out.open(settings.inputs, lambda row: row.tags)
     counts = Counter(_tag_of(row, key, wanted) for row in rows)
@@ -94,7 +94,7 @@ def _tags(row: Record, key: str) -> list[str]:
 
 
 def _tag_of(row: Record, key: str, wanted: tuple[str, ...]) -> str:
-    """Return the first tag of a row that counts; `NONE` where it has none."""
+    """Return a row's first counted tag, or `NONE`."""
     return next((tag for tag in _tags(row, key) if not wanted or tag in wanted), NONE)
 
 

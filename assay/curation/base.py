@@ -1,4 +1,4 @@
-"""Data stages: the table of them, what all of them read, and how one is run."""
+"""Data transforms: the table of transforms, their common settings, and their execution."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ STAGES = {
     "rank": "assay.curation.rank",
     "pairs": "assay.curation.pairs",
 }
-"""The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""
+"""Module of each data transform, imported at first use. Its ``STAGE`` is a `DataStage`."""
 
 
 @dataclass(frozen=True)
 class DataStage:
-    """One kind of data stage. run: reads the inputs, and writes rows.
+    """One kind of data transform. run: reads the inputs and writes rows.
 
-    The first line of the settings' docstring says what the stage does.
+    The first line of the settings' docstring describes the transform in help texts.
     """
 
     settings: type[StageSettings]
@@ -56,7 +56,7 @@ class DataStage:
 
 
 def find_stage(name: str) -> DataStage:
-    """Return the data stage of a name; raises ConfigError where there is none."""
+    """Find a data transform by name. Raises ConfigError for unknown names."""
     if name not in STAGES:
         remedy = did_you_mean(name, STAGES)
         raise ConfigError(message("data stage", f'"{name}"', ", ".join(STAGES), remedy))
@@ -70,18 +70,18 @@ def read_settings(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> Any:
-    """Return a stage's validated settings; raises ConfigError, one line a complaint.
+    """Validate the settings of a data transform. Raises ConfigError with one line per error.
 
-    where, lines, overridden: as `assay.config.parse` has them.
+    where, lines, overridden: see `assay.config.parse`.
     """
     return read_section(find_stage(name).settings, tree, where or name, lines, overridden)
 
 
 def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path | str) -> Manifest:
-    """Run a data stage into a new folder; return its manifest.
+    """Run a data transform into a new folder. Returns its manifest.
 
-    tree: its settings, validated or not. Raises UserError where the input is wrong; then no folder
-    is left behind. What a stage that was killed has written is in ``rows.jsonl.part``.
+    tree: settings, validated or not. Raises UserError for invalid input and then leaves no folder
+    behind. After a kill, the written rows are in ``rows.jsonl.part``.
     """
     stage, folder = find_stage(name), Path(folder)
     settings = read_settings(name, tree) if isinstance(tree, Mapping) else tree
@@ -93,11 +93,12 @@ def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path |
         return out.manifest
     finally:
         with suppress(OSError):
-            remove_empty(folder)  # where nothing was written
+            # Keeps folders that contain rows.
+            remove_empty(folder)
 
 
 def check_new(folder: Path) -> None:
-    """Raise RunError where a stage's folder is there already, or cannot be made."""
+    """Raise RunError if the output folder exists or cannot be created."""
     check_folder(folder.parent, "--out")
     if not os.path.lexists(folder):
         return
@@ -109,7 +110,7 @@ def check_new(folder: Path) -> None:
 
 
 def settings_of(name: str, inputs: Sequence[str], overrides: Sequence[str]) -> Any:
-    """Return a stage's settings from the words of a command; raises ConfigError."""
+    """Parse the settings of a data transform from command-line arguments. Raises ConfigError."""
     model = find_stage(name).settings
     tree: dict[str, Any] = {"inputs": list(inputs)} if inputs else {}
     has_text = partial(holds_text, model=model)
@@ -118,12 +119,12 @@ def settings_of(name: str, inputs: Sequence[str], overrides: Sequence[str]) -> A
 
 
 def describe_stages() -> str:
-    """Return one line a data stage: its name and what it does."""
+    """Format one line per data transform: its name and description."""
     return "\n".join(f"{name:<18}{find_stage(name).about}" for name in STAGES)
 
 
 def describe_settings(name: str) -> str:
-    """Return what a data stage does, and each of its settings in a paragraph."""
+    """Format the description of a data transform, with a paragraph per setting."""
     stage = find_stage(name)
     parts = [inspect.cleandoc(stage.settings.__doc__ or "")]
     for key, kind, default, text in field_help(stage.settings):

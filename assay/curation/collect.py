@@ -1,4 +1,4 @@
-"""Data stage ``collect``: completions of problems, from a model or a server, with verdicts."""
+"""Data transform ``collect``: sample and judge completions, from a model or a server."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ LIKE_THESE = (
 class CollectSettings(AskingSettings):
     """Sample completions of problems from a model or a server, and judge them.
 
-    Each completion is a row (docs/data.md#collected-completions). Rows are written as they come: a
-    stage that was killed leaves them in ``rows.jsonl.part``.
+    Each completion is a row (docs/data.md#collected-completions). Rows are written as they arrive.
+    After a kill, they are in ``rows.jsonl.part``.
     """
 
     style: Literal["plain", "few_shot", "reflect"] = "plain"
-    """What the model is shown. ``plain``: the problem. ``few_shot``: `examples` before it.
-    ``reflect``: the problem, and the instruction to think at length, to reflect on each step, and
-    to verify the answer. The rows hold the problem alone, so that a model that is trained on them
-    needs no such help."""
+    """Content of the prompt. ``plain``: the problem. ``few_shot``: `examples`, then the problem.
+    ``reflect``: the problem with the instruction to think at length, to reflect on each step, and
+    to verify the answer. The written rows contain only the problem, so that a model trained on them
+    does not depend on examples or instructions."""
     examples: tuple[Text, ...] = ()
-    """Sources of traces, of which ``few_shot`` shows the first `num_examples`: long chains of the
-    kind that is wanted."""
+    """Sources of traces with the desired style of reasoning. ``few_shot`` shows the first
+    `num_examples`."""
     num_examples: Natural = 2
-    """How many examples ``few_shot`` shows."""
+    """Number of examples that ``few_shot`` shows."""
     instruction: Text | None = None
-    """What stands below the question. None: our words
-    with ``reflect``, else nothing."""
+    """Instruction after the question. None: a built-in instruction with ``reflect``, else no
+    instruction."""
     judged: bool = True
-    """Whether completions are judged. false: for problems that nothing can verify; rows have no
+    """Whether completions are judged. false: for problems without a verifier; the rows have no
     verdict."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return the completions: each is a row."""
+        """Return the number of completions, because each completion is a row."""
         return self.num_completions(num_read)
 
 
 def collect(settings: CollectSettings, out: Output) -> None:
-    """Write a row for each completion."""
+    """Write one row per completion."""
     examples = _examples(settings)
     instruction = settings.instruction
     if instruction is None and settings.style == "reflect":
@@ -85,10 +85,10 @@ def _examples(settings: CollectSettings) -> list[Trace]:
 def in_style(
     problem: Problem, examples: Sequence[Trace], instruction: str | None, template: str | None
 ) -> Problem:
-    """Return a problem whose prompt also shows examples, or ends with an instruction.
+    """Add examples or an instruction to the prompt of a problem.
 
-    template: the text around a question where prompts are plain text; None of chats, whose
-    examples all stand in the user's message: chat templates cut reasoning out of earlier turns.
+    template: text around the question, for plain-text prompts; None for chats. In chats, all
+    examples are in the user's message, because chat templates remove reasoning from earlier turns.
     """
     if not examples and instruction is None:
         return problem
@@ -121,10 +121,11 @@ def _headed(question: str, completion: str) -> str:
 def completion_row(
     group: Group, index: int, verdict: Verdict | None, settings: AskingSettings, style: str
 ) -> Row:
-    """Return the keys that a completion adds to its problem's row."""
+    """Return the keys of a completion, to be added to its problem's row."""
     completion = group.completions[index]
     text, think, before = completion.text, group.prompt.think, ""
-    if think.mode == "opened":  # the prompt opened the block: a trace holds all of it
+    # The prompt opened the think block, but a trace must contain the whole block.
+    if think.mode == "opened":
         before = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2]
     collected: dict[str, Any] = {
         "model": settings.model,
@@ -141,7 +142,8 @@ def completion_row(
         **(replace(think, mode="free") if think.mode == "opened" else think).row_keys,
         "collected": collected,
     }
-    if completion.said:  # what is put before belongs to the first turn
+    # The added prefix belongs to the first assistant turn.
+    if completion.said:
         size = len(before)
         row["said"] = [[start and start + size, end + size] for start, end in completion.said]
     if verdict is None:

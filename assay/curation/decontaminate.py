@@ -1,4 +1,4 @@
-"""`assay data decontaminate`: rows that repeat a question of an evaluation set are taken out."""
+"""`assay data decontaminate`: remove rows that repeat a question of an evaluation set."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class DecontaminateSettings(StageSettings):
-    """Take out the rows that repeat a question of an evaluation set.
+    """Remove rows that repeat a question of an evaluation set.
 
-    Both texts are compared as words and marks, in any case. Memory grows with the evaluation sets
-    only.
+    Texts are compared as words and punctuation, ignoring case. Memory grows only with the
+    evaluation sets.
     """
 
     against: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of the evaluation sets. Only the prompts of their rows are read."""
+    """Sources of the evaluation sets. Only the prompts of their rows are used."""
 
     n: Natural = 8
-    """Words in an n-gram: a run of so many words. Shorter questions are found where a row's text is
-    the very same."""
+    """Number of words in an n-gram. Questions with fewer words match only a row with an identical
+    text."""
 
     share: Share = 0.5
-    """A row goes when its text holds at least this share of the n-grams of one question."""
+    """A row is removed if its text contains at least this share of one question's n-grams."""
 
     count: Natural | None = None
-    """A row also goes when it holds this many n-grams of one question, whatever their share.
-    Published rules: 13 and 1 (GPT-3), 10 and 1 (DeepSeekMath); 8 and a share of 0.5 (Tulu 3)."""
+    """A row is also removed if it contains this many n-grams of one question, whatever their share.
+    Published rules for `n` and `count`: 13 and 1 (GPT-3), 10 and 1 (DeepSeekMath). Tulu 3 uses 8
+    and a share of 0.5."""
 
     compare: TextPart = "prompt"
-    """What is compared of a row: its ``prompt``, its ``completion``, or ``all`` of it. A question
-    may stand in a trace, or in the middle of a document."""
+    """Compared part of a row: its ``prompt``, its ``completion``, or ``all``. The text may contain
+    a question anywhere, as in the middle of a trace or document."""
 
 
 def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
-    """Write the rows that no question stands in; show both texts of those that one does."""
+    """Write the rows without a question. Record both texts of the first removed rows."""
     out.add_filters("same text", "shared n-grams")
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
     heldout = out.open(settings.against, lambda row: row.text("prompt"), role="against")
@@ -65,7 +66,10 @@ def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
 def _find(
     questions: Questions, words: tuple[str, ...], settings: DecontaminateSettings
 ) -> tuple[str, str, int] | None:
-    """Return the filter that takes a text, the reason, and the question's number."""
+    """Match a text against the questions. Returns the filter, the reason and the question's index.
+
+    None if no question matches.
+    """
     same = questions.equal(words)
     if same is not None:
         return "same text", "the same words as", same

@@ -1,4 +1,4 @@
-"""`assay data deduplicate`: of rows whose texts are equal, or nearly, the first one stays."""
+"""`assay data deduplicate`: keep the first of several rows with equal or similar texts."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from assay.data.overlap import words_in
 from assay.errors import MissingExtra
 
 HASHES = 128
-"""Of a text's MinHash: it tells a similarity to about 0.04."""
+"""Number of hashes in a MinHash. They estimate a similarity to about 0.04."""
 SEED = 0
 FOUND = 0.94
-"""The share of pairs at the limit that the index is to find; of nearer ones it finds more."""
+"""Recall of the index for pairs exactly at the limit. Recall is higher for more similar pairs."""
 Similarity = Annotated[float, Field(ge=0.3, le=1.0)]
 
 
 class DeduplicateSettings(StageSettings):
-    """Take out rows whose text repeats an earlier one, exactly or nearly.
+    """Remove rows whose text repeats an earlier one, exactly or nearly.
 
-    Texts are compared as words and marks, in any case. Near repeats are found by MinHash (Broder
-    1997), with the library rensa. Memory grows with the rows that stay: about 2 KB each, and
-    0.1 KB where only equal texts are looked for.
+    Texts are compared as words and punctuation, ignoring case. Near duplicates are found by MinHash
+    (Broder 1997), with the library rensa. Memory grows with the kept rows: about 2 KB per row, or
+    0.1 KB per row if only equal texts are removed.
     """
 
     similarity: Similarity = 0.8
-    """A row goes when it is at least this similar to an earlier one that stays: of the n-grams that
-    either of the two has, the share that both have (Jaccard). It is estimated, to about 0.04.
-    1: the same words only; this needs no library."""
+    """A row is removed if its similarity to an earlier kept row is at least this value. The
+    similarity is the Jaccard index of the n-grams, estimated to about 0.04. 1: only rows with equal
+    words are removed, without the library."""
 
     n: Natural = 3
-    """Words in an n-gram. Raise it for documents (5), and for problems that are made from one
-    template: else each is compared with all others, which takes long."""
+    """Number of words in an n-gram. Use more for documents (5), and for problems generated from one
+    template. Otherwise each problem is compared with all others, which is slow."""
 
     compare: TextPart = "prompt"
-    """What is compared of a row: its ``prompt``, its ``completion``, or ``all`` of it."""
+    """Compared part of a row: its ``prompt``, its ``completion``, or ``all``."""
 
 
 def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
-    """Write the first of rows that are alike; show the others beside it."""
+    """Write the first row of each set of duplicates. Record the first removed rows with it."""
     near = None if settings.similarity == 1 else _NearTexts(settings.similarity)
     out.add_filters("same text", *(["similar text"] if near else []))
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
@@ -74,7 +74,8 @@ class _NearTexts:
         except ImportError as error:
             purpose = "deduplicate with similarity below 1"
             raise MissingExtra.of("rensa", "curation", purpose) from error
-        library: Any = rensa  # compiled, without types
+        # The compiled library has no type annotations.
+        library: Any = rensa
         self._sketch = library.RMinHash
         self._index = library.RMinHashDeduplicator(
             threshold=similarity,
@@ -85,7 +86,7 @@ class _NearTexts:
         )
 
     def find(self, index: int, words: tuple[str, ...], n: int) -> int:
-        """Return the first text that is near; a text that none is near is added under its index."""
+        """Return the index of a similar earlier text. Adds the text under its index if none is."""
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
         sketch.update([" ".join(ngram) for ngram in shingles(words, n)])
         if found := self._index.get_duplicates(sketch):
@@ -95,7 +96,7 @@ class _NearTexts:
 
 
 def num_bands(similarity: float) -> int:
-    """Return in how many bands the hashes are indexed: as few as find `FOUND` at the limit."""
+    """Choose the smallest number of index bands with recall `FOUND` at the similarity limit."""
     for bands in (8, 16, 32, 64):
         if 1 - (1 - similarity ** (HASHES // bands)) ** bands >= FOUND:
             return bands
@@ -103,13 +104,13 @@ def num_bands(similarity: float) -> int:
 
 
 def shingles(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
-    """Return the n-grams of a text; a shorter text is one."""
+    """Return the n-grams of a text. A text of fewer than n words is one n-gram."""
     size = min(n, len(words))
     return set(zip(*(words[start:] for start in range(size)), strict=False))
 
 
 def likeness(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> float:
-    """Return the Jaccard index of two sets."""
+    """Compute the Jaccard index of two sets."""
     return len(one & other) / len(one | other) if one or other else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Data stage ``label_difficulty``: how often a model solves each problem."""
+"""Data transform ``label_difficulty``: measure a model's pass rate on each problem."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from assay.run.intervals import share_interval
 class DifficultySettings(AskingSettings):
     """Label each problem with a model's pass rate over several samples.
 
-    The rows are those of the problems. The key ``difficulty`` is added: ``passed`` and ``judged``
-    count samples, ``low`` and ``high`` bound the pass rate with 95 % confidence (Wilson's
-    interval).
+    Each problem's row gets the key ``difficulty``: ``passed`` and ``judged`` count samples, ``low``
+    and ``high`` are the 95 % confidence interval of the pass rate (Wilson).
     """
 
     also_without_thinking: bool = False
-    """Sample as often again in no-think mode, and add ``without_thinking`` to the label: what is
-    solved then was guessed, or needs no reasoning."""
+    """Also sample in no-think mode, equally often, and add ``without_thinking`` to the label.
+    Problems solved in this mode were guessed or need no reasoning."""
 
     def num_completions(self, num_read: int | None) -> int | None:
-        """Return how many completions so many rows take, in each mode."""
+        """Return the number of completions for a number of input rows, over all think modes."""
         found = super().num_completions(num_read)
         return found if found is None else found * (1 + self.also_without_thinking)
 
 
 def label_difficulty(settings: DifficultySettings, out: Output) -> None:
-    """Write each problem with its label; the filter ``not_judged`` takes what has none."""
+    """Write each problem with its label. The filter ``not_judged`` removes unlabeled problems."""
     from assay.curation.sampler import sampled
 
     modes = (None, "empty") if settings.also_without_thinking else (None,)

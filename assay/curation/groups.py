@@ -1,4 +1,4 @@
-"""Collected completions, problem by problem, wherever they stand."""
+"""Group collected completions by problem, in whatever order the rows are stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from assay.errors import DataError, message
 
 
 def check_judged(row: Record, remedy: str = "") -> None:
-    """Raise DataError for a row that is no completion with a verdict."""
+    """Raise DataError for a row without a completion or a verdict."""
     _ = row.prompt, row.completion
     if row.verdict is None:
         accepted = 'a "verdict", as assay data collect writes it'
@@ -21,21 +21,22 @@ def check_judged(row: Record, remedy: str = "") -> None:
 
 
 def by_problem(rows: RowSet[Record]) -> Iterator[list[Record]]:
-    """Yield the rows of each problem, problems in the order in which they first stand.
+    """Yield the rows of each problem, in order of the problems' first rows.
 
-    Two numbers of a row are kept; it is read again with those of its problem.
+    Only two numbers per row are kept in memory. Rows are read again when their problem is yielded.
     """
     keys = np.fromiter((hash(_key(row)) for row in rows), np.int64, len(rows))
     for group in _grouped(keys):
         of_problem: dict[str, list[Record]] = {}
-        for index in group.tolist():  # equal hashes only suggest equal problems
+        # Hashes may collide, so the full keys are compared too.
+        for index in group.tolist():
             row = rows[index]
             of_problem.setdefault(_key(row), []).append(row)
         yield from of_problem.values()
 
 
 def _key(row: Record) -> str:
-    """Return what the rows of one problem have in common: its ``problem_id``, else the prompt."""
+    """Return the grouping key of a row: its ``problem_id``, else the prompt."""
     if "problem_id" in row.keys:
         return str(row.keys["problem_id"])
     prompt = row.prompt
@@ -43,7 +44,7 @@ def _key(row: Record) -> str:
 
 
 def _grouped(keys: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of each key, rising; keys in the order of their first index."""
+    """Yield the ascending indices of each key, in order of the keys' first index."""
     if len(keys):
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
         order = np.argsort(first[number], kind="stable")

@@ -1,4 +1,4 @@
-"""`assay data mix`: rows of several sources, in proportion and mixed by chance."""
+"""`assay data mix`: mix the rows of several sources in random order, in given proportions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from assay.errors import DataError, message
 class MixSettings(StageSettings):
     """Mix the rows of several sources, in proportion to weights.
 
-    The rows of a source are drawn by chance, and keep their order among one another. No row comes
-    twice. Memory grows with the rows by some 100 bytes each, since ids of two sources may be the
-    same: then the name of the source is put before the id.
+    The rows of a source are drawn at random without replacement and keep their relative order.
+    Memory grows by about 100 bytes per row, for the check of ids. If two sources have the same id,
+    the name of the source is prepended.
     """
 
     weights: tuple[Positive, ...] = ()
-    """How the sources stand to one another in the output, in the order of `inputs`: `[3, 1]` takes
-    three rows of the first for each of the second. Empty: every row of every source."""
+    """Relative sizes of the sources in the output, in the order of `inputs`: `[3, 1]` takes three
+    rows of the first source for each row of the second. Empty: all rows of all sources."""
 
     rows: Natural | None = None
-    """Rows in all. Without it: one pass over the source that the weights use up first."""
+    """Total number of rows. None: one pass over the source that the weights exhaust first."""
 
     seed: Seed = 0
-    """Of the draw and of the order."""
+    """Seed of the draw and of the order."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return `rows`, or all that are read."""
+        """Return `rows`, or the number of input rows."""
         return num_read if self.rows is None else self.rows
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class MixSettings(StageSettings):
 
 
 def mix(settings: MixSettings, out: Output) -> None:
-    """Write rows of all sources in one order that chance gives."""
+    """Write rows of all sources in random order."""
     rows = out.open(settings.inputs)
     names = [entry["source"] for entry in out.manifest.inputs]
     sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}
@@ -70,7 +70,8 @@ def mix(settings: MixSettings, out: Output) -> None:
             num_renamed += 1
         out.write(row)
     for stream in streams:
-        assert next(stream, None) is None  # the rest was not drawn
+        # All drawn rows were written; the remaining rows were not drawn.
+        assert next(stream, None) is None
     out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
     out.manifest.measured["ids that two sources had"] = num_renamed
 
@@ -89,11 +90,11 @@ def _drawn(out: Output, rows: Sequence[Record], wanted: int, seed: str) -> Itera
 def in_proportion(
     available: Mapping[str, int], weights: Mapping[str, float], total: int | None, where: str
 ) -> dict[str, int]:
-    """Return how many rows each part gives so that they stand in proportion to the weights.
+    """Compute the number of rows of each part, in proportion to the weights.
 
-    total: rows in all; None: as many as the scarcest part allows. What is left over by rounding
-    goes to the parts that lost most by it. Raises DataError at ``where`` where the rows do not
-    suffice.
+    total: total number of rows; None: as many as the scarcest part allows. Remainders of rounding
+    go to the parts with the largest fractions. Raises DataError, located at ``where``, if a part
+    has too few rows.
     """
     whole = sum(weights.values())
     most, scarcest = min((available[name] * whole / weights[name], name) for name in weights)
@@ -112,9 +113,9 @@ def in_proportion(
 
 
 class Lots:
-    """Takes exactly ``wanted`` of ``of`` rows in one pass, each with the same chance.
+    """Draws exactly ``wanted`` of ``of`` rows in one pass, each with equal probability.
 
-    It keeps no row (Knuth, The Art of Computer Programming, section 3.4.2, algorithm S).
+    No row is stored (Knuth, The Art of Computer Programming, section 3.4.2, algorithm S).
     """
 
     def __init__(self, of: int, wanted: int, seed: str) -> None:
@@ -122,7 +123,7 @@ class Lots:
         self._random = Random(seed)
 
     def takes(self) -> bool:
-        """Whether the next row is one of them."""
+        """Whether the next row is drawn."""
         taken = self._random.random() * self.left < self.wanted
         self.left -= 1
         self.wanted -= taken
