@@ -1,4 +1,4 @@
-"""Data stage ``filter``: problems that teach nothing, or cannot be verified, are taken out."""
+"""Data transform ``filter``: remove problems without training signal or a reliable verdict."""
 
 from __future__ import annotations
 
@@ -42,27 +42,29 @@ _ASKS = re.compile(
 
 
 class FilterSettings(StageSettings):
-    """Take out problems by difficulty, by the form of the question, and by length.
+    """Remove problems by difficulty, by the form of the question, and by length.
 
-    Kimi k1.5 (arXiv:2501.12599, section 2.1) takes out what is guessed, and what is a choice, true
-    or false, or a proof: right answers to these say little of the reasoning.
+    Kimi k1.5 (arXiv:2501.12599, section 2.1) removes problems that are easily guessed, and
+    multiple-choice, true-or-false and proof questions. A correct answer to these is weak evidence
+    of correct reasoning.
     """
 
     min_pass_rate: Rate | None = None
-    """Lower end of the band of pass rates that stay, by the key ``difficulty``
-    (``label_difficulty``). 0.1: what is almost never solved is taken."""
+    """Lower end of the band of kept pass rates, from the key ``difficulty``
+    (``label_difficulty``). 0.1 removes problems that are almost never solved."""
     max_pass_rate: Rate | None = None
-    """Upper end of the band. 0.9: what is almost always solved is taken."""
+    """Upper end of the band. 0.9 removes problems that are almost always solved."""
     band: Literal["rate", "possible", "certain"] = "rate"
-    """What must lie in the band. ``rate``: the observed pass rate. ``possible``: some part of its
-    95 % interval, so that few samples take little. ``certain``: the whole interval."""
+    """Quantity that must be in the band. ``rate``: the observed pass rate. ``possible``: any part
+    of its 95 % interval, so that few samples remove few problems. ``certain``: the whole
+    interval."""
     max_guessed: Rate | None = None
-    """Largest share that is solved without thinking (``also_without_thinking``). 0: what was ever
-    guessed is taken."""
+    """Maximum pass rate without thinking (``also_without_thinking``). 0 removes every problem that
+    was ever solved without thinking."""
     without: tuple[Form, ...] = ()
-    """Forms of questions that are taken: ``multiple_choice``, ``true_false``, ``proof``."""
+    """Forms of questions to remove: ``multiple_choice``, ``true_false``, ``proof``."""
     max_words: Natural | None = None
-    """Most words of a question."""
+    """Maximum number of words in a question."""
 
     @model_validator(mode="after")
     def _band_holds_rates(self) -> FilterSettings:
@@ -74,7 +76,7 @@ class FilterSettings(StageSettings):
 
 
 def filter_problems(settings: FilterSettings, out: Output) -> None:
-    """Write the problems that no filter takes."""
+    """Write the problems that pass all filters."""
     filters: dict[str, Callable[[Record], str]] = {}
     if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
         filters["difficulty"] = partial(_fault_of_difficulty, settings)
@@ -86,7 +88,7 @@ def filter_problems(settings: FilterSettings, out: Output) -> None:
         filters["words"] = partial(_fault_of_length, settings.max_words)
 
     def check(row: Record) -> None:
-        """Complain of a label that a filter reads and that is missing, before a row is written."""
+        """Raise DataError for a missing label that a filter needs, before any row is written."""
         _ = row.problem
         for name in ("difficulty", "guessed"):
             if name in filters:
@@ -97,7 +99,7 @@ def filter_problems(settings: FilterSettings, out: Output) -> None:
 
 
 def _counts(row: Record, *path: str) -> tuple[int, int]:
-    """Return what a label says: how many of so many passed; raises DataError where it is none."""
+    """Read a label as (passed, judged). Raises DataError for an invalid label."""
     found: Any = row.keys
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -119,7 +121,8 @@ def _fault_of_difficulty(settings: FilterSettings, row: Record) -> str:
     if settings.band != "rate":
         low, high = share_interval(passed / judged, judged)
     if settings.band == "possible":
-        low, high = high, low  # only what lies outside as a whole is out
+        # A problem is removed only if its whole interval is outside the band.
+        low, high = high, low
     least, most = settings.min_pass_rate or 0.0, settings.max_pass_rate
     seen = f"{passed} of {judged} passed"
     if settings.band != "rate":
@@ -157,7 +160,7 @@ def _is_true_false(row: Record) -> str:
 
 
 def _is_proof(row: Record) -> str:
-    """A proof is asked for, and nothing else that could be checked."""
+    """Return a reason if the question asks only for a proof, without a checkable answer."""
     question = row.problem.question
     found = _PROOF.search(question)
     if found is None or _ASKS.search(question):

@@ -1,4 +1,4 @@
-"""`assay data rewrite`: a model makes completions readable; what is still verified stays."""
+"""`assay data rewrite`: have a model make completions readable, and keep those that still pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.data.rows import problem_row
 from assay.types import Problem
 
 ORIGINAL = "completion"
-"""The key of a problem's spec under which the completion stands that is to be rewritten."""
+"""Key of the problem's spec with the completion to rewrite."""
 REQUEST = """\
 Below are a problem and a solution. Rewrite the solution so that a reader can follow it: keep its \
 reasoning and its final answer, write whole sentences in the language of the problem, leave out \
@@ -33,16 +33,16 @@ solution gives it. Write the new solution and nothing else.
 
 
 class RewriteSettings(AskingSettings):
-    """Have a model make completions readable, and keep what is still verified.
+    """Have a model make completions readable, and keep those that still pass.
 
-    A row is a completion with its problem, as ``collect`` writes it. Its new completion is judged
-    by the problem's verifier. A row whose rewritings all fail goes.
+    A row is a completion with its problem, as ``collect`` writes it. The problem's verifier judges
+    the rewritten completion. A row is removed if all its rewritten completions fail.
     """
 
     num_samples: Count = 1
-    """Rewritings of each completion, of which the first that passes stays."""
+    """Number of rewritten completions per row. The first that passes is kept."""
     request: Text = REQUEST
-    """What the model is asked, with ``{question}`` and ``{completion}`` in it."""
+    """Prompt for the model, with the placeholders ``{question}`` and ``{completion}``."""
 
     @field_validator("request")
     @classmethod
@@ -53,7 +53,7 @@ class RewriteSettings(AskingSettings):
 
 
 def rewrite(settings: RewriteSettings, out: Output) -> None:
-    """Write the rows whose completion could be rewritten."""
+    """Write the rows with a rewritten completion that passes."""
     from assay.curation.sampler import sampled
 
     def ask(problem: Problem, template: str | None) -> Problem:
@@ -75,7 +75,7 @@ def rewrite(settings: RewriteSettings, out: Output) -> None:
 
 
 def to_rewrite(row: Record) -> Problem:
-    """Return a row's problem, with the completion in it; raises DataError."""
+    """Return a row's problem, with the completion in its spec. Raises DataError."""
     return replace(row.problem, spec={**row.problem.spec, ORIGINAL: row.text("completion")})
 
 

@@ -1,4 +1,4 @@
-"""Data stage ``select``: rejection sampling. Of each problem's completions a few good ones stay."""
+"""Data transform ``select``: rejection sampling. Keeps the best completions of each problem."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from assay.verify.service import VerifierService
 from assay.verify.serving.sums import names_in
 from assay.verify.style.length import num_words
 
-PATIENCE = 32  # completions of which none was judged, after which a verifier is given up
-SHINGLE = 3  # words: what two completions have in common is counted in rows of so many
+# A verifier that judges none of this many completions raises an error.
+PATIENCE = 32
+# Number of words in an n-gram, for the similarity of completions.
+SHINGLE = 3
 
 _CODE_BLOCK = re.compile(r"^[ \t]{0,3}(```|~~~)", re.MULTILINE)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
@@ -35,42 +37,42 @@ _PARAGRAPH_END = re.compile(r"\n\s*\n")
 class SelectSettings(StageSettings):
     """Keep the best few completions of each problem: rejection sampling.
 
-    A row is a collected completion: a prompt, a ``completion`` and, where it was judged, a
-    ``verdict``. The rows of a problem need not stand together.
+    A row is a collected completion: a prompt, a ``completion`` and, if it was judged, a
+    ``verdict``. The rows of a problem need not be adjacent.
     """
 
     keep: Literal["verified", "any"] = "verified"
-    """``verified``: completions that passed, by their recorded verdict or by ``judge``. ``any``:
-    verdicts do not count."""
+    """``verified``: keep completions that passed, by their recorded verdict or by ``judge``.
+    ``any``: ignore verdicts."""
     judge: Text | None = None
-    """The verifier of completions without a verdict, as ``judge`` or ``math``. Recorded verdicts
-    stand. None: a row without a verdict is an error."""
+    """Verifier of completions without a verdict, such as ``judge`` or ``math``. Recorded verdicts
+    are not changed. None: a row without a verdict is an error."""
     min_score: Rate | None = None
-    """What ``judge`` scores so high is kept. None: only what it passes."""
+    """Minimum score by ``judge``. None: only completions that pass."""
     filters: tuple[Text, ...] = ()
-    """Verifiers of form, each of which takes what it does not pass: ``language`` (needs
+    """Verifiers of form. A completion that fails one of them is removed. ``language`` (needs
     ``verification.options.language.target``), ``think_format``, ``answer_tags``, ``repetition``, or
-    any other of docs/verifiers.md."""
+    any other verifier of docs/verifiers.md."""
     min_words: Natural | None = None
-    """Fewest words of a completion. A Chinese or Japanese character is a word."""
+    """Minimum number of words in a completion. A Chinese or Japanese character is a word."""
     max_words: Natural | None = None
-    """Most words of a completion."""
+    """Maximum number of words in a completion."""
     max_paragraph_words: Natural | None = None
-    """Most words of one paragraph: longer ones are hard to read."""
+    """Maximum number of words in a paragraph. Longer paragraphs are hard to read."""
     code_blocks: bool = True
-    """Whether a completion may hold fenced blocks of code."""
+    """Whether a completion may contain fenced code blocks."""
     k: Natural = 4
-    """Most completions of one problem."""
+    """Maximum number of completions per problem."""
     order: Literal["shortest", "diverse", "first"] = "first"
-    """Which ``k`` of a problem stay. ``shortest``: those with the fewest characters. ``diverse``:
-    the shortest, then always the one that has least in common with those that stay. ``first``:
-    those that stand first."""
+    """Order in which ``k`` completions of a problem are chosen. ``shortest``: by number of
+    characters. ``diverse``: the shortest, then always the completion least similar to those already
+    chosen. ``first``: in the order of the rows."""
     verification: VerificationConfig = VerificationConfig()
-    """How ``judge`` and ``filters`` run, and their options, as in a training configuration."""
+    """Settings and options of ``judge`` and ``filters``, as in a training configuration."""
 
 
 def select(settings: SelectSettings, out: Output) -> None:
-    """Filter completions, the cheapest filter first, then choose among those of each problem."""
+    """Filter completions, the cheapest filter first, then choose up to ``k`` per problem."""
     asked = [*settings.filters, *([settings.judge] if settings.judge else [])]
     named = {name.partition("@")[0] for one in asked for name in names_in(one)}
     allow = named - BUILT_IN.keys()
@@ -107,7 +109,7 @@ def select(settings: SelectSettings, out: Output) -> None:
 
 
 def _check(settings: SelectSettings, row: Record) -> None:
-    """Raise DataError for a row that holds no completion, or no verdict where one is needed."""
+    """Raise DataError for a row without a completion, or without a required verdict."""
     if settings.keep == "verified" and settings.judge is None:
         check_judged(row, 'set judge = "math" or another verifier, or keep = "any"')
     _ = row.prompt, row.completion
@@ -150,10 +152,10 @@ def _failed(
     name: str,
     least: float = 1.0,
 ) -> Iterator[int]:
-    """Yield the rows that score less than ``least``, which the filter ``name`` takes.
+    """Yield the rows with a score below ``least``, which the filter ``name`` removes.
 
-    Some hundreds are judged at a time. Raises VerifierError, in the verifier's own words, where
-    none of the first was judged.
+    Rows are judged in batches of some hundreds. Raises VerifierError with the verifier's message if
+    none of the first rows was judged.
     """
 
     def pairs() -> Iterator[tuple[Problem, Completion]]:
@@ -179,7 +181,7 @@ def _failed(
 
 
 def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Sequence[Record]:
-    """Return at most ``k`` different completions of one problem, in the configured order."""
+    """Choose up to ``k`` distinct completions of one problem, in the configured order."""
     different: dict[str, Record] = {}
     for row in group:
         first = different.setdefault(row.completion.strip(), row)
@@ -197,11 +199,12 @@ def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Seq
 
 
 def _most_diverse(texts: Sequence[str], k: int) -> list[str]:
-    """Return texts, first ``k`` that differ most: each has least in common with those before."""
+    """Order texts by diversity. Each of the first ``k`` is the least similar to those before it."""
     ngrams = {text: shingles(text.casefold().split(), SHINGLE) for text in texts}
     rest = sorted(texts, key=len)
     chosen = [rest.pop(0)]
-    nearest = dict.fromkeys(rest, 0.0)  # the likeness to the most alike of the chosen
+    # Similarity of each text to the most similar chosen text.
+    nearest = dict.fromkeys(rest, 0.0)
     while rest and len(chosen) < k:
         newest = ngrams[chosen[-1]]
         for text in rest:

@@ -1,4 +1,4 @@
-"""Data stage ``vary``: each row once for each way to ask, as with and without reasoning."""
+"""Data transform ``vary``: write each row in several variants, as with and without reasoning."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ EMPTY_BLOCK = "<think>\n\n</think>\n\n"
 
 
 class Variant(Section):
-    """One way to ask."""
+    """One variant of a row."""
 
     append: str = ""
-    """Text behind the question, as `` /no_think``: behind the prompt, or the user's last turn."""
+    """Text to append to the prompt or to the user's last turn, such as `` /no_think``."""
     reasoning: Literal["keep", "empty"] = "keep"
-    """What becomes of a completion's reasoning. ``empty``: an empty block stands in its place, as
-    Qwen3 answers without thinking."""
+    """Treatment of a completion's reasoning. ``empty``: an empty think block replaces it, as in
+    Qwen3's no-think answers."""
     keys: dict[str, Any] = Field(default={})
-    """Keys that the row gets, as ``think``, ``effort`` or ``verifier``."""
+    """Keys to set in the row, such as ``think``, ``effort`` or ``verifier``."""
 
 
 class VarySettings(StageSettings):
-    """Write each row once for each way to ask, as with and without reasoning.
+    """Write each row in several variants, as with and without reasoning.
 
-    A row is a problem, or a prompt with a completion. The name of the variant is put behind its id
+    A row is a problem, or a prompt with a completion. The name of the variant is appended to its id
     and its tags.
     """
 
     variants: Annotated[dict[Text, Variant], Field(min_length=1)]
-    """Ways to ask, by their names: ``append`` is put behind the question. ``reasoning = "empty"``
-    puts an empty think block in the place of a completion's reasoning. ``keys`` are set in the row:
+    """Variants by name. ``append`` is added after the question. ``reasoning = "empty"`` replaces a
+    completion's reasoning with an empty think block. ``keys`` are set in the row:
     ``{no_think = {append = " /no_think", reasoning = "empty", keys = {think = "free"}}}``."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return a row for each row and variant."""
+        """Return the number of rows times the number of variants."""
         return None if num_read is None else num_read * len(self.variants)
 
 
@@ -57,7 +57,7 @@ def vary(settings: VarySettings, out: Output) -> None:
 
 
 def varied(row: Record, name: str, variant: Variant) -> Row:
-    """Return a row as one variant has it."""
+    """Build one variant of a row."""
     found = {**row.keys, "id": f"{row.id}-{name}", "tags": [*row.tags, name]}
     key = _prompt_key(row)
     found[key] = appended(found[key], variant.append)
@@ -72,7 +72,7 @@ def _prompt_key(row: Record) -> str:
 
 
 def _empty_block(row: Row) -> None:
-    """Leave the answer alone of what a row's completion says, behind an empty block."""
+    """Replace the reasoning of a row's completion with an empty think block."""
     if "completion" in row:
         row["completion"] = _answer_alone(row["completion"])
     elif "messages" in row and row["messages"][-1]["role"] == "assistant":
