@@ -29,6 +29,10 @@ import os, re, signal, socket, subprocess, sys, tempfile, threading, time
 from assay.host.fields import Field
 from assay.verify.base import (Limits, Verifier)
 
+def descriptors():
+    """All but the standard ones: the service's channel has the number that it has in the service."""
+    return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+
 def deeds(problem, completion):
     """Does what the completion says."""
     word, _, rest = completion.text.partition(" ")
@@ -52,13 +56,13 @@ def deeds(problem, completion):
     if word == "hang":
         time.sleep(1000)
     if word == "close":
-        for descriptor in range(3, 64):
+        for descriptor in descriptors():
             try:
                 os.close(descriptor)
             except OSError:
                 pass
     if word == "forge":
-        for descriptor in range(3, 64):
+        for descriptor in descriptors():
             try:
                 with socket.socket(fileno=os.dup(descriptor)) as channel:
                     channel.sendall(bytes.fromhex(rest))
