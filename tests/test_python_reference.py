@@ -74,7 +74,7 @@ def test_every_parameter_is_told(name: str) -> None:
         told += inspect.getdoc(getattr(assay, other)) or ""
     for parameter in inspect.signature(getattr(assay, name)).parameters:
         if parameter not in ("path", "num_samples", "temperature", "seed"):  # they speak
-            assert re.search(rf"\b{parameter}(, \w+)*: ", told), parameter
+            assert re.search(rf"\b{parameter}(, \w+)*:\s", told), parameter
 
 
 @pytest.mark.parametrize("page", [PAGE, ADAPTERS], ids=["python", "use_in_your_trainer"])
