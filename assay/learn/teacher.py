@@ -16,7 +16,7 @@ from assay.model.head import Head
 from assay.model.packing import Batch, MicroBatch
 from assay.model.targets import KeptLogprobs, TeacherStates
 
-Likeliest = tuple[Tensor, Tensor, Tensor]
+TopK = tuple[Tensor, Tensor, Tensor]
 """Top-k tokens of the teacher, their log-probabilities, and that of all other tokens together."""
 
 
@@ -50,12 +50,12 @@ class TeacherModel:
         hidden_TD = hidden_states(self.model, inputs, passes.lean)
         return TeacherStates(self._head, hidden_TD.to(passes.device), self.divergence)
 
-    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Return the top-k tokens of `TeacherStates.likeliest` for each row of a batch."""
-        found: dict[int, Likeliest] = {}
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        """Return the top-k tokens of `TeacherStates.top_k` for each row of a batch."""
+        found: dict[int, TopK] = {}
         with passes.open():
             for part in passes.split(batch):
-                columns = self.target(part, passes).likeliest(count, size)
+                columns = self.target(part, passes).top_k(count, size)
                 lengths = part.batch.length_R.tolist()
                 rows = zip(*(column.split(lengths) for column in columns), strict=True)
                 found.update(zip(part.row_index_R.tolist(), rows, strict=True))
@@ -85,8 +85,8 @@ class TeacherElsewhere(ABC):
         self.count, self.size, self.divergence = count, size, divergence
 
     @abstractmethod
-    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Return the top-k tokens as in `TeacherModel.likeliest`."""
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        """Return the top-k tokens as in `TeacherModel.top_k`."""
 
     @abstractmethod
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
@@ -94,7 +94,7 @@ class TeacherElsewhere(ABC):
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
         """Return the teacher's top-k distributions at the tokens of a micro-batch."""
-        rows = self.likeliest(micro_batch.batch, passes, self.count, self.size)
+        rows = self.top_k(micro_batch.batch, passes, self.count, self.size)
         columns = (torch.cat(column).to(passes.device) for column in zip(*rows, strict=True))
         tokens_TK, logprobs_TK, rest_T = columns
         return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self.divergence)

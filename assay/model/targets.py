@@ -47,7 +47,7 @@ class TeacherStates:
             student = Distribution.of(student.logits_BN[:, :theirs])
         return self.divergence.between(Distribution.of(taught_BV[:, :ours]), student)
 
-    def likeliest(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def top_k(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the top-k tokens [T, K], their log-probabilities, and that of all other tokens
         [T].
 
@@ -58,7 +58,7 @@ class TeacherStates:
         for first in range(0, len(self.hidden_TD), at_once):
             raw_BV = self.logits(slice(first, first + at_once), room)
             taught_BV = self.head.scaled(raw_BV, self.temperature)
-            found.append(keep_likeliest(taught_BV[:, :size], count))
+            found.append(keep_top_k(taught_BV[:, :size], count))
         tokens, logprobs, rest = (torch.cat(column) for column in zip(*found, strict=True))
         return tokens, logprobs, rest
 
@@ -110,7 +110,7 @@ def _joined(chosen_BK: Tensor, rest_B1: Tensor) -> Tensor:
     return torch.cat([chosen_BK, rest_B1.to(chosen_BK.dtype).clamp(min=LEAST)], dim=-1)
 
 
-def keep_likeliest(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def keep_top_k(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the top-k tokens [B, K], their log-probabilities, and that of all other tokens [B].
 
     Raises RuntimeError if ``count`` exceeds the vocabulary.

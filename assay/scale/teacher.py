@@ -17,7 +17,7 @@ from assay.config import ScaleConfig
 from assay.errors import WorkerDied
 from assay.host.terminal import warn
 from assay.learn.passes import Passes
-from assay.learn.teacher import Likeliest, TeacherElsewhere, TeacherModel
+from assay.learn.teacher import TeacherElsewhere, TeacherModel, TopK
 from assay.model.divergence import Divergence
 from assay.model.layouts import Layout
 from assay.model.packing import Batch
@@ -85,9 +85,9 @@ class TeacherActor:
         """Return the teacher's vocabulary size and its maximum length, if limited."""
         return self._teacher.size, self._teacher.context_length
 
-    def likeliest(self, batch: Batch, way: Way, count: int, size: int) -> list[Likeliest]:
-        """Compute the top-k logits of each row as `TeacherModel.likeliest` does, on the CPU."""
-        rows = self._teacher.likeliest(self._here(batch), self._passes(way), count, size)
+    def top_k(self, batch: Batch, way: Way, count: int, size: int) -> list[TopK]:
+        """Compute the top-k logits of each row as `TeacherModel.top_k` does, on the CPU."""
+        rows = self._teacher.top_k(self._here(batch), self._passes(way), count, size)
         return [(tokens.cpu(), logprobs.cpu(), rest.cpu()) for tokens, logprobs, rest in rows]
 
     def logprobs(self, batch: Batch, way: Way) -> Tensor:
@@ -141,10 +141,10 @@ class ActorTeacher(TeacherElsewhere):
         its_size, self.context_length = known[0]
         self.size = min(self.size, its_size)
 
-    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Compute top-k logits; see `TeacherModel.likeliest`."""
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        """Compute top-k logits; see `TeacherModel.top_k`."""
         way = Way.of(passes)
-        found = self._shared(batch, lambda one, part: one.likeliest.remote(part, way, count, size))
+        found = self._shared(batch, lambda one, part: one.top_k.remote(part, way, count, size))
         return [row for rows in found for row in rows]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:

@@ -19,7 +19,7 @@ from assay.endpoint.replies import EndpointFailure, shown
 from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
 from assay.errors import ConfigError, WorkerDied, message
 from assay.learn.passes import Passes
-from assay.learn.teacher import Likeliest, TeacherElsewhere
+from assay.learn.teacher import TeacherElsewhere, TopK
 from assay.model.divergence import Divergence
 from assay.model.packing import Batch
 from assay.model.targets import LEAST
@@ -67,9 +67,9 @@ class ServerTeacher(TeacherElsewhere):
         self.context_length = self._read_context()
         self._check_tokens(tokenizer)
 
-    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
-        """Return the top-k distributions of each row, as `TeacherModel.likeliest` does."""
-        return [likeliest(steps, count, size) for steps in self._steps_of(batch, count)]
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        """Return the top-k distributions of each row, as `TeacherModel.top_k` does."""
+        return [top_k(steps, count, size) for steps in self._steps_of(batch, count)]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return the log-probability of each token, [T] float32, clamped to at least -100."""
@@ -210,7 +210,7 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
     return steps
 
 
-def likeliest(steps: Sequence[Step], count: int, size: int) -> Likeliest:
+def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
     size: vocabulary size. The remaining mass is at least the resolution of float32, but at most

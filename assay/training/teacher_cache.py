@@ -21,7 +21,7 @@ from assay.errors import ConfigError, DataError, message
 from assay.host.files import disk_full_as, write_atomic
 from assay.host.records import as_object, check_regular
 from assay.learn.passes import Passes
-from assay.learn.teacher import Likeliest, OpenTeacher
+from assay.learn.teacher import OpenTeacher, TopK
 from assay.model.divergence import Divergence
 from assay.model.packing import MicroBatch, pack
 from assay.model.probe import prove_lean
@@ -47,14 +47,14 @@ SCHEMA = pa.schema(
     ]
 )
 
-Ask = Callable[[Sequence[Group]], list[Likeliest]]
+Ask = Callable[[Sequence[Group]], list[TopK]]
 """Queries the teacher; returns one result per group."""
 
 
 class KeptTeacher:
     """Cached teacher logits of one batch, in the batch's token order."""
 
-    def __init__(self, found: Likeliest, divergence: Divergence) -> None:
+    def __init__(self, found: TopK, divergence: Divergence) -> None:
         self._found = found
         self._divergence = divergence
 
@@ -94,7 +94,7 @@ class Kept:
             self._write(asked, ask(asked))
         return len(lacking)
 
-    def of(self, groups: Sequence[Group], device: torch.device) -> Likeliest:
+    def of(self, groups: Sequence[Group], device: torch.device) -> TopK:
         """Return the cached logits of these groups, concatenated."""
         rows = [self._row(*self._places[_key(group)]) for group in groups]
         tokens, logprobs, rest = (np.concatenate(column) for column in zip(*rows, strict=True))
@@ -141,7 +141,7 @@ class Kept:
             remedy = "raise it, or lower distill.keep_top"
             raise ConfigError(message("distill.keep_gib", found, accepted, remedy))
 
-    def _write(self, groups: Sequence[Group], found: Sequence[Likeliest]) -> None:
+    def _write(self, groups: Sequence[Group], found: Sequence[TopK]) -> None:
         """Write a file with one row group per trace, so that traces are read individually."""
         taken = [path.stem.partition("-")[2] for path in self.folder.glob("part-*.parquet")]
         path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
@@ -221,11 +221,11 @@ class Keeping:
             if teacher.model is not None:
                 way.lean, _ = prove_lean(teacher.model)
 
-            def ask(groups: Sequence[Group]) -> list[Likeliest]:
+            def ask(groups: Sequence[Group]) -> list[TopK]:
                 # Earlier parts are already on disk, so an interrupt loses only this part.
                 run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
-                found = teacher.likeliest(batch, way, self.settings.keep_top, self.size)
+                found = teacher.top_k(batch, way, self.settings.keep_top, self.size)
                 work.done += len(groups)
                 return found
 

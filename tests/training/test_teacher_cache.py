@@ -96,13 +96,13 @@ def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.Mon
         with pytest.raises(Killed):
             train(kept_tree(world, "part"), quiet=True)
     asked: list[int] = []
-    likeliest = TeacherModel.likeliest
+    top_k = TeacherModel.top_k
 
     def counted(self: Any, batch: Any, *args: Any) -> Any:
         asked.append(batch.num_rows)
-        return likeliest(self, batch, *args)
+        return top_k(self, batch, *args)
 
-    monkeypatch.setattr(TeacherModel, "likeliest", counted)
+    monkeypatch.setattr(TeacherModel, "top_k", counted)
     again = train(resume=world.folder / "runs" / "part", quiet=True)
     assert asked == [3, 1]
     assert [path.read_bytes() for path in files] == bits

@@ -95,7 +95,7 @@ class Conversation:
         # Reward of each answered turn.
         self.earned: list[float] = []
 
-    def hears(self, said: str, ended: bool) -> bool:
+    def is_addressed(self, said: str, ended: bool) -> bool:
         """Return whether the policy has ended its turn."""
         return ended
 

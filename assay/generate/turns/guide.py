@@ -229,7 +229,7 @@ class TurnGuide:
             tokens = tokens[:-1]
         # Decode the whole completion, because a token's text depends on the tokens before it.
         said = text(tokens)[len(text(tokens[: self._start])) :]
-        if not self.respondent.hears(said, so_far.ends):
+        if not self.respondent.is_addressed(said, so_far.ends):
             return None
         self._has_asked = True
         return self.thread.submit(partial(self._answer, said, so_far.newest))

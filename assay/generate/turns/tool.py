@@ -55,7 +55,7 @@ class Respondent(Protocol):
     same tokens.
     """
 
-    def hears(self, said: str, ended: bool) -> bool:
+    def is_addressed(self, said: str, ended: bool) -> bool:
         """Return whether a turn ends here, so that `respond` must be called. Must be fast.
 
         said: the text of this assistant turn, without its end token. ended: the policy ended the

@@ -67,7 +67,7 @@ class ToolAnswers:
     num_calls: int = 0
     opened: dict[str, RunCall] = field(default_factory=dict[str, RunCall])
 
-    def hears(self, said: str, ended: bool) -> bool:
+    def is_addressed(self, said: str, ended: bool) -> bool:
         """Return whether a turn ends in calls."""
         return bool(self.format.found(said, ended, self.think))
 

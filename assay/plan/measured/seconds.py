@@ -189,7 +189,7 @@ def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn
         if settings is None or isinstance(teacher, SpanTeacher):
             teacher.logprobs(batch, passes)
         elif settings.keep is not None:
-            teacher.likeliest(batch, passes, settings.keep_top, teacher.size)
+            teacher.top_k(batch, passes, settings.keep_top, teacher.size)
         else:
             with passes.open():
                 for part in passes.split(batch):

@@ -57,7 +57,7 @@ def answers(**settings: Any) -> ToolAnswers:
 
 def asked(answering: ToolAnswers, name: str, **arguments: Any) -> str:
     said = f'<tool_call>{{"name": "{name}", "arguments": {str(arguments).replace(chr(39), chr(34))}}}</tool_call>'
-    assert answering.hears(said, False)
+    assert answering.is_addressed(said, False)
     (message,) = answering.respond(said)
     assert message["role"] == "tool"
     return message["content"]
@@ -91,7 +91,7 @@ def test_a_call_that_cannot_be_read_is_answered() -> None:
         (message,) = answering.respond(said)
         assert message["content"].startswith("error: "), said
         assert "accepted: a JSON object with name and arguments" in message["content"]
-    assert not answering.hears("no call at all", True)
+    assert not answering.is_addressed("no call at all", True)
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one thread")
@@ -174,7 +174,7 @@ def test_a_chain_of_calls_is_answered_call_by_call() -> None:
 
 def test_a_turn_that_nobody_answers_goes_on() -> None:
     class Silent:
-        def hears(self, said: str, ended: bool) -> bool:
+        def is_addressed(self, said: str, ended: bool) -> bool:
             return True
 
         def respond(self, said: str) -> None:
@@ -206,6 +206,6 @@ def test_a_call_alone_is_answered_at_the_end_of_its_turn() -> None:
     bare = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
     xml = "<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>"
     for said in (bare, f"```json\n{bare}\n```", xml):
-        assert not answering.hears(said, False) and answering.hears(said, True)
+        assert not answering.is_addressed(said, False) and answering.is_addressed(said, True)
         assert [message["content"] for message in answering.respond(said)] == ["42"]
-    assert not answering.hears("It is 42.", True)
+    assert not answering.is_addressed("It is 42.", True)

@@ -48,7 +48,7 @@ def completion(*turns: str, told: str = "no\n", **keys: Any) -> Completion:
 def test_a_conversation_and_its_reward() -> None:
     assert Digit.begun(PROBLEM).prompt == ({"role": "user", "content": "Which digit?"},)
     talk = Digit.respondent(PROBLEM, ThinkFormat(mode="opened"))
-    assert not talk.hears("5", False) and talk.hears("5\n", True)
+    assert not talk.is_addressed("5", False) and talk.is_addressed("5\n", True)
     said = "is it 5?</think>4\n"
     assert talk.respond(said) == [{"role": "user", "content": "no"}]
     assert talk.messages[1] == {"role": "assistant", "content": "4\n"}
