@@ -3,7 +3,8 @@
 compare.py, compare_result.py, preference_judge.py   two models on the same problems
 gate.py, gate_checks.py, gate_thresholds.py          release checks of a checkpoint, with canaries
 divergence.py, frontier.py                           KL between models; accuracy against tokens
-rejudge.py, drift.py, replay.py, replay_result.py    judge again, compare verdicts, replay a step
+rejudge.py, replay.py, replay_result.py              logged and new verdicts; replay of a step
+drift.py                                             files of verdicts, compared
 audit.py, step_audit.py                              verifier disagreements for people to label
 step_labels.py, reward_terms.py                      step labels from rollouts; effect of each term
 test_time/                                           search at inference time

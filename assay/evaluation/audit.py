@@ -12,18 +12,18 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from assay.errors import DataError, RunError, message
-from assay.evaluation.rejudge import Pairs, rescore
+from assay.evaluation.rejudge import JudgeOptions, Rejudged, rejudge
 from assay.evaluation.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.host.files import check_folder, config_of, plain, read_rows, write_atomic
 from assay.host.terminal import lined
 from assay.report.loaded import load_run
 from assay.run.intervals import share_interval
-from assay.types import Group, Verdict
 from assay.verify.selftest import labelled_row
 
 LABELS = ("passed", "failed", "unsure")
@@ -103,14 +103,14 @@ def audit(
     at: Sequence[int] = (),
     passes: int = 50,
     below: float = 0.5,
-    **how: Any,
+    **how: Unpack[JudgeOptions],
 ) -> AuditResult:
     """Queue completions on which a second verifier disagrees; return the state of the audit.
 
     second: None: judge nothing, only read labels. count: at most this many new rows, half of each
     kind if possible. among: approximate number of completions to judge, from steps drawn at random.
     steps: a step verifier; passes with a wrong step are queued too, at most ``count``. at, passes,
-    below: see `audit_steps`. seed: of all random draws. how: keyword arguments of `rescore`.
+    below: see `audit_steps`. seed: of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
@@ -129,7 +129,7 @@ def audit(
         drawn = {"at": at, "passes": passes, "below": below, "seed": seed}
         _, wrong = audit_steps(folder, steps, **drawn, how=how)
         known = {row["id"] for row in rows if row["kind"] == _STEP_IS_WRONG}
-        fresh = [_with_steps(*one, below) for one in wrong if one[0].completions[0].id not in known]
+        fresh = [_with_steps(one, below) for one in wrong if one.completion.id not in known]
         rows += random.Random(f"{seed} wrong steps").sample(fresh, min(count, len(fresh)))
     if rows:
         write_queue(folder, rows)
@@ -188,48 +188,42 @@ def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
 
 
 def _disagreements(
-    folder: Path, second: str, steps: Sequence[int], how: Mapping[str, Any]
+    folder: Path, second: str, steps: Sequence[int], how: JudgeOptions
 ) -> tuple[int, list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-
-    def see(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
-        way = _WAYS.get((before.status, after.status))
-        if way is not None:
-            found.append(_as_row(group, index, before, after, step) | {"kind": way})
-
+    judged, found = 0, list[dict[str, Any]]()
     # The second verifier judges every row, including rows that name a verifier.
-    def take(step: int, pairs: Pairs) -> Pairs:
-        return [(replace(g, problem=replace(g.problem, verifier=None)), old) for g, old in pairs]
+    with rejudge(folder, second, steps=steps, instead_of_rows=True, **how) as again:
+        for pair in chain.from_iterable(again):
+            judged += 1
+            if (way := _WAYS.get(pair.statuses)) is not None:
+                found.append(_as_row(pair, way))
+    return judged, found
 
-    result = rescore(folder, second, steps=steps, take=take, see=see, **how)
-    return result.completions, found
 
-
-def _as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
-    completion = group.completions[index]
+def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
+    completion, verdicts = pair.completion, (pair.logged, pair.new)
     return {
         "id": completion.id,
-        "step": step,
-        "kind": "",
-        "prompt": group.problem.question,
+        "step": pair.step,
+        "kind": kind,
+        "prompt": pair.group.problem.question,
         "completion": completion.text,
         "think": completion.think.mode,
-        "spec": plain(group.problem.spec),
-        "verifiers": [before.verifier, after.verifier],
-        "verdicts": [before.status, after.status],
-        "extracted": [before.extracted, after.extracted],
+        "spec": plain(pair.group.problem.spec),
+        "verifiers": [one.verifier for one in verdicts],
+        "verdicts": [*pair.statuses],
+        "extracted": [one.extracted for one in verdicts],
         "label": None,
         "by": None,
     }
 
 
-def _with_steps(
-    group: Group, index: int, before: Verdict, after: Verdict, step: int, below: float
-) -> dict[str, Any]:
+def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
     """Return the queue row of a pass with a wrong step. Its second verdict counts as failed."""
-    row = _as_row(group, index, before, after, step) | {"kind": _STEP_IS_WRONG}
-    scores = [one.score for one in after.step_scores]
-    return row | {"verdicts": [before.status, "failed"], "step_scores": scores, "below": below}
+    scores = [one.score for one in pair.new.step_scores]
+    verdicts = [pair.logged.status, "failed"]
+    steps = {"verdicts": verdicts, "step_scores": scores, "below": below}
+    return _as_row(pair, _STEP_IS_WRONG) | steps
 
 
 def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:

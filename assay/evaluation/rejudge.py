@@ -1,7 +1,9 @@
-"""Judge a run's recorded completions again: ``assay verify --rescore RUN [--verifier math@4]``.
+"""Judge a run's recorded completions again and compare: the logged and the new verdict of each.
 
-The rollout log holds no answers, so the problems are read again from the run's sources. Groups are
-judged as a whole, as during training. The run's directory does not change.
+`rejudge` is the mechanism. Its readers are `rescore` below (``assay verify --rescore RUN``), the
+audits of a run, and a replay. The rollout log holds no answers, so the problems are read again from
+the run's sources. Groups are judged as a whole, as during training. The run's directory does not
+change.
 """
 
 from __future__ import annotations
@@ -9,40 +11,190 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from assay.config import TrainConfig
-from assay.data.problems import load_problems
 from assay.errors import RunError
 from assay.host.files import open_output
 from assay.host.records import read_step_rows
 from assay.host.terminal import lined
-from assay.run.rollout_log import RolloutLog, read_columns
+from assay.run.rollout_log import RolloutLog
 from assay.session.consent import RULES_UNSET, TO_JUDGE, open_config
 from assay.session.judging import open_service
-from assay.types import Group, Problem, Verdict
-from assay.verify.service import Options
-
-Seen = Callable[[Group, int, Verdict, Verdict, int], None]
-"""Called with group, completion index, recorded verdict, new verdict and step."""
-
-Pairs = Sequence[tuple[Group, Sequence[Verdict]]]
-"""Groups with their recorded verdicts."""
+from assay.session.recorded import Judged, recorded_groups
+from assay.types import Completion, Group, Verdict
+from assay.verify.service import Options, VerifierService
 
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
+
+
+class JudgeOptions(TypedDict, total=False):
+    """How verifiers run when they judge recorded completions again; unset: as in the run.
+
+    options: replace the run's verifier options of the same name. allow: Python code that rows may
+    name as verifiers. trust_run: import code that a run from another machine names.
+    """
+
+    num_workers: int | None
+    deadline: float | None
+    options: Options | None
+    allow: Sequence[str]
+    trust_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rejudged:
+    """A recorded completion, ``group.completions[index]``, with its logged and its new verdict."""
+
+    step: int
+    group: Group
+    index: int
+    logged: Verdict
+    new: Verdict
+
+    @property
+    def completion(self) -> Completion:
+        """The completion."""
+        return self.group.completions[self.index]
+
+    @property
+    def statuses(self) -> tuple[str, str]:
+        """The logged and the new status."""
+        return self.logged.status, self.new.status
+
+    def as_row(self) -> dict[str, Any]:
+        """Return both verdicts as plain values."""
+        same = ("status", "score", "reward", "verifier")
+        return {
+            "id": self.completion.id,
+            "step": self.step,
+            **{key: getattr(self.new, key) for key in (*same, "extracted", "detail")},
+            "components": dict(self.new.components),
+            "before": {key: getattr(self.logged, key) for key in same},
+        }
+
+
+class Rejudging:
+    """Judges the completions of a rollout log again; iterating yields the pairs of each step.
+
+    missing: completions that were not judged again. unreadable: steps with a damaged shard; their
+    completions count as missing if the run's metrics give their number.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        log: RolloutLog,
+        service: VerifierService,
+        steps: Sequence[int] | None = None,
+        only: Collection[tuple[int, str]] | None = None,
+        instead_of_rows: bool = False,
+    ) -> None:
+        self.missing = 0
+        self.unreadable: list[int] = []
+        self.recorded_verifier = config.data.verifier
+        self._log, self._service = log, service
+        self._recorded = recorded_groups(config, log, steps)
+        self._only, self._instead_of_rows = only, instead_of_rows
+
+    def __iter__(self) -> Iterator[list[Rejudged]]:
+        for step, recorded in self._recorded:
+            if recorded is None:
+                self.unreadable.append(step)
+                self.missing += _num_completions(self._log.folder.parent, step)
+                continue
+            self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
+            chosen = [*self._chosen(step, recorded)]
+            judged = self._service.judge([group for group, _ in chosen])
+            yield [
+                Rejudged(step, group, index, *pair)
+                for (group, logged), new in zip(chosen, judged, strict=True)
+                for index, pair in enumerate(zip(logged, new, strict=True))
+            ]
+
+    def _chosen(self, step: int, recorded: Sequence[Judged]) -> Iterator[Judged]:
+        for group, logged in recorded:
+            if not group.problem.id:
+                continue
+            if self._instead_of_rows:
+                group = replace(group, problem=replace(group.problem, verifier=None))
+            if self._only is None:
+                yield group, logged
+                continue
+            for one, verdict in zip(group.completions, logged, strict=True):
+                if (step, one.id) in self._only:
+                    yield replace(group, completions=(one,)), [verdict]
+
+
+@contextmanager
+def rejudge(
+    run: Path | str,
+    verifier: str | None = None,
+    *,
+    steps: Sequence[int] | None = None,
+    only: Collection[tuple[int, str]] | None = None,
+    instead_of_rows: bool = False,
+    **how: Unpack[JudgeOptions],
+) -> Iterator[Rejudging]:
+    """Open the verifiers of a run, or others, to judge its recorded completions again.
+
+    verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
+    ``instead_of_rows``. steps: only these. only: step and id of the completions to judge, each
+    without its siblings. Stored replies of a judge are reused, and new ones are not stored.
+
+    Raises RunError if the run holds no rollouts.
+    """
+    folder = Path(run)
+    options, allow = how.get("options") or {}, how.get("allow", ())
+    changes = [f"verification.options.{name}=" for name in options]
+    changes += RULES_UNSET if verifier is not None else []
+    trust_run = how.get("trust_run", False)
+    config = open_config(folder, TO_JUDGE, overrides=changes, allow=allow, trust_run=trust_run)
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
+        if not log.steps():
+            raise RunError(
+                f"{folder}: holds no rollouts to judge again; name a run that has sampled"
+            )
+        settings = config.verification
+        service = stack.enter_context(
+            open_service(
+                settings,
+                verifier or config.data.verifier,
+                num_workers=how.get("num_workers") or settings.num_workers,
+                deadline=how.get("deadline") or settings.deadline,
+                options={**settings.options, **options},
+                allow=allow,
+                by_tag=None if verifier else config.data.verifier_by_tag,
+            )
+        )
+        if (replies := folder / "judge_replies.jsonl").is_file():
+            from assay.verify.learned.panel import close_judges, keep_replies
+
+            keep_replies(replies, read_only=True)
+            stack.callback(close_judges)
+        service.check([None])
+        yield Rejudging(config, log, service, steps, only, instead_of_rows)
+
+
+def _num_completions(folder: Path, step: int) -> int:
+    """Return the number of completions of a step from the run's metrics; 0 if unknown."""
+    for row in read_step_rows(folder / "metrics.jsonl"):
+        if row.get("step") == step and row.get("length/mean"):
+            return round(row["tokens/generated"] / row["length/mean"])
+    return 0
 
 
 @dataclass(eq=False)
 class RescoreResult:
     """Changes of verdicts. flips: counts by ``before -> after``. examples: a few of each.
 
-    missing: completions that were not judged again. unreadable: steps with a damaged shard; their
-    completions count as missing if the run's metrics give their number.
+    missing, unreadable: see `Rejudging`.
     """
 
     run: str
@@ -59,25 +211,25 @@ class RescoreResult:
     after: Counter[str] = field(default_factory=Counter[str])
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
 
-    def add(self, group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
+    def add(self, pair: Rejudged) -> None:
         """Count the two verdicts of one completion."""
+        before, after = pair.statuses
         self.completions += 1
-        self.before[before.status] += 1
-        self.after[after.status] += 1
-        self.reward_changes += before.reward != after.reward
-        if before.status == after.status:
+        self.before[before] += 1
+        self.after[after] += 1
+        self.reward_changes += pair.logged.reward != pair.new.reward
+        if before == after:
             self.unchanged += 1
             return
-        flip = f"{before.status} -> {after.status}"
+        flip = f"{before} -> {after}"
         self.flips[flip] += 1
         examples = self.examples.setdefault(flip, [])
         if len(examples) < NUM_EXAMPLES:
-            completion = group.completions[index]
-            example = {"id": completion.id, "step": step, "text": completion.text[-SHOWN_TEXT:]}
-            example["answer"] = group.problem.spec.get("answer")
-            both = {
-                key: [getattr(before, key), getattr(after, key)] for key in ("extracted", "detail")
-            }
+            completion, verdicts = pair.completion, (pair.logged, pair.new)
+            example = {"id": completion.id, "step": pair.step}
+            example |= {"text": completion.text[-SHOWN_TEXT:]}
+            example["answer"] = pair.group.problem.spec.get("answer")
+            both = {key: [getattr(one, key) for one in verdicts] for key in ("extracted", "detail")}
             examples.append({**example, **both})
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,123 +270,28 @@ def rescore(
     verifier: str | None = None,
     *,
     out: Path | str | None = None,
-    num_workers: int | None = None,
-    deadline: float | None = None,
-    options: Options | None = None,
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
-    steps: Sequence[int] | None = None,
-    take: Callable[[int, Pairs], Pairs] | None = None,
-    see: Seen | None = None,
     say: Callable[[str], None] | None = None,
+    **how: Unpack[JudgeOptions],
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and report the changes.
 
-    verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it. options:
-    replace the run's verifier options of the same name. Stored replies of a judge are reused, and
-    new ones are not stored. allow: Python code that rows may name as verifiers. trust_run: import
-    code that a run from another machine names. out: a JSONL file with one row per completion.
-    steps: only these. take: selects or changes the groups of a step before judging. see: called
-    with both verdicts of each completion.
-
-    Raises RunError if the run holds no rollouts.
+    verifier, how: see `rejudge`. out: a JSONL file with one row per completion.
     """
-    folder = Path(run)
-    given = [f"verification.options.{name}=" for name in options or ()]
-    given += RULES_UNSET if verifier is not None else []
-    config = open_config(folder, TO_JUDGE, overrides=given, allow=allow, trust_run=trust_run)
     with ExitStack() as stack:
-        log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
-        if not log.steps():
-            raise RunError(
-                f"{folder}: holds no rollouts to judge again; name a run that has sampled"
-            )
-        settings = config.verification
-        service = stack.enter_context(
-            open_service(
-                settings,
-                verifier or config.data.verifier,
-                num_workers=num_workers or settings.num_workers,
-                deadline=deadline or settings.deadline,
-                options={**settings.options, **(options or {})},
-                allow=allow,
-                by_tag=None if verifier else config.data.verifier_by_tag,
-            )
-        )
-        if (replies := folder / "judge_replies.jsonl").is_file():
-            from assay.verify.learned.panel import close_judges, keep_replies
-
-            keep_replies(replies, read_only=True)
-            stack.callback(close_judges)
-        service.check([None])
-        recorded = recorded_groups(config, log, steps)
+        again = stack.enter_context(rejudge(run, verifier, **how))
         file = None if out is None else stack.enter_context(open_output(Path(out)))
-        result = RescoreResult(str(folder), verifier or config.data.verifier, config.data.verifier)
+        result = RescoreResult(
+            str(Path(run)), verifier or again.recorded_verifier, again.recorded_verifier
+        )
         started = time.monotonic()
-        for step, groups in recorded:
-            if groups is None:
-                result.unreadable.append(step)
-                result.missing += num_completions(folder, step)
-                continue
-            known: Pairs = [one for one in groups if one[0].problem.id]
-            result.missing += sum(len(judged) for group, judged in groups if not group.problem.id)
-            known = known if take is None else take(step, known)
-            judged_again = service.judge([group for group, _ in known])
-            for (group, before), after in zip(known, judged_again, strict=True):
-                for index, pair in enumerate(zip(before, after, strict=True)):
-                    result.add(group, index, *pair, step)
-                    if see is not None:
-                        see(group, index, *pair, step)
-                    if file is not None:
-                        file.write(json.dumps(as_row(group, index, *pair, step)) + "\n")
+        for pairs in again:
+            for pair in pairs:
+                result.add(pair)
+                if file is not None:
+                    file.write(json.dumps(pair.as_row()) + "\n")
             result.seconds = time.monotonic() - started
-            if say is not None:
-                say(
-                    f"step {step}: {result.completions} completions, {result.flips.total()} flipped"
-                )
+            if say is not None and pairs:
+                flipped = result.flips.total()
+                say(f"step {pairs[0].step}: {result.completions} completions, {flipped} flipped")
+        result.missing, result.unreadable = again.missing, again.unreadable
     return result
-
-
-def recorded_groups(
-    config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
-) -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
-    """Yield each step with its groups and verdicts; None if the shard cannot be read.
-
-    steps: None: all. The log holds no answers, so problems come from the run's sources. A problem
-    that is missing there has an empty id.
-    """
-    wanted: set[str] = set()
-    steps = log.steps() if steps is None else steps
-    for step in steps:
-        wanted |= {row["problem_id"] for row in read_columns(log.path(step), ["problem_id"]) or ()}
-    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
-    rows = (problems[number] for number in range(len(problems)))
-    known = {problem.id: problem for problem in rows if problem.id in wanted}
-    gone = Problem("", "")
-
-    def read() -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
-        for step in steps:
-            found = log.read(step, lambda id: known.get(id, gone))
-            yield step, found and list(zip(*found, strict=True))
-
-    return read()
-
-
-def num_completions(folder: Path, step: int) -> int:
-    """Return the number of completions of a step from the run's metrics; 0 if unknown."""
-    for row in read_step_rows(folder / "metrics.jsonl"):
-        if row.get("step") == step and row.get("length/mean"):
-            return round(row["tokens/generated"] / row["length/mean"])
-    return 0
-
-
-def as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
-    """Return both verdicts of a completion as plain values."""
-    same = ("status", "score", "reward", "verifier")
-    return {
-        "id": group.completions[index].id,
-        "step": step,
-        **{key: getattr(after, key) for key in (*same, "extracted", "detail")},
-        "components": dict(after.components),
-        "before": {key: getattr(before, key) for key in same},
-    }

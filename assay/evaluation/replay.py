@@ -22,7 +22,7 @@ import torch
 
 from assay.config import CheckpointConfig, TrainConfig, load
 from assay.errors import RunError, UserError, message
-from assay.evaluation.rejudge import recorded_groups
+from assay.evaluation.rejudge import Rejudged, Rejudging
 from assay.evaluation.replay_result import Again, FlippedVerdict, ReplayResult, span
 from assay.generate.base import Generator
 from assay.host.files import Journal, config_of
@@ -45,7 +45,7 @@ from assay.session.consent import open_config
 from assay.session.stage import Stage
 from assay.training.rl import Loop, train_step
 from assay.training.rl_run import open_loop
-from assay.types import Completion, Group, Verdict
+from assay.types import Group, Verdict
 from assay.verify.service import VerifierService
 
 _AS_IT_WAS = ("checkpoint.every=1000000000", "checkpoint.keep_last=1000000000")
@@ -88,7 +88,7 @@ def replay(
 
     Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
     before the step. overrides: consent to a model's remote code (`CONSENTS`). allow, trust_run: see
-    `rescore`. The run's directory does not change.
+    `rejudge`. The run's directory does not change.
 
     Raises RunError, listing the steps that can be replayed, if this step cannot. Raises UserError
     for a run without [rl], and for any other override, since a replay must use the recorded
@@ -196,26 +196,22 @@ def verdicts_again(
     config: TrainConfig, log: RolloutLog, step: int, service: VerifierService
 ) -> tuple[Again, list[FlippedVerdict]]:
     """Judge the recorded completions of a step with the installed verifiers."""
-    _, groups = next(recorded_groups(config, log, [step]))
+    again = Rejudging(config, log, service, [step])
+    (pairs,) = again
     table = log.table(step)
-    assert groups is not None and table is not None
+    assert table is not None
     ids, hashes = (table.column(one).to_pylist() for one in ("completion_id", "verifier_hash"))
     hash_then = dict(zip(ids, hashes, strict=True))
-    known = [one for one in groups if one[0].problem.id]
-    now = service.judge([group for group, _ in known])
     hash_now = hashes_of(service.describe())
     flips: list[FlippedVerdict] = []
-    for (group, before), after in zip(known, now, strict=True):
-        for completion, *pair in zip(group.completions, before, after, strict=True):
-            if _facts(pair[0]) != _facts(pair[1]):
-                both = hash_then[completion.id], hash_of_label(pair[1].verifier, hash_now)
-                flips.append(_flip(group, completion, (pair[0], pair[1]), both))
-    count = sum(len(group.completions) for group, _ in known)
-    same = {*hashes} == {hash_of_label(one.verifier, hash_now) for each in now for one in each}
-    gone = len(ids) - count
+    for pair in pairs:
+        if _facts(pair.logged) != _facts(pair.new):
+            both = hash_then[pair.completion.id], hash_of_label(pair.new.verifier, hash_now)
+            flips.append(_flip(pair, both))
+    same = {*hashes} == {hash_of_label(pair.new.verifier, hash_now) for pair in pairs}
     note = "by the same code as then" if same else "by other code than then"
-    note += f"; {gone} not judged: their rows are gone" if gone else ""
-    return Again("verdicts", count, len(flips), note), flips
+    note += f"; {again.missing} not judged: their rows are gone" if again.missing else ""
+    return Again("verdicts", len(pairs), len(flips), note), flips
 
 
 def _facts(verdict: Verdict) -> tuple[Any, ...]:
@@ -224,13 +220,8 @@ def _facts(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.status, verdict.score, verdict.reward, parts, steps, verdict.extracted
 
 
-def _flip(
-    group: Group,
-    completion: Completion,
-    verdicts: tuple[Verdict, Verdict],
-    hashes: tuple[str | None, str | None],
-) -> FlippedVerdict:
-    then, now = verdicts
+def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdict:
+    then, now = pair.logged, pair.new
     reasons = then.reason or now.reason
     if reasons:
         why = f"not judged ({reasons}), which says nothing of the completion"
@@ -242,8 +233,8 @@ def _flip(
     else:
         why = "the verifier's code is another one"
     return FlippedVerdict(
-        completion=completion.id,
-        problem=group.problem.id,
+        completion=pair.completion.id,
+        problem=pair.group.problem.id,
         verifier=(then.verifier, now.verifier),
         hash=hashes,
         status=(then.status, now.status),
@@ -251,7 +242,7 @@ def _flip(
         extracted=(then.extracted, now.extracted),
         detail=(then.detail, now.detail),
         why=why,
-        text=completion.text,
+        text=pair.completion.text,
     )
 
 

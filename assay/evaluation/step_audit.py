@@ -6,18 +6,19 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, RunError, message
-from assay.evaluation.rejudge import Pairs, rescore
+from assay.evaluation.rejudge import JudgeOptions, Rejudged, rejudge
 from assay.host.files import plain, write_json
 from assay.host.records import read_record
 from assay.host.terminal import aligned
 from assay.report.loaded import load_run
 from assay.run.intervals import share_interval
-from assay.types import Group, Verdict
+from assay.types import Verdict
 
 STEPS = "steps.json"
 
@@ -98,38 +99,29 @@ def audit_steps(
     passes: int = 50,
     below: float = 0.5,
     seed: int = 0,
-    how: Mapping[str, Any],
-) -> tuple[StepAudit, list[tuple[Group, int, Verdict, Verdict, int]]]:
+    how: JudgeOptions,
+) -> tuple[StepAudit, list[Rejudged]]:
     """Judge the steps of passes drawn at random; return their shares and the wrong passes.
 
     verifier: one whose verdicts have `step_scores`. It replaces verifiers that rows name, and
     judges each completion without its siblings. at: steps of the run; empty: the first, the middle
-    and the last. passes: maximum per milestone, one per problem, from the nearest steps. how:
-    keyword arguments of `rescore`. Raises RunError for a step that was not recorded and for a
-    verifier without step scores.
+    and the last. passes: maximum per milestone, one per problem, from the nearest steps. how: see
+    `rejudge`. Raises RunError for a step that was not recorded and for a verifier without step
+    scores.
     """
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
     drawn = {one for each in sample.values() for one in each}
-    wrong: list[tuple[Group, int, Verdict, Verdict, int]] = []
+    wrong: list[Rejudged] = []
     found: dict[tuple[int, str], Verdict] = {}
-
-    def take(step: int, pairs: Pairs) -> Pairs:
-        return [
-            (replace(group, problem=replace(group.problem, verifier=None), completions=(one,)), [v])
-            for group, verdicts in pairs
-            for one, v in zip(group.completions, verdicts, strict=True)
-            if (step, one.id) in drawn
-        ]
-
-    def see(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
-        found[step, group.completions[index].id] = after
-        if _is_wrong(after, below):
-            wrong.append((group, index, before, after, step))
-
     if steps := sorted({step for step, _ in drawn}):
-        rescore(folder, verifier, steps=steps, take=take, see=see, **how)
+        asked = {"steps": steps, "only": drawn, "instead_of_rows": True}
+        with rejudge(folder, verifier, **asked, **how) as again:
+            for pair in chain.from_iterable(again):
+                found[pair.step, pair.completion.id] = pair.new
+                if _is_wrong(pair.new, below):
+                    wrong.append(pair)
     judged = [one for one in found.values() if one.judged]
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or one of yours"

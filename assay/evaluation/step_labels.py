@@ -30,7 +30,6 @@ from assay.data.completions import Record
 from assay.data.rowset import load_rows
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
-from assay.evaluation.rejudge import recorded_groups
 from assay.generate.base import Generator
 from assay.host.files import Journal, check_output
 from assay.host.startup import doing
@@ -42,6 +41,7 @@ from assay.run.startup import show_startup
 from assay.session.assemble import open_session, open_verifiers
 from assay.session.consent import open_config
 from assay.session.evaluate import Judge, judge_groups
+from assay.session.recorded import recorded_groups
 from assay.session.sampling import HowToSample, sampling_config
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 

@@ -11,7 +11,7 @@ from train_worlds import REWARD, World
 
 from assay.cli import main
 from assay.errors import RunError
-from assay.evaluation.rejudge import rescore
+from assay.evaluation.rejudge import rejudge, rescore
 from assay.evaluation.step_labels import load_judged
 from assay.training.api import train
 
@@ -26,6 +26,22 @@ def test_the_same_verifier_flips_nothing(run: Path) -> None:
     assert (result.completions, result.unchanged, result.missing) == (16, 16, 0)
     assert not result.flips and result.reward_changes == 0 and result.verifier == REWARD
     assert "0 verdicts flipped" in str(result)
+
+
+def test_pairs_hold_the_logged_and_the_new_verdict_of_chosen_completions(run: Path) -> None:
+    with rejudge(run, "train_worlds:other_marks") as again:
+        first, second = again
+    assert [pair.step for pair in (*first, *second)] == [1] * 8 + [2] * 8
+    assert all(pair.statuses[0] != pair.statuses[1] for pair in first)
+    chosen = second[3]
+    only = {(2, chosen.completion.id), (1, "of no such id")}
+    with rejudge(run, only=only, instead_of_rows=True, num_workers=1) as again:
+        steps = list(again)
+    assert [len(pairs) for pairs in steps] == [0, 1] and again.missing == 0
+    (pair,) = steps[1]
+    assert pair.completion.id == chosen.completion.id and len(pair.group.completions) == 1
+    assert (pair.logged, pair.new.status) == (chosen.logged, chosen.logged.status)
+    assert pair.as_row()["before"]["status"] == pair.as_row()["status"]
 
 
 def test_another_verifier_flips_verdicts_and_says_which(run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Recorded groups of a run, with the problems that its sources hold today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from assay.config import TrainConfig
+from assay.data.problems import load_problems
+from assay.run.rollout_log import RolloutLog, read_columns
+from assay.types import Group, Problem, Verdict
+
+Judged = tuple[Group, Sequence[Verdict]]
+"""A group with its recorded verdicts."""
+
+
+def recorded_groups(
+    config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
+) -> Iterator[tuple[int, list[Judged] | None]]:
+    """Yield each step with its groups and verdicts; None if the shard cannot be read.
+
+    steps: None: all. The log holds no answers, so problems come from the run's sources. A problem
+    that is missing there has an empty id.
+    """
+    wanted: set[str] = set()
+    steps = log.steps() if steps is None else steps
+    for step in steps:
+        wanted |= {row["problem_id"] for row in read_columns(log.path(step), ["problem_id"]) or ()}
+    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
+    rows = (problems[number] for number in range(len(problems)))
+    known = {problem.id: problem for problem in rows if problem.id in wanted}
+    gone = Problem("", "")
+
+    def read() -> Iterator[tuple[int, list[Judged] | None]]:
+        for step in steps:
+            found = log.read(step, lambda id: known.get(id, gone))
+            yield step, found and list(zip(*found, strict=True))
+
+    return read()
