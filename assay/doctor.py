@@ -178,7 +178,7 @@ def _products_on(device: str) -> Checked:
     """The rate of matrix products in each type that a model may have, measured."""
     from assay.model.rates import NOISE, rates_here
 
-    rates, sure = rates_here(device)
+    rates, sure = rates_here(device, measure=True)
     found = ", ".join(f"{name} {rate / 1e9:.3g} GFLOP/s" for name, rate in rates.items())
     slow = [name for name, rate in rates.items() if rate < NOISE * rates["float32"]]
     remedy = f'slower than float32 here: {", ".join(slow)}; set model.dtype = "float32"'

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from assay.errors import DiskFull, RunError, message
 from assay.host.records import as_object, numbered, read_record
-from assay.host.removal import put_in_place, remove_file, temporary_beside
+from assay.host.removal import is_alive, put_in_place, remove_file, temporary_beside
 
 # Seconds to wait until the children of a killed process release its lock.
 LOCK_PATIENCE = 3.0
@@ -276,7 +276,7 @@ class DirectoryLock:
         try:
             while not self._take():
                 owner = self._owner()
-                if _is_alive(owner) or time.monotonic() > give_up:
+                if (owner is not None and is_alive(owner)) or time.monotonic() > give_up:
                     self._file.close()
                     who = f"process {owner}" if owner else "another process"
                     raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
@@ -303,16 +303,3 @@ class DirectoryLock:
     def release(self) -> None:
         """Let another process write the run."""
         self._file.close()
-
-
-def _is_alive(process: int | None) -> bool:
-    if process is None:
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        # The process belongs to another user.
-        pass
-    return True

@@ -16,6 +16,7 @@ import shutil
 from itertools import count
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from assay.errors import RunError, message
 
@@ -51,6 +52,34 @@ def child_of(folder: Path, name: Any, where: str) -> Path:
 def temporary_beside(path: Path) -> Path:
     """Return the temporary name for writing a file, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def scratch_beside(path: Path, use: str) -> Path:
+    """Return the name of this process's temporary folder beside a path. The folder is not created.
+
+    Folders of the same use and path that killed processes left are removed first; those of other
+    running processes stay. use: a word, such as ``export``.
+    """
+    prefix = f".saving-{use}-{crc32(path.name.encode())}-"
+    for left in path.parent.glob(f"{prefix}*"):
+        process = left.name.removeprefix(prefix)
+        # In a container the killed process often had the same number as this one.
+        is_own = process == str(os.getpid())
+        if is_own or (process.isdecimal() and not is_alive(int(process))):
+            remove_temporary(left)
+    return path.with_name(f"{prefix}{os.getpid()}")
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process exists, also one of another user."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        # The process belongs to another user.
+        pass
+    return True
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

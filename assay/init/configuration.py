@@ -76,9 +76,9 @@ KINDS = {
     "sft": InitKind("sft", "traces.jsonl", "five questions with their answers", load_traces),
 }
 NO_DISTILL = (
-    "assay init distill: there is no stage of distillation yet; write what a teacher answers into "
-    "rows of prompt and completion, keep those that `assay verify` passes, and take  assay init "
-    "sft --data FILE"
+    "assay init distill: found no template for [distill]; start from the configuration in "
+    "docs/distillation.md, or collect the teacher's completions (`assay data collect`) and run "
+    "`assay init sft --data FILE`"
 )
 MANY_ANSWERS = 40
 """Limit of distinct answers. With more, the tiny model rarely guesses the correct one."""

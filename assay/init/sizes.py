@@ -200,7 +200,8 @@ def choose_sizes(
         free = f"{machine.free_mib:,.0f} MiB are free"
         remedy = "take a smaller model, or lower sampling.max_tokens"
         warnings.append(f"it needs {memory:,.0f} MiB with a margin, and {free}: {remedy}")
-    most = most if num_heldout else None
+    if most is not None and most >= num_heldout:
+        most = None
     return Sizes(rung, model, most, expected, memory, machine.sure, tuple(notes), tuple(warnings))
 
 

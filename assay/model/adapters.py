@@ -14,6 +14,7 @@ from torch import nn
 
 from assay.config import LoraConfig
 from assay.errors import MissingExtra, ModelError, message
+from assay.host.terminal import warn
 from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
@@ -84,7 +85,30 @@ def load_adapter(
     settings.base_model_name_or_path, settings.revision = base.name, base.revision
     if config is not None:
         _check_same(wrapped, folder, config, layers)
+    elif getattr(settings, "layers_to_transform", None) is None:
+        _warn_of_deeper_model(wrapped, folder, layers)
     return wrapped.eval()
+
+
+def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> None:
+    """Warn if only the model's first layers have adapters.
+
+    peft saves full layer names for some targets. Adapters saved that way for a shallower model fit
+    a deeper one of the same width without any missing or superfluous weight.
+    """
+    modules = wrapped.get_base_model().named_modules()
+    adapted = _depth(name for name, module in modules if hasattr(module, "lora_A"))
+    if 0 < adapted < (depth := _depth(layers)):
+        warn(
+            f"the adapter of {folder} changes only the first {adapted} of the model's {depth}"
+            " layers; check that it was trained on this model"
+        )
+
+
+def _depth(layers: Iterable[str]) -> int:
+    """Return the number of blocks that hold these layers: 1 plus the largest index in a name."""
+    indices = (int(part) for name in layers for part in name.split(".") if part.isdecimal())
+    return max(indices, default=-1) + 1
 
 
 def _refusal(folder: Path, base: ModelSource, error: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from assay.config import ModelConfig
 from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
 from assay.host.files import disk_full_as
-from assay.host.removal import move, remove_empty, remove_temporary
+from assay.host.removal import move, remove_empty, remove_temporary, scratch_beside
 from assay.host.startup import doing
 from assay.host.terminal import warn
 from assay.model.adapters import (
@@ -213,7 +212,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".saving-export-{os.getpid()}")
+    partial = scratch_beside(out, "export")
     try:
         with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):
             save_model(model, tokenizer, partial)

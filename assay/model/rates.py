@@ -103,41 +103,47 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def rates_here(device: str = "cpu") -> tuple[dict[str, float], bool]:
+def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, float], bool]:
     """Return the rate of products by type name for each of `TYPES`, and whether the rates are
     reliable.
 
     A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
-    cached and not reliable.
+    reliable, and not cached unless they are higher than the cached ones. measure: measure again
+    and return the higher rate of each type.
     """
     if device != "cpu":
         return {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}, True
     threads = f"{torch.get_num_threads()} threads"
     key = "; ".join((processor(), torch.backends.cpu.get_cpu_capability(), threads, _TORCH))
-    path, kept = None, {}
+    path, entries = None, {}
     # A user without a home folder has no state folder.
     with suppress(RuntimeError):
         path = state_folder() / "product-rates.json"
-        kept = read_json(path) or {}
-    if (found := _rates_in(kept.get(key))) is not None:
-        return found, True
+        entries = read_json(path) or {}
+    cached = _rates_in(entries.get(key))
+    if cached is not None and not measure:
+        return cached, True
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
-    if is_busy():
+    if cached is not None:
+        # Other work only slows a product down. The load average lags by a minute, so a cached rate
+        # may come from a machine that was busy and did not look it.
+        found = {name: max(rate, cached[name]) for name, rate in found.items()}
+    elif is_busy():
         return found, False
-    if path is not None:
+    if path is not None and found != cached:
         # A read-only state folder means that the next run measures again.
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {**kept, key: found})
+            write_json(path, {**entries, key: found})
     return found, True
 
 
-def _rates_in(kept: object) -> dict[str, float] | None:
+def _rates_in(entry: object) -> dict[str, float] | None:
     """Return the cached rates if they cover all types, else None."""
     names = {name_of(dtype) for dtype in TYPES}
-    if not isinstance(kept, dict) or kept.keys() != names:
+    if not isinstance(entry, dict) or entry.keys() != names:
         return None
-    found = {name: rate for name, rate in kept.items() if isinstance(rate, float) and rate > 0}
+    found = {name: rate for name, rate in entry.items() if isinstance(rate, float) and rate > 0}
     return found if found.keys() == names else None
 
 
@@ -154,14 +160,18 @@ def is_busy() -> bool:
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a warning if products in a narrow type are slower here than in float32, else None."""
+    """Return a warning if products in a narrow type are slower here than in float32, else None.
+
+    Cached rates are measured again before they lead to a warning.
+    """
     if dtype == torch.float32:
         return None
     name = name_of(dtype)
-    rates, sure = rates_here(str(device))
-    rate, full = rates[name], rates["float32"]
-    if rate >= NOISE * full:
-        return None
+    for again in (False, True):
+        rates, sure = rates_here(str(device), again)
+        rate, full = rates[name], rates["float32"]
+        if rate >= NOISE * full:
+            return None
     advice = 'set model.dtype = "float32" unless memory is short'
     if not sure:
         advice = "but it is busy, so this is not sure: `assay doctor` measures it again"

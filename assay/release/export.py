@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
-from zlib import crc32
 
 from assay.errors import RunError, UserError, message
 from assay.host.files import check_folder, check_new_folder, disk_full_as
-from assay.host.removal import move, remove_temporary
+from assay.host.removal import move, remove_temporary, scratch_beside
 from assay.run.names import check_place
 from assay.session.sampling import checkpoint_of
 
@@ -59,9 +58,7 @@ def export(
         return made
     from assay.model.gguf_export import write_gguf
 
-    # The name depends only on the file, so the next export removes the files of a killed one.
-    scratch = place.with_name(f".saving-gguf-{crc32(place.name.encode())}")
-    remove_temporary(scratch)
+    scratch = scratch_beside(place, "gguf")
     try:
         with disk_full_as(lambda: f"{place}: the disk is full; nothing was exported"):
             scratch.mkdir(parents=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,3 +163,20 @@ def test_a_folder_is_ours_as_long_as_it_is_as_it_was_written(tmp_path: Path) -> 
     assert "damaged" in removal.not_ours(folder)
     (tmp_path / "link").symlink_to(folder)
     assert removal.not_ours(tmp_path / "link") == "a link"
+
+
+def test_scratch_of_killed_processes_is_removed_and_that_of_other_running_ones_stays(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "model.gguf"
+    own = removal.scratch_beside(out, "gguf")
+    own.mkdir()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = own.with_name(own.name.replace(str(os.getpid()), str(dead.pid)))
+    running = own.with_name(own.name.replace(str(os.getpid()), "1"))
+    other = tmp_path / f".saving-gguf-12-{dead.pid}"
+    for folder in (left, running, other):
+        folder.mkdir()
+    assert removal.scratch_beside(out, "gguf") == own
+    assert running.is_dir() and other.is_dir() and not left.exists() and not own.exists()

@@ -320,7 +320,7 @@ def test_an_unknown_kind_names_the_known_ones() -> None:
         UserError, match=r'"gpro"; accepted: grpo, code, judge, dpo.*did you mean grpo\?'
     ):
         init("gpro")
-    with pytest.raises(UserError, match=r"there is no stage of distillation yet.*init sft --data"):
+    with pytest.raises(UserError, match=r"no template for \[distill\].*init sft --data"):
         init("distill")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,22 @@ def test_all_linear_layers_are_all_linear_layers(folder: Path, tmp_path: Path) -
     save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
     again = load(tmp_path / "adapter", lora=LoraConfig())
     assert again.model.state_dict().keys() == loaded.model.state_dict().keys()
+
+
+def test_adapters_of_a_shallower_model_warn_on_a_deeper_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shallow = save_tiny_model(tmp_path / "shallow", hidden_size=16, num_layers=1)
+    loaded = load(shallow, lora=LoraConfig(rank=2))
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
+    settings = tmp_path / "adapter" / "adapter_config.json"
+    found = json.loads(settings.read_text())
+    # As other trainers save them.
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    parts = {name: "mlp" if name[0] in "gud" else "self_attn" for name in names}
+    full = [f"model.layers.0.{part}.{name}" for name, part in parts.items()]
+    settings.write_text(json.dumps(found | {"target_modules": full}))
+    load(shallow, adapter=str(tmp_path / "adapter"))
+    assert "changes only the first" not in capsys.readouterr().err
+    load(folder, adapter=str(tmp_path / "adapter"))
+    assert "changes only the first 1 of the model's 2 layers" in capsys.readouterr().err

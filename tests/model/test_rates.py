@@ -74,6 +74,19 @@ def test_the_first_measurement_of_an_idle_machine_is_kept(
     assert "not sure" in (slow_type(torch.bfloat16, CPU) or "")
 
 
+def test_cached_rates_of_a_busy_machine_are_measured_again_before_a_warning(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load average lags: a machine can be busy without showing it."""
+    fake_rates(monkeypatch, 18.8e9)
+    assert "18.8 GFLOP/s" in (slow_type(torch.bfloat16, CPU) or "")
+    fake_rates(monkeypatch, 795e9)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    assert slow_type(torch.bfloat16, CPU) is None
+    fake_rates(monkeypatch, 18.8e9)
+    assert rates.rates_here("cpu", measure=True) == ({"float32": 152e9, "bfloat16": 795e9}, True)
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"KEY": 3}', '{"KEY": {"float32": "x", "bfloat16": 1}}']
 )

@@ -44,7 +44,7 @@ def test_every_command_warns_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = {"bfloat16": 0.9e9, "float32": 152e9}
-    monkeypatch.setattr(rates, "rates_here", lambda device: (slow, True))
+    monkeypatch.setattr(rates, "rates_here", lambda device, measure=False: (slow, True))
     commands(world)[command]()
     told = [line for line in capsys.readouterr().err.splitlines() if "GFLOP/s" in line]
     (line,) = told
@@ -53,7 +53,7 @@ def test_every_command_warns_once(
 
 def test_the_type_stays_what_was_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {"bfloat16": 0.9e9, "float32": 152e9}
-    monkeypatch.setattr(rates, "rates_here", lambda device: (slow, True))
+    monkeypatch.setattr(rates, "rates_here", lambda device, measure=False: (slow, True))
     run = Path(train(world.tree(**NARROW, rl={"steps": 1}), quiet=True).run)
     config = json.loads((run / "checkpoints" / "step-000001" / "config.json").read_text())
     assert "bfloat16" in (config.get("dtype") or config.get("torch_dtype"))
