@@ -23,8 +23,10 @@ from bad_settings import (
     written,
 )
 
+from assay.testing import save_tiny_model
+
 RUN = "runs/done"
-GGUF = ("model", "export", RUN, "model.gguf", "--format", "gguf")
+GGUF = ("model", "export", "merges", "model.gguf", "--format", "gguf")
 GRPO = ("init", "grpo", "--data", "train.jsonl", "--model", "model", "--out", "new.toml")
 RECIPE = ("recipe", "run", "two.toml", "--dry-run")
 MERGE = ("model", "merge", "model", RUN, "--out")
@@ -43,8 +45,20 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 
 
+def write_model_with_merges(folder: Path) -> None:
+    """Write a tiny model that GGUF can hold: llama.cpp loads no vocabulary without merges."""
+    save_tiny_model(folder, vocab_size=260)
+    file = folder / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    tree["model"]["vocab"]["on"] = 259
+    tree["model"]["merges"] = [["o", "n"]]
+    tree["pre_tokenizer"]["use_regex"] = True
+    file.write_text(json.dumps(tree))
+
+
 def write_more(folder: Path) -> None:
     """Write what the good commands of this module read beside what `bad_inputs` writes."""
+    write_model_with_merges(folder / "merges")
 
     def rows(name: str, *found: dict[str, Any]) -> None:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in found))
@@ -87,32 +101,32 @@ EXPORTS: dict[tuple[str, ...], Spoil | None] = {
     ("model", "export", RUN, "--push", "me/model", "--format", "gguf"): None,
     ("model", "export", RUN, "--push", "noowner"): None,
     ("model", "export", RUN, "x", "--push", "a/b/c"): None,
-    ("model", "export", RUN, "train.jsonl", "--format", "gguf"): None,
-    ("model", "export", RUN, "runs", "--format", "gguf"): None,
-    ("model", "export", RUN, "train.jsonl/x.gguf", "--format", "gguf"): None,
+    ("model", "export", "merges", "train.jsonl", "--format", "gguf"): None,
+    ("model", "export", "merges", "runs", "--format", "gguf"): None,
+    ("model", "export", "merges", "train.jsonl/x.gguf", "--format", "gguf"): None,
     ("model", "export", f"{RUN}@7", "model.gguf", "--format", "gguf"): None,
     ("model", "export", f"{RUN}@bset", "plain"): None,
     ("model", "export", "runs/dnoe", "plain"): None,
     ("model", "export", "done", "plain"): None,
     ("model", "export", "train.jsonl", "plain"): None,
     ("model", "export", "runs", "plain"): None,
-    ("model", "export", "model", "a.gguf", "--format", "gguf"): lambda folder: (
-        folder / "model/tokenizer.json"
+    ("model", "export", "merges", "a.gguf", "--format", "gguf"): lambda folder: (
+        folder / "merges/tokenizer.json"
     ).unlink(),
-    ("model", "export", "model", "b.gguf", "--format", "gguf"): changed(
-        "model/config.json", model_type="gpt2"
+    ("model", "export", "merges", "b.gguf", "--format", "gguf"): changed(
+        "merges/config.json", model_type="gpt2"
     ),
-    ("model", "export", "model", "c.gguf", "--format", "gguf"): changed(
-        "model/config.json", model_type="nothing"
+    ("model", "export", "merges", "c.gguf", "--format", "gguf"): changed(
+        "merges/config.json", model_type="nothing"
     ),
-    ("model", "export", "model", "d.gguf", "--format", "gguf"): changed(
-        "model/config.json", num_hidden_layers=0
+    ("model", "export", "merges", "d.gguf", "--format", "gguf"): changed(
+        "merges/config.json", num_hidden_layers=0
     ),
-    ("model", "export", "model", "e.gguf", "--format", "gguf"): lambda folder: (
-        folder / "model/model.safetensors"
+    ("model", "export", "merges", "e.gguf", "--format", "gguf"): lambda folder: (
+        folder / "merges/model.safetensors"
     ).unlink(),
-    ("model", "export", "model", "f.gguf", "--format", "gguf"): lambda folder: (
-        folder / "model/model.safetensors"
+    ("model", "export", "merges", "f.gguf", "--format", "gguf"): lambda folder: (
+        folder / "merges/model.safetensors"
     ).write_bytes(b"0" * 100),
     ("model", "merge", "model", "--out", "x"): None,
     ("model", "merge", "model", "model", "--out", "x"): None,

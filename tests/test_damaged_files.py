@@ -21,10 +21,7 @@ from forked_commands import Ended, import_commands, patience, run_all_forked, ru
 
 CHECKPOINT = "checkpoints/step-000002"
 READERS: tuple[tuple[str, ...], ...] = (
-    (
-        "run",
-        "list",
-    ),
+    ("run", "list"),
     ("run", "rollouts", RUN),
     ("run", "compare", OTHER, RUN, "--flips", "1"),
     ("run", "report", RUN),
@@ -53,10 +50,7 @@ FILES = (
     f"{CHECKPOINT}/curriculum/problems.npy",
 )
 RECIPE_READERS: tuple[tuple[str, ...], ...] = (
-    (
-        "run",
-        "list",
-    ),
+    ("run", "list"),
     ("recipe", "run", "two.toml", "--resume", RECIPE, "--dry-run"),
     ("recipe", "run", "--resume", RECIPE),
 )
@@ -128,7 +122,7 @@ def complaints(command: Sequence[str], ended: Ended) -> list[str]:
         found.append(f"exit code {ended.code}: {ended.err[-1500:]}")
     elif ended.code and len(told) != 1:
         found.append(f"exit code {ended.code} and {len(told)} errors: {ended.err[-500:]}")
-    if command[0] == "runs" and (ended.code or "other" not in ended.out):
+    if command[:2] == ("run", "list") and (ended.code or "other" not in ended.out):
         found.append(f"the other run is not listed: {ended}")
     return [f"assay {' '.join(command)}: {one}" for one in found]
 
@@ -152,7 +146,9 @@ def check(
     after = digests(folder)
     # what a command goes on with is written again, and a rollback sets aside
     own = tuple(one for one in (RUN, RECIPE) if one in file)
-    changes = any(command[0] in ("train", "rollback", "recipe") for command in commands)
+    changes = any(
+        "rollback" in command or command[0] in ("train", "recipe") for command in commands
+    )
     lost = [
         name
         for name, digest in before.items()
@@ -225,3 +221,8 @@ def test_every_damage_of_a_recipe_is_told_or_read_around(
         found = check(world, tmp_path, f"{RECIPE}/{file}", RECIPE_READERS, how)
         wrong += [f"{file}: {name}: {one}" for one in found]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_run_that_is_not_listed_is_a_complaint() -> None:
+    assert complaints(("run", "list"), Ended(0, "done", ""))
+    assert not complaints(("run", "list"), Ended(0, "done other", ""))

@@ -452,6 +452,7 @@ class Run:
             "damaged": damaged,
             "differences": surroundings.find_differences(environment, now),
             "config_changes": changes,
+            "missing": surroundings.find_missing_settings(self.folder / "config.toml", before),
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.config import TrainConfig
+from assay.config import TrainConfig, read_toml
 from assay.errors import RunError, message
 from assay.host.files import read_facts, write_atomic
 from assay.host.machine import c_compiler, git_state, hardware
@@ -126,6 +126,16 @@ def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
 def settings_of(config: TrainConfig) -> dict[str, Any]:
     """Flatten a configuration to dotted keys, without None values."""
     return dict(flat(config.model_dump(mode="json", exclude_none=True)))
+
+
+def find_missing_settings(path: Path, config: TrainConfig) -> list[str]:
+    """Return the keys of a configuration that its file lacks.
+
+    Assay writes every key. A file cut off at the end of a line is valid TOML, and each lost key
+    would take its default unnoticed.
+    """
+    written = dict(flat(read_toml(path)[0]))
+    return [key for key in settings_of(config) if key not in written]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

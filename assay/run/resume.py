@@ -69,6 +69,9 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
         f"the damaged checkpoint is kept as {checkpoints / one}" for one in facts["set_aside"]
     ]
     notes += [f"warning: {difference}; {bits}" for difference in facts["differences"]]
+    if missing := facts["missing"]:
+        named = f"{missing[0]} and {len(missing) - 1} more" if missing[1:] else missing[0]
+        notes.append(f"warning: config.toml lacks {named}: defaults are used; was it cut off?")
     if facts["schedule"]:
         notes.append(f"warning: {facts['schedule']}")
     return notes
