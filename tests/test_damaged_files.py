@@ -49,6 +49,7 @@ FILES = (
     f"{CHECKPOINT}/curriculum/curriculum.json",
     f"{CHECKPOINT}/curriculum/problems.npy",
 )
+PARTS = 4
 RECIPE_READERS: tuple[tuple[str, ...], ...] = (
     ("run", "list"),
     ("recipe", "run", "two.toml", "--resume", RECIPE, "--dry-run"),
@@ -191,10 +192,13 @@ def test_every_damage_of_a_run_is_told_or_read_around(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("file", FILES[:5])
-def test_every_key_of_a_run_s_files_may_be_wrong(world: Path, tmp_path: Path, file: str) -> None:
+def test_every_key_of_a_run_s_files_may_be_wrong(
+    world: Path, tmp_path: Path, file: str, part: int
+) -> None:
     wrong: list[str] = []
-    for number in count():
+    for number in count(part, PARTS):
         said: list[str | None] = []
         path = f"{RUN}/{file}"
         found = check(

@@ -32,9 +32,14 @@ def add_adapter(
     base_revision: saved with the adapters, so that the same base model is found when they are
     loaded.
 
-    Raises ModelError if the targets name no linear layer, MissingExtra without peft.
+    Raises ModelError if the targets name no linear layer or the output head, MissingExtra without
+    peft.
     """
     peft = import_peft()
+    # The head's weight is read as a plain matrix (`head.Head`), often shared with the embedding.
+    head = next((name for name, one in model.named_modules() if one is _head_of(model)), None)
+    if head and config.targets and _is_target(head, config.targets):
+        raise _unknown_targets(model, f"{head.rpartition('.')[2]}, the output head")
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -48,10 +53,13 @@ def add_adapter(
         try:
             return peft.get_peft_model(model, settings, autocast_adapter_dtype=True).eval()
         except ValueError as error:
-            leaves = {name.rpartition(".")[2] for name in linear_layers(model)}
             found = ", ".join(config.targets or ("all-linear",))
-            accepted = f"names of linear layers: {', '.join(sorted(leaves))}"
-            raise ModelError(message("model.lora.targets", found, accepted)) from error
+            raise _unknown_targets(model, found) from error
+
+
+def _unknown_targets(model: nn.Module, found: str) -> ModelError:
+    accepted = f"names of linear layers: {_leaves(linear_layers(model))}"
+    return ModelError(message("model.lora.targets", found, accepted))
 
 
 def load_adapter(
@@ -219,9 +227,13 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 def linear_layers(model: nn.Module) -> list[str]:
     """Return the names of all layers that can have an adapter: linear layers except the output
     head."""
-    head = model.get_output_embeddings()  # pyright: ignore
+    head = _head_of(model)
     kinds = ("Linear", "Conv1D")
     return [n for n, m in model.named_modules() if type(m).__name__ in kinds and m is not head]
+
+
+def _head_of(model: Any) -> nn.Module | None:
+    return model.get_output_embeddings()
 
 
 def import_peft() -> Any:

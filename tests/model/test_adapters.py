@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from assay.config import LoraConfig, ModelConfig
 from assay.errors import ModelError
+from assay.model.adapters import add_adapter
 from assay.model.load import LoadedModel, load_model, save_model
-from assay.testing import save_tiny_model
+from assay.testing import save_tiny_model, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,6 +65,22 @@ def test_all_linear_layers_are_all_linear_layers(folder: Path, tmp_path: Path) -
     save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
     again = load(tmp_path / "adapter", lora=LoraConfig())
     assert again.model.state_dict().keys() == loaded.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["lm_head", "head"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_output_head_takes_no_adapter(tmp_path: Path, name: str, tied: bool) -> None:
+    """Told by its key, and before peft warns of a tied head (here, a warning is an error)."""
+    model = tiny_model(hidden_size=16)
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        model.config.tie_word_embeddings = False
+    found = r"found lm_head, the output head" if name == "lm_head" else r"found head"
+    accepted = "accepted: names of linear layers: down_proj, .*v_proj$"
+    with pytest.raises(ModelError, match=rf"model.lora.targets: {found}; {accepted}"):
+        add_adapter(
+            model, LoraConfig(targets=("q_proj", name) if name == "lm_head" else (name,)), 0
+        )
 
 
 def test_adapters_of_a_shallower_model_warn_on_a_deeper_one(
