@@ -12,7 +12,8 @@ from typing import Any
 from assay.config import SamplingConfig
 from assay.endpoint.client import Dialect, EndpointClient
 from assay.endpoint.costs import Budget
-from assay.endpoint.replies import EndpointFailure, Reply, read_message, read_usage, why_empty
+from assay.endpoint.http_client import EndpointFailure
+from assay.endpoint.replies import Reply, read_message, read_usage, why_empty
 from assay.endpoint.settings import Endpoint, Settings, completions_url
 from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights

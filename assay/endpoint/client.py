@@ -1,10 +1,8 @@
-"""Client of one OpenAI-compatible endpoint, with retries and a deadline."""
+"""Client of one OpenAI-compatible endpoint: chat completions, their dialects, budget and cost."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import threading
 import time
@@ -12,24 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from assay.endpoint.costs import Budget, count, count_reply
-from assay.endpoint.replies import EndpointFailure, Reply, read_body, shown
-from assay.endpoint.settings import KEEP_SECRET, NEEDS, Endpoint, Settings
-from assay.errors import VerifierError
-from assay.host.imports import slow_import
-
-if TYPE_CHECKING:
-    import ssl
-
-    import httpx2
+from assay.endpoint.http_client import (
+    MAX_BODY,
+    Backoff,
+    EndpointFailure,
+    HttpClient,
+    HttpReply,
+    with_retries,
+    without_key,
+)
+from assay.endpoint.replies import Reply, read_body, shown
+from assay.endpoint.settings import KEEP_SECRET, Endpoint, Settings
 
 Read = TypeVar("Read")
 
-# Size limit of a reply in bytes.
-MAX_BODY = 8 * 2**20
 # Longest backoff in seconds, unless the endpoint requests another delay.
 MAX_WAIT = 60.0
 # Status codes that are retried, in addition to every 5xx.
@@ -108,9 +105,7 @@ class EndpointClient:
         self.dialect = Dialect()
         self.max_body = MAX_BODY
         self._slots = threading.BoundedSemaphore(settings.concurrency)
-        self._http: httpx2.Client | None = None
-        self._process = 0
-        self._lock = threading.Lock()
+        self._http = HttpClient(settings.concurrency)
 
     def ask(
         self,
@@ -171,40 +166,13 @@ class EndpointClient:
     def _tried(
         self, once: Callable[[EndpointFailure | None], Read], deadline: float, seed: str
     ) -> Read:
-        """Call ``once`` with retries. Its argument is the failure of the previous attempt."""
-        trouble: EndpointFailure | None = None
-        for attempt in range(self.settings.retries + 1):
-            if trouble is not None:
-                self._wait(trouble, attempt, deadline, seed)
-            try:
-                return once(trouble)
-            except EndpointFailure as error:
-                trouble = error
-                if not error.retry:
-                    break
-        assert trouble is not None
-        num = self.settings.retries + 1 if trouble.retry else 1
-        times = f" ({num} attempts)" if num > 1 else ""
-        raise EndpointFailure(trouble.reason, f"{self._name}: {trouble.detail}{times}", retry=False)
-
-    @property
-    def _name(self) -> str:
-        return f"{self.judge.model} at {self.judge.host}"
-
-    def _wait(self, trouble: EndpointFailure, attempt: int, deadline: float, seed: str) -> None:
-        seconds = trouble.wait
-        if seconds is None:
-            digest = hashlib.sha256(f"{seed} {attempt}".encode()).digest()
-            # Jitter in [0.5, 1), a function of seed and attempt.
-            jitter = 0.5 + int.from_bytes(digest[:4]) / 2**33
-            seconds = min(MAX_WAIT, self.settings.backoff * 2 ** (attempt - 1)) * jitter
-        if time.monotonic() + seconds >= deadline:
-            raise EndpointFailure(
-                trouble.reason,
-                f"{self._name}: {trouble.detail} (no time for another attempt in {seconds:.0f} s)",
-                retry=False,
-            )
-        time.sleep(seconds)
+        settings = self.settings
+        backoff = Backoff(settings.backoff, MAX_WAIT, seed)
+        try:
+            return with_retries(once, backoff, deadline, settings.retries)
+        except EndpointFailure as error:
+            error.detail = f"{self.judge.model} at {self.judge.host}: {error.detail}"
+            raise
 
     def _once(
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], deadline: float
@@ -248,53 +216,16 @@ class EndpointClient:
             raise EndpointFailure("error", f"the endpoint's reply is not JSON: {said}") from None
         return self._without_key(body)
 
-    def _exchange(
-        self, body: Mapping[str, Any] | None, deadline: float
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        client = self._client()
-        import httpx2
-
-        limit = min(deadline, time.monotonic() + self.settings.timeout)
-        if time.monotonic() >= limit:
-            raise EndpointFailure("timeout", "no time is left for a request", retry=False)
-        key = self.judge.key()
-        headers = {"Content-Type": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            with client.stream(
-                "GET" if body is None else "POST",
-                self.judge.url,
-                content=content,
-                headers=headers,
-                extensions={"timeout": _TimeLeft(limit)},
-            ) as response:
-                chunks = bytearray()
-                for chunk in response.iter_bytes():
-                    chunks += chunk
-                    if len(chunks) > self.max_body:
-                        raise EndpointFailure(
-                            "error", f"the endpoint's reply exceeds {self.max_body} bytes"
-                        )
-                    if time.monotonic() > limit:
-                        raise httpx2.ReadTimeout("")
-                return response.status_code, response.headers, bytes(chunks)
-        except httpx2.TimeoutException:
-            seconds = f"{self.settings.timeout:g} s"
-            raise EndpointFailure("timeout", f"no reply within {seconds}") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            said = str(self._without_key(str(error)))[:200]
-            cause = type(error).__name__ + (f": {said}" if said else "")
-            raise EndpointFailure("unavailable", cause) from None
-
-    def _client(self) -> httpx2.Client:
-        with self._lock:
-            # A forked process must not share sockets with its parent.
-            if self._http is None or self._process != os.getpid():
-                self._http = _open_client(self.settings)
-                self._process = os.getpid()
-            return self._http
+    def _exchange(self, body: Mapping[str, Any] | None, deadline: float) -> HttpReply:
+        return self._http.exchange(
+            "GET" if body is None else "POST",
+            self.judge.url,
+            body,
+            key=self.judge.key(),
+            deadline=deadline,
+            seconds=self.settings.timeout,
+            max_body=self.max_body,
+        )
 
     def _refused(self, status: int, headers: Mapping[str, str], said: str) -> EndpointFailure:
         if status in (401, 403):
@@ -318,57 +249,11 @@ class EndpointClient:
 
     def _without_key(self, value: Any) -> Any:
         key = self.judge.key()
-        return _replaced(value, key) if len(key) >= KEEP_SECRET else value
+        return without_key(value, key) if len(key) >= KEEP_SECRET else value
 
     def close(self) -> None:
         """Close the connections."""
-        with self._lock:
-            if self._http is not None and self._process == os.getpid():
-                self._http.close()
-            self._http = None
-
-
-class _TimeLeft(dict[str, float]):
-    """Timeouts that share one limit. Each phase of a request gets the remaining time.
-
-    httpx2 applies its own timeouts to each phase separately, so that a request could take several
-    times as long.
-    """
-
-    def __init__(self, limit: float) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
-        """Return the seconds until the limit."""
-        return max(0.001, self._limit - time.monotonic())
-
-
-def _open_client(settings: Settings) -> httpx2.Client:
-    with slow_import():
-        try:
-            import httpx2
-        except ImportError as error:
-            raise VerifierError(NEEDS) from error
-        return httpx2.Client(**connection(settings.concurrency))
-
-
-def connection(concurrency: int) -> dict[str, Any]:
-    """Return the connection settings of an httpx2 client. Local addresses bypass proxies."""
-    import httpx2
-
-    limits = httpx2.Limits(max_keepalive_connections=concurrency)
-    no_proxy = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
-    known = {"verify": certificates(), "limits": limits, "mounts": no_proxy}
-    return {**known, "follow_redirects": False}
-
-
-@cache
-def certificates() -> ssl.SSLContext:
-    """Return the trusted certificates. Cached, because loading them takes longer than a reply."""
-    import httpx2
-
-    return httpx2.create_ssl_context()
+        self._http.close()
 
 
 def _reminded(turn: Mapping[str, str]) -> dict[str, str]:
@@ -385,14 +270,3 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _replaced(value: Any, key: str) -> Any:
-    if isinstance(value, str):
-        return value.replace(key, "[key]")
-    if isinstance(value, dict):
-        table = cast("dict[str, Any]", value)
-        return {name.replace(key, "[key]"): _replaced(each, key) for name, each in table.items()}
-    if isinstance(value, list):
-        return [_replaced(each, key) for each in cast("list[Any]", value)]
-    return value

@@ -7,7 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.endpoint.replies import EndpointFailure, read_usage
+from assay.endpoint.http_client import EndpointFailure
+from assay.endpoint.replies import read_usage
 from assay.endpoint.settings import Endpoint
 
 # Estimate for endpoints without token counts. A low value overestimates the cost.

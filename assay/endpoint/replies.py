@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from assay.types import NotJudgedReason
+from assay.endpoint.http_client import EndpointFailure
 
 # Number of characters at the end of a reply that are searched.
 MAX_REPLY = 200_000
@@ -30,22 +30,6 @@ CUT_OFF: Mapping[str, str] = {
     "content_filter": "the endpoint's filter cut the judge's reply",
 }
 """Error messages by finish reason, for replies that are incomplete."""
-
-
-class EndpointFailure(Exception):
-    """Failure of a request: the reason, and whether a retry may succeed.
-
-    wait: delay in seconds that the endpoint requests before a retry; None: no request.
-    """
-
-    def __init__(
-        self, reason: NotJudgedReason, detail: str, *, retry: bool = True, wait: float | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.reason: NotJudgedReason = reason
-        self.detail = detail
-        self.retry = retry
-        self.wait = wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from assay.endpoint.http_client import NEEDS
 from assay.errors import VerifierError, message
 from assay.host.fields import is_flag, is_text, number, option, whole
 
@@ -21,7 +22,6 @@ OPTIONS = "verification.options.judge"
 # Shorter keys are placeholders of local servers and may be ordinary words of a reply.
 KEEP_SECRET = 12
 MAX_PATIENCE = 1700.0
-NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
 ADDRESS = "an http or https address without user name, password or key"
 _KEYS = "a table of further keys of the request, such as reasoning_effort; not "

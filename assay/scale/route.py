@@ -10,19 +10,17 @@ already sent. Each request is one line in the log, and is counted in /metrics by
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from assay.endpoint.client import MAX_BODY, connection
 from assay.endpoint.costs import CHARS_PER_TOKEN
+from assay.endpoint.http_client import SHOWN, AsyncHttpClient, EndpointFailure
 from assay.endpoint.replies import read_usage
 from assay.host.terminal import say
 from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there
@@ -33,17 +31,7 @@ CHEAP, STRONG, ROUTE = "cheap", "strong", "route"
 # Status codes of invalid requests, which the other model would refuse too.
 REFUSED = (400, 413, 422)
 EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"))
-# Maximum length of an error message, in characters.
-SHOWN = 200
 COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
-
-
-class RouteFailure(Exception):
-    """A model returned no reply. refused: HTTP status, if the request itself is invalid."""
-
-    def __init__(self, said: str, refused: int = 0) -> None:
-        super().__init__(said)
-        self.refused = refused
 
 
 @dataclass
@@ -65,10 +53,10 @@ class RoutedCall:
     def hear(self, said: Any, part: str) -> None:
         """Count a reply (part: ``message``), or an event of a stream (``delta``).
 
-        Raises RouteFailure if it is invalid.
+        Raises EndpointFailure if it is invalid.
         """
         if not _is_reply(said, part):
-            raise RouteFailure(f"no reply, but {json.dumps(said)[:SHOWN]}")
+            raise EndpointFailure("error", f"no reply, but {json.dumps(said)[:SHOWN]}")
         usage = read_usage(said)
         if usage.input_tokens is not None:
             self.usage = (usage.input_tokens, usage.output_tokens)
@@ -95,113 +83,31 @@ class Upstream:
     """One model with its endpoint and settings."""
 
     def __init__(self, name: str, config: UpstreamConfig) -> None:
-        import httpx2
-
         self.config = config
         self.endpoint = config.endpoint(name)
-        self.seconds = config.timeout
-        self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
+        self.client = AsyncHttpClient(256, config.timeout)
 
     async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the whole reply, or the events of a stream as they arrive. Raises RouteFailure."""
-        import httpx2
-
+        """Yield the whole reply, or the events of a stream. Raises EndpointFailure."""
         started = time.perf_counter()
         sent = {**body, **self.config.request, "model": self.config.model}
         options = body.get("stream_options") or {}
         if body.get("stream"):
             sent["stream_options"] = {**options, "include_usage": True}
-        key = self.endpoint.key()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            clock = Clock(self.seconds)
-            asking = self.client.stream("POST", self.endpoint.url, json=sent, headers=headers)
-            async with _opened(asking, clock) as reply:
-                if reply.status_code != 200:
-                    said = (await _read(reply, clock)).decode("utf-8", "replace")[:SHOWN]
-                    said = said.replace(key, "[key]") if key else said
-                    status = reply.status_code
-                    raise RouteFailure(f"HTTP {status}: {said}", status if status in REFUSED else 0)
+            async with self.client.asking(self.endpoint.url, sent, self.endpoint.key()) as reply:
                 if not body.get("stream"):
-                    raw = await _read(reply, clock)
+                    raw = await reply.whole()
                     call.hear(json.loads(raw), "message")
                     yield raw
                     return
-                async for event, said in _events(reply, clock):
+                async for event, said in reply.events():
                     if said is not None:
                         call.hear(said, "delta")
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
-        except (httpx2.TimeoutException, TimeoutError) as error:
-            name = "ReadTimeout" if isinstance(error, TimeoutError) else type(error).__name__
-            raise RouteFailure(f"{name}: nothing for {self.seconds:g} s") from error
-        except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
-            raise RouteFailure(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
         finally:
             call.seconds = time.perf_counter() - started
-
-
-class Clock:
-    """Timeout for a server's next complete reply or event. Partial data does not reset it."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.wind()
-
-    def wind(self) -> None:
-        """Reset the timeout."""
-        self._end = asyncio.get_running_loop().time() + self._seconds
-
-    def running(self) -> asyncio.Timeout:
-        """Return a context manager that raises TimeoutError when the time is up."""
-        return asyncio.timeout_at(self._end)
-
-    async def chunks(self, reply: Any) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a reply as they arrive."""
-        async with aclosing(reply.aiter_bytes()) as chunks:
-            while True:
-                try:
-                    async with self.running():
-                        chunk = await anext(chunks)
-                except StopAsyncIteration:
-                    return
-                yield chunk
-
-
-@asynccontextmanager
-async def _opened(asking: Any, clock: Clock) -> AsyncIterator[Any]:
-    async with AsyncExitStack() as stack:
-        async with clock.running():
-            reply = await stack.enter_async_context(asking)
-        yield reply
-
-
-async def _read(reply: Any, clock: Clock) -> bytes:
-    found = bytearray()
-    async for chunk in clock.chunks(reply):
-        found += chunk
-        if len(found) > MAX_BODY:
-            raise RouteFailure(f"a reply of more than {MAX_BODY} bytes")
-    return bytes(found)
-
-
-async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]:
-    """Yield each event of a stream as (raw bytes, parsed JSON); None if it is not JSON."""
-    pending, data = b"", b""
-    async for chunk in clock.chunks(reply):
-        *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
-        if len(pending) > MAX_BODY:
-            raise RouteFailure(f"an event of more than {MAX_BODY} bytes")
-        for event in events:
-            lines = (line.partition(b":") for line in event.splitlines())
-            data = b"".join(value.strip() for name, _, value in lines if name == b"data") or data
-            said = json.loads(data) if b"{" in data[:1] else None
-            yield event + b"\n\n", said
-            if said is not None:
-                # Reset after the event was forwarded, so that a slow client does not count.
-                clock.wind()
-    if data != b"[DONE]":
-        raise RouteFailure("the stream ended before its [DONE]")
 
 
 class RouteServer(Server):
@@ -222,7 +128,7 @@ class RouteServer(Server):
     async def close(self) -> None:
         """Close all connections."""
         for model in self.models.values():
-            await model.client.aclose()
+            await model.client.close()
 
     async def respond(
         self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
@@ -306,7 +212,7 @@ class Routed:
         try:
             async with aclosing(self._pieces(call, body)) as pieces:
                 reply = json.loads(await anext(pieces))
-        except RouteFailure as trouble:
+        except EndpointFailure as trouble:
             self._failed(call, trouble)
             return await self._by([STRONG], "fallback")
         await self._ask_rule(reply)
@@ -339,7 +245,7 @@ class Routed:
             call = self._call(name, reason)
             try:
                 return await self._pass_on(call)
-            except RouteFailure as trouble:
+            except EndpointFailure as trouble:
                 self._failed(call, trouble)
             reason = "fallback"
         raise Refused(502, "; ".join(f"{one.model}: {one.trouble}" for one in self.calls))
@@ -356,9 +262,9 @@ class Routed:
                 async for piece in pieces:
                     await self._send(piece)
             # A part of the reply was sent, so the other model cannot take over.
-            except RouteFailure as trouble:
-                call.trouble = self.ended = str(trouble)
-                said = json.dumps(self.server.complaint(f"{call.model}: {trouble}"))
+            except EndpointFailure as trouble:
+                call.trouble = self.ended = trouble.detail
+                said = json.dumps(self.server.complaint(f"{call.model}: {trouble.detail}"))
                 await self._send(f"data: {said}\n\n".encode())
             await self._send(b"", more=False)
         return None
@@ -373,11 +279,11 @@ class Routed:
     def _pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
         return self.server.models[call.model].pieces(call, body)
 
-    def _failed(self, call: RoutedCall, trouble: RouteFailure) -> None:
+    def _failed(self, call: RoutedCall, trouble: EndpointFailure) -> None:
         """Record a model's failure. Raises Refused if the request itself is invalid."""
-        call.trouble = str(trouble)
-        if trouble.refused:
-            raise Refused(trouble.refused, f"{call.model}: {trouble}")
+        call.trouble = trouble.detail
+        if trouble.status in REFUSED:
+            raise Refused(trouble.status, f"{call.model}: {trouble.detail}")
 
 
 def _is_reply(said: Any, part: str) -> bool:

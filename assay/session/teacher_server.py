@@ -15,7 +15,8 @@ from torch import Tensor
 from assay.config import TeacherConfig
 from assay.endpoint.client import EndpointClient
 from assay.endpoint.costs import Budget
-from assay.endpoint.replies import EndpointFailure, shown
+from assay.endpoint.http_client import EndpointFailure
+from assay.endpoint.replies import shown
 from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
 from assay.errors import ConfigError, WorkerDied, message
 from assay.learn.passes import Passes

@@ -6,36 +6,44 @@ verifier's name there, as ``remote:math``.
 
 from __future__ import annotations
 
-import atexit
 import json
+import math
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast, get_args
 
+from assay.endpoint.http_client import Backoff, EndpointFailure, HttpClient, with_retries
+from assay.endpoint.replies import shown
 from assay.errors import VerifierError, message
 from assay.host.fields import is_text, number, option
-from assay.types import Completion, Problem, StepScore
+from assay.types import Completion, NotJudgedReason, Problem
 from assay.verify.base import Limits, Part, Verifier
 from assay.verify.expression import REMOTE
-
-if TYPE_CHECKING:
-    import httpx2
+from assay.verify.serving.calling import in_words
+from assay.verify.serving.process import NONSENSE
+from assay.verify.serving.protocol import decode_part
 
 OPTIONS = "verification.options.remote"
 TOKEN = "ASSAY_VERIFIERS_TOKEN"
 MOST_SECONDS = 1700.0
-FIRST_SECONDS = 10.0  # for a server to say what it has
-PAUSE = 0.25  # seconds before a server that has no room is asked again; then doubled
+# Time limit for a server to describe a verifier.
+FIRST_SECONDS = 10.0
+# Seconds before a full server is asked again; doubled each time.
+PAUSE, LONGEST_PAUSE = 0.25, 10.0
+# Size limit of a reply in bytes, as of a worker's: a group may be large.
+MAX_BODY = 256 * 2**20
+# Reason of a verdict that is missing, by HTTP status; for any other status it is an error.
+REASONS: Mapping[int, NotJudgedReason] = {503: "unavailable", 504: "timeout"}
+REMEDY = "see that it is a server of assay verifier serve, of this version"
 FIELDS = (
     option("url", "the server's address, as http://host:8765", None, is_text),
     option("token_env", "the environment variable that holds its token", TOKEN, is_text),
     option("patience", "seconds for one group", 300.0, number(0.001, MOST_SECONDS)),
 )
 _OURS = frozenset(field.name for field in FIELDS)
+_client = HttpClient(64, proxies=False)
 
 
 def remote(place: str, pinned: str = "") -> Verifier:
@@ -84,100 +92,89 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
         for one in completions
     ]
     limit = time.monotonic() + options["patience"]
+    body = {"rows": rows, "seconds": options["patience"]}
     try:
-        asked = {"rows": rows, "seconds": options["patience"]}
-        found = _ask(options, "POST", "/judge", limit, asked)
-        return [_part(verdict) for verdict in found["verdicts"]]
-    except _RemoteFailure as trouble:
-        return [Part.not_judged(trouble.reason, str(trouble))] * len(rows)
+        reply = _ask(options, "POST", "/judge", limit, body)
+        return _parts(reply, completions, f"{options['url']}: the server's reply")
+    except EndpointFailure as failure:
+        return [Part.not_judged(failure.reason, failure.detail)] * len(rows)
 
 
-class _RemoteFailure(Exception):
-    """There are no verdicts. reason: why, as a verdict says it."""
-
-    def __init__(self, reason: Any, said: str) -> None:
-        super().__init__(said)
-        self.reason = reason
-
-
-def _part(verdict: Mapping[str, Any]) -> Part:
-    if verdict["score"] is None:
-        return Part.not_judged(verdict["reason"], str(verdict["detail"]))
-    return Part(
-        float(verdict["reward"]),
-        score=float(verdict["score"]),
-        passed=verdict["status"] == "passed",
-        extracted=verdict["extracted"],
-        detail=str(verdict["detail"]),
-        components=verdict["components"],
-        step_scores=tuple(
-            StepScore(float(score), int(end)) for score, end in verdict.get("step_scores", ())
-        ),
-    )
+def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Part]:
+    """Read a server's reply. Raises EndpointFailure unless it has one verdict per completion."""
+    found = reply.get("verdicts") if isinstance(reply, dict) else None
+    if not isinstance(found, list) or len(cast("list[Any]", found)) != len(completions):
+        count = len(cast("list[Any]", found)) if isinstance(found, list) else "no"
+        said = f"{where} holds {count} verdicts for {len(completions)} completions"
+        raise EndpointFailure("error", f"{said}; {REMEDY}")
+    pairs = zip(cast("list[Any]", found), completions, strict=True)
+    return [_part(verdict, len(completion.tokens), where) for verdict, completion in pairs]
 
 
-def _ask(
-    options: Mapping[str, Any], method: str, path: str, limit: float, body: Any = None
-) -> dict[str, Any]:
-    """Return a server's reply; one that has no room, or is not there for now, is asked again."""
-    import httpx2
-
-    url, pause = str(options["url"]).rstrip("/") + path, PAUSE
-    headers = {**_token(options), "Content-Type": "application/json"}
-    content = None if body is None else json.dumps(body).encode()
-    while True:
-        left = limit - time.monotonic()
-        if left <= 0:
-            raise _RemoteFailure("timeout", f"{url}: no verdicts in time")
-        try:
-            reply = _client(os.getpid()).request(
-                method, url, content=content, headers=headers, timeout=left
-            )
-        except httpx2.TimeoutException:
-            raise _RemoteFailure("timeout", f"{url}: no verdicts in time") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            said = f"{url}: {type(error).__name__}: {error}"
-        else:
-            if reply.status_code == 200:
-                return cast("dict[str, Any]", reply.json())
-            said = f"{url}: HTTP {reply.status_code}: {reply.text[:500]}"
-            if reply.status_code == 504:
-                raise _RemoteFailure("timeout", said)
-            if reply.status_code != 503:
-                raise _RemoteFailure("error", said)
-        if time.monotonic() + pause > limit:
-            raise _RemoteFailure("unavailable", said)
-        time.sleep(pause)
-        pause = min(2 * pause, 10.0)
+def _part(verdict: Any, num_tokens: int, where: str) -> Part:
+    """Read one verdict. A malformed one is not judged, and the others of its group are."""
+    try:
+        if verdict["score"] is None:
+            known = verdict["reason"] in get_args(NotJudgedReason)
+            reason = verdict["reason"] if known else "error"
+            return Part.not_judged(reason, str(verdict["detail"]))
+        names = "reward", "score", "extracted", "detail", "components"
+        value, score, extracted, detail, components = (verdict[name] for name in names)
+        if not math.isfinite(value) or not math.isfinite(score):
+            raise ValueError(f"a reward of {value} and a score of {score}")
+        steps = verdict.get("step_scores", ())
+        passed = verdict["status"] == "passed"
+        part = decode_part((value, score, passed, None, extracted, detail, components, steps, 0.0))
+        for step in part.step_scores:
+            # The text of a stored row has no tokens to compare with.
+            if step.end < 0 or step.end >= num_tokens > 0:
+                raise ValueError(f"a step ends at token {step.end} of {num_tokens}")
+        return part
+    except (*NONSENSE, OverflowError) as error:
+        said = f"{where} holds a verdict of another form ({in_words(error)})"
+        return Part.not_judged("error", f"{said}; {REMEDY}")
 
 
-def _token(options: Mapping[str, Any]) -> dict[str, str]:
+def _ask(options: Mapping[str, Any], method: str, path: str, limit: float, body: Any = None) -> Any:
+    """Return a server's reply. Retries while the server is full or cannot be reached.
+
+    Raises EndpointFailure.
+    """
+    url = str(options["url"]).rstrip("/") + path
     token = os.environ.get(str(options["token_env"]), "").strip()
-    return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def once(_: EndpointFailure | None) -> Any:
+        seconds = limit - time.monotonic()
+        try:
+            reply = _client.exchange(
+                method, url, body, key=token, deadline=limit, seconds=seconds, max_body=MAX_BODY
+            )
+            if reply.status == 200:
+                return _parsed(reply.raw)
+            reason = REASONS.get(reply.status, "error")
+            said = reply.raw.decode("utf-8", "replace")[:500]
+            detail = f"HTTP {reply.status}: {said}"
+            raise EndpointFailure(reason, detail, status=reply.status)
+        except EndpointFailure as failure:
+            # Only a full server, or one that cannot be reached, is asked again.
+            failure.retry = failure.reason == "unavailable"
+            raise
+
+    try:
+        return with_retries(once, Backoff(PAUSE, LONGEST_PAUSE), limit)
+    except EndpointFailure as failure:
+        late = failure.reason == "timeout" and not failure.status
+        failure.detail = f"{url}: {'no verdicts in time' if late else failure.detail}"
+        raise
 
 
-_lock = threading.Lock()
-
-
-def _client(process: int) -> httpx2.Client:
-    """Return the connections of a process; a fork must not share its parent's."""
-    with _lock:
-        return _open_client(process)
-
-
-@cache
-def _open_client(process: int) -> httpx2.Client:
-    import httpx2
-
-    client = httpx2.Client(limits=httpx2.Limits(max_keepalive_connections=64), trust_env=False)
-    atexit.register(_close, client, process)
-    return client
-
-
-def _close(client: httpx2.Client, process: int) -> None:
-    """Close the connections of this process; a fork has inherited the call, and not the right."""
-    if process == os.getpid():
-        client.close()
+def _parsed(raw: bytes) -> Any:
+    text = raw.decode("utf-8", "replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        detail = f"the server's reply is not JSON: {shown(text)}; {REMEDY}"
+        raise EndpointFailure("error", detail) from None
 
 
 def _check(name: str, options: Mapping[str, Any]) -> None:
@@ -195,6 +192,9 @@ def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise VerifierError(message(f"{OPTIONS}.url", "nothing", accepted))
     try:
         told = _ask(known, "GET", f"/verifiers/{name}", time.monotonic() + FIRST_SECONDS)
-    except _RemoteFailure as trouble:
-        raise VerifierError(f"verifier remote:{name}: {trouble}") from trouble
+    except EndpointFailure as failure:
+        raise VerifierError(f"verifier remote:{name}: {failure.detail}") from failure
+    if not isinstance(told, dict):
+        found = f"{known['url']}: the server's reply is not a JSON object; {REMEDY}"
+        raise VerifierError(f"verifier remote:{name}: {found}")
     return {key: told[key] for key in ("version", "hash") if key in told}

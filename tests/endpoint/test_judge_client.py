@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from judge_server import Answer, Asked, JudgeServer, chat, obedient
 
-from assay.endpoint.client import certificates
 from assay.endpoint.costs import reset_judge_costs
+from assay.endpoint.http_client import certificates
 from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.learned.judge import JUDGE, close_judges, judge_costs

@@ -11,9 +11,9 @@ from growth import LINEAR, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.endpoint.http_client import EndpointFailure
 from assay.endpoint.replies import (
     MAX_TRIES,
-    EndpointFailure,
     Reply,
     finding_of,
     objects_of,

@@ -325,8 +325,7 @@ def test_cost_is_counted_by_model_and_reason(world: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_model(world: Any, stream: bool) -> None:
     here = world('by = "length"\nthreshold = 10')
-    here.server.models["cheap"].client.timeout = httpx2.Timeout(30.0)
-    here.server.models["cheap"].seconds = 30.0
+    here.server.models["cheap"].client.seconds = 30.0
     here.cheap.hangs, here.cheap.cut = True, (1 if stream else 20)
     body = {"messages": [{"role": "user", "content": EASY}], "stream": stream}
     with pytest.raises(httpx2.ReadTimeout):

@@ -12,7 +12,8 @@ from typing import Any
 
 from assay.endpoint.client import EndpointClient
 from assay.endpoint.costs import Budget, count
-from assay.endpoint.replies import EndpointFailure, Reply, Usage, read_body
+from assay.endpoint.http_client import EndpointFailure
+from assay.endpoint.replies import Reply, Usage, read_body
 from assay.endpoint.settings import Settings, read_settings
 from assay.types import NotJudgedReason
 from assay.verify.learned.quoting import Quote, code_for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judge_server import Answer, Asked, JudgeServer
 from server_calls import ROWS, call
 
 from assay.errors import UserError, VerifierError
@@ -258,6 +260,79 @@ def test_a_servers_verifier_judges_as_ones_own(server: str, service: VerifierSer
 
 
 @pytest.mark.parametrize(
+    ("status", "reason", "num_asked"),
+    [(503, None, 9), (504, "timeout", 1), (500, "error", 1), (401, "error", 1), (301, "error", 1)],
+)
+def test_only_a_full_server_is_asked_again(
+    status: int, reason: str | None, num_asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httpx2")
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    group = group_of("2")
+    right = json.dumps({"verdicts": [{**SAID, "step_scores": []}]}).encode()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path != "/judge":
+            return Answer(b"{}")
+        done = sum(one.path == "/judge" for one in there.asked) == 9
+        return Answer(right) if done else Answer(b"full", status, {"Retry-After": "1"})
+
+    with JudgeServer(answer) as there:
+        options = {"remote": {"url": there.url.removesuffix("/v1"), "patience": 600.0}}
+        with VerifierService("remote:exact", options=options) as asking:
+            ((found,),) = asking.judge([group])
+        assert sum(one.path == "/judge" for one in there.asked) == num_asked
+    assert found.reason == reason and (found.judged or f"HTTP {status}: full" in found.detail)
+    assert [one for one in waits if one >= 0.25] == (
+        [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] if status == 503 else []
+    )
+
+
+SAID = {"score": 1.0, "reward": 1.0, "status": "passed", "extracted": "2", "detail": ""}
+SAID |= {"components": {}, "step_scores": [[0.5, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "words", "num_judged"),
+    [
+        ({"verdicts": [SAID]}, "holds 1 verdicts for 2 completions", 0),
+        ({"verdicts": {"0": SAID, "1": SAID}}, "holds no verdicts for 2", 0),
+        ([SAID, SAID], "holds no verdicts for 2", 0),
+        (b"<html>\nnot ours</html>", "not JSON: '<html> not ours</html>'", 0),
+        ({"verdicts": [SAID, 3]}, "verdict of another form (TypeError", 1),
+        ({"verdicts": [SAID, {"score": 1.0}]}, "verdict of another form (KeyError: 'reward')", 1),
+        ({"verdicts": [SAID, {**SAID, "reward": float("nan")}]}, "a reward of nan", 1),
+        ({"verdicts": [SAID, {**SAID, "reward": 10**400}]}, "OverflowError", 1),
+        ({"verdicts": [SAID, {**SAID, "components": [1]}]}, "verdict of another form", 1),
+        ({"verdicts": [SAID, {**SAID, "extracted": 2}]}, "verdict of another form", 1),
+        ({"verdicts": [SAID, {**SAID, "step_scores": [[0.5, 3]]}]}, "ends at token 3 of 3", 1),
+        ({"verdicts": [SAID, {**SAID, "step_scores": [[0.5, -1]]}]}, "ends at token -1 of 3", 1),
+    ],
+)
+def test_a_malformed_reply_of_a_server_is_not_judged_and_told_in_one_line(
+    reply: Any, words: str, num_judged: int
+) -> None:
+    pytest.importorskip("httpx2")
+    raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+
+    def answer(asked: Asked) -> Answer:
+        return Answer(raw if asked.path == "/judge" else b"{}")
+
+    completions = [Completion.from_text("2", f"p#0/{n}", num_tokens=3) for n in range(2)]
+    group = replace(group_of("2"), completions=tuple(completions))
+    with JudgeServer(answer) as there:
+        options = {"remote": {"url": there.url.removesuffix("/v1"), "patience": 30.0}}
+        with VerifierService("remote:exact", options=options) as asking:
+            (found,) = asking.judge([group])
+        assert [one.path for one in there.asked].count("/judge") == 1
+    assert [one.judged for one in found] == [num_judged == 1, False]
+    assert found[1].reason == "error" and words in found[1].detail
+    assert there.url.removesuffix("/v1") in found[1].detail and "\n" not in found[1].detail
+    assert "assay verifier serve" in found[1].detail
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({}, "verification.options.remote.url: found nothing"),
@@ -321,7 +396,7 @@ def test_the_threads_of_a_closed_expression_end(server: str) -> None:
 def test_connections_to_servers_are_closed_when_the_process_ends() -> None:
     pytest.importorskip("httpx2")
     program = (
-        "import http.server, os, threading\n"
+        "import http.server, threading\n"
         "from assay.verify import remote\n"
         "class Found(http.server.BaseHTTPRequestHandler):\n"
         "    protocol_version = 'HTTP/1.1'\n"
@@ -332,7 +407,8 @@ def test_connections_to_servers_are_closed_when_the_process_ends() -> None:
         "server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Found)\n"
         "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
         "url = f'http://127.0.0.1:{server.server_address[1]}'\n"
-        "assert remote._client(os.getpid()).get(url).status_code == 204\n"
+        "asked = remote._client.exchange('GET', url, None, key='', deadline=1e9, seconds=60)\n"
+        "assert asked.status == 204\n"
     )
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)
