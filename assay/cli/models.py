@@ -41,7 +41,7 @@ Adapter = Annotated[
 ]
 
 
-def how_to_sample(
+def _sampling_options(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
     think_budget: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of thinking; then the answer follows.")
@@ -56,18 +56,17 @@ def how_to_sample(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
     adapter: Adapter = None,
-) -> dict[str, Any]:
-    """Return `assay.training.api.HowToSample`; its parameters are options of every such command."""
-    how = {"max_tokens": max_tokens, "verifier": verifier, "trust_run": trust_run, "seed": seed}
-    how |= {"think_budget": think_budget, "effort": effort, "adapter": adapter}
-    return {**how, "overrides": overrides or [], "allow": allow or [], "device": device}
+) -> None:
+    """Declare the options that `samples` adds to a command. They are the keys of
+    `assay.session.sampling.SamplingOptions`.
+    """
 
 
 def samples(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `how_to_sample`; it is called with what they come to."""
-    shared = inspect.signature(how_to_sample, eval_str=True).parameters
+    """Add the options of `_sampling_options` to a command, which receives them in ``**options``."""
+    shared = inspect.signature(_sampling_options, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
-    options = {**{name: one for name, one in own.items() if name != "how"}, **shared}
+    listed = {**{name: one for name, one in own.items() if name != "options"}, **shared}
 
     @wraps(command)
     def with_options(**given: Any) -> None:
@@ -79,10 +78,10 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
                 check_place(given[name], given[name])
         if "samples" in given:
             check_siblings(given["samples"], given["temperature"])
-        how = how_to_sample(**{name: given.pop(name) for name in shared})
-        command(**given, **how)
+        # A missing key of SamplingOptions means the run's own setting.
+        command(**{name: one for name, one in given.items() if one is not None})
 
-    ordered = sorted(options.values(), key=lambda one: one.name == "as_json")
+    ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
     with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in ordered}
@@ -106,7 +105,7 @@ def evaluate(
     max_problems: MaxProblems = None,
     out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
     from assay.training import api
@@ -118,7 +117,7 @@ def evaluate(
         temperature=temperature,
         max_problems=max_problems,
         out=out,
-        **how,
+        **options,
         quiet=as_json,
     )
     show(result, as_json)
@@ -145,7 +144,7 @@ def frontier(
         Path | None, typer.Option(help="Also write it as JSON, and a figure beside it as SVG.")
     ] = None,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Measure accuracy against generated tokens, over budgets of thinking and think modes."""
     from assay.evaluation import frontier as of_model
@@ -160,7 +159,7 @@ def frontier(
         max_problems=max_problems,
         out=out,
         quiet=as_json,
-        **how,
+        **options,
     )
     show(result, as_json)
     fail_where_none(
@@ -195,7 +194,7 @@ def compare(
         Path | None, typer.Option(help="Also write completions, as JSONL that can be A and B.")
     ] = None,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Compare two models on the same problems: gain, flips, length. Of runs: assay run compare."""
     from assay.evaluation.compare import compare as compare_models
@@ -210,7 +209,7 @@ def compare(
         temperature=temperature,
         max_problems=max_problems,
         out=out,
-        **how,
+        **options,
         quiet=as_json,
     )
     show(result if as_json else result.text(flips), as_json)
@@ -244,7 +243,7 @@ def gate(
         "gate_completions.jsonl"
     ),
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Hold a checkpoint against another model on a set of its own; exit code 1 where it fails."""
     from assay.evaluation import gate as of_gate
@@ -262,7 +261,7 @@ def gate(
         temperature=temperature,
         max_problems=max_problems,
         out=out,
-        **how,
+        **options,
         quiet=as_json,
     )
     show(result, as_json)
@@ -283,7 +282,7 @@ def sample(
     max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
     temperature: Temperature = 1.0,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Read completions of a prompt, with their verdicts."""
     from assay.training import api
@@ -296,7 +295,7 @@ def sample(
         num_samples=num,
         max_problems=max_problems,
         temperature=temperature,
-        **how,
+        **options,
         quiet=as_json,
     )
     show(result, as_json)
@@ -320,7 +319,7 @@ def label_steps(
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
     max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
     from assay.evaluation import step_labels
@@ -334,7 +333,7 @@ def label_steps(
         split=split,
         temperature=temperature,
         max_completions=max_completions,
-        **how,
+        **options,
         say=say,
     )
     show(result, as_json)
@@ -371,7 +370,7 @@ def search(
     max_problems: MaxProblems = None,
     out: Annotated[Path | None, typer.Option(help="Also write the trees, as JSONL.")] = None,
     as_json: Json = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Search for answers at test time, and measure each method at equal generated tokens."""
     from assay.evaluation.test_time.search import search as search_for
@@ -390,7 +389,7 @@ def search(
         temperature=temperature,
         max_problems=max_problems,
         out=out,
-        **how,
+        **options,
         quiet=as_json,
     )
     show(result, as_json)

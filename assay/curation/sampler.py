@@ -24,7 +24,7 @@ from assay.host.startup import doing
 from assay.run.startup import show_startup
 from assay.session.assemble import Session, open_session, open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import sample_and_judge
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import SamplingOptions, sampling_config
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
@@ -179,7 +179,7 @@ def _rate(tally: Counter[str]) -> dict[str, float]:
 
 
 def _config(settings: AskingSettings) -> TrainConfig:
-    how = HowToSample(
+    options = SamplingOptions(
         max_tokens=settings.max_tokens,
         verifier=settings.verifier,
         trust_run=settings.trust_run,
@@ -187,7 +187,7 @@ def _config(settings: AskingSettings) -> TrainConfig:
         device=settings.device,
     )
     model = settings.model if settings.url is None else "(a server)"
-    config = sampling_config(model, settings.inputs, how)
+    config = sampling_config(model, settings.inputs, options)
     config = configuration.build(merged(config.model_dump(exclude_none=True), settings.config))
     asked = [*config.tools.names, *filter(None, [config.tools.environment])]
     if asked and settings.url is not None:

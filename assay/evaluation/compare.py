@@ -7,7 +7,7 @@ from collections.abc import Generator as Yields
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -28,13 +28,19 @@ from assay.run.startup import show_startup
 from assay.session.assemble import open_session, open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import Evaluation, Judge, evaluate
 from assay.session.results import sample_lines
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import (
+    SamplingOptions,
+    asks_thinking,
+    sampling_config,
+    takes_sampling_options,
+)
 from assay.session.thinking import useless_thinking
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.learned.pairwise import length_controlled_win_rate, win_rate
 from assay.verify.service import VerifierService
 
 
+@takes_sampling_options
 def compare(
     a: Path | str,
     b: Path | str,
@@ -44,20 +50,11 @@ def compare(
     judge: str | None = None,
     num_samples: int = 1,
     temperature: float = 0.0,
-    max_tokens: int | None = None,
-    think_budget: int | None = None,
-    effort: str | None = None,
     max_problems: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
     out: Path | str | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    adapter: Path | str | None = None,
-    quiet: bool = False,
     fitting: Sequence[str] = (),
+    quiet: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> CompareResult:
     """Compare two models on the same problems, sampled with the same random numbers.
 
@@ -79,9 +76,7 @@ def compare(
     configuration.check_siblings(num_samples, temperature)
     sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
-    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
-    how = HowToSample(*wanted, seed, device, adapter)
-    configs = _configs(names, [str(one) for one, _ in sources], how)
+    configs = _configs(names, [str(one) for one, _ in sources], options)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
@@ -91,10 +86,11 @@ def compare(
             judging = None if judge is None else open_judge(judge, common, stack)
             about = (common, verifiers, max_problems, judging, fitting)
             sets = [_open_set(*one, *about) for one in sources]
-        if verifier is None:
+        if options.get("verifier") is None:
             _check_one_verifier(configs, sets)
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
+        adapter = options.get("adapter")
         shown = (names[0], names[1] if adapter is None else f"{names[1]} with {adapter}")
         for name, side, config, recorded in zip(shown, "AB", configs, files, strict=True):
             sampling = configuration.at_temperature(config.sampling, temperature)
@@ -112,7 +108,7 @@ def compare(
     notes += [
         f"note: {side}: {own[0].useless}"
         for side, own in zip("AB", found, strict=True)
-        if how.asks_thinking and all(one.useless for one in own)
+        if asks_thinking(options) and all(one.useless for one in own)
     ]
     return CompareResult(*shown, with_p_of_all(results), judge, heat, most, notes)
 
@@ -180,13 +176,13 @@ def _is_of_run(config: TrainConfig) -> bool:
 
 
 def _configs(
-    names: tuple[str, str], sources: Sequence[str], how: HowToSample
+    names: tuple[str, str], sources: Sequence[str], options: SamplingOptions
 ) -> tuple[TrainConfig, TrainConfig]:
     """Return the sampling configuration of each model. A model without a run uses the other's."""
-    if how.adapter is not None and _is_file(names[1]):
+    if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "completions that were sampled before", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
-    each = (replace(how, adapter=None), how)
+    each: tuple[SamplingOptions, SamplingOptions] = ({**options, "adapter": None}, options)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:

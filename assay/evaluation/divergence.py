@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, pack
 from assay.run.intervals import stderr_of, t_quantile
 from assay.session.assemble import open_session, open_verifiers
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import SamplingOptions, sampling_config
 from assay.training.row_schedule import GOOD
 
 TOKENS_AT_ONCE = 4096
@@ -49,15 +49,15 @@ class MeasuredKL:
 
 
 def divergence(
-    model: str, reference: str, problems: Sequence[str], count: int, how: HowToSample
+    model: str, reference: str, problems: Sequence[str], count: int, options: SamplingOptions
 ) -> MeasuredKL | None:
     """Estimate the KL on one completion of each of the first ``count`` problems, at temperature 1.
 
     The estimator is k3 of `kl_estimate`, unbiased for samples of the model. Returns None if the
     tokenizers differ or nothing was sampled. An adapter applies to the model only.
     """
-    config = sampling_config(model, problems, how)
-    other = sampling_config(reference, problems, replace(how, adapter=None))
+    config = sampling_config(model, problems, options)
+    other = sampling_config(reference, problems, {**options, "adapter": None})
     with ExitStack() as stack:
         session = open_session(config, open_verifiers(config, stack))
         every = load_problems(problems, on_bad_row="skip", limit=count)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from assay.run.intervals import stderr_of
 from assay.run.startup import show_startup
 from assay.session.assemble import Session, show_sampling
 from assay.session.evaluate import evaluate
-from assay.session.sampling import HowToSample
+from assay.session.sampling import SamplingOptions, takes_sampling_options
 from assay.session.thinking import check_thinking
 from assay.training.api import open_asked
 from assay.types import Group, Problem, ThinkMode, Verdict
@@ -84,6 +84,7 @@ class Frontier:
     __repr__ = __str__  # what a notebook shows
 
 
+@takes_sampling_options
 def frontier(
     model: Path | str,
     problems: Rows,
@@ -95,19 +96,18 @@ def frontier(
     max_problems: int | None = None,
     out: Path | str | None = None,
     quiet: bool = False,
-    **how: Any,
+    **options: Unpack[SamplingOptions],
 ) -> Frontier:
     """Measure a model at several thinking budgets, with the same random numbers at each.
 
     budgets: numbers of tokens, names of ``sampling.efforts``, or ``none``; default: three fractions
     of the longest completion, and none. modes: think modes to measure. Efforts and modes replace
     those of the rows. A mode without thinking is measured once. out: a JSON file; the figure is
-    written next to it, as SVG. how: see `HowToSample`. The other parameters are those of
-    `assay.evaluate`. Raises UserError for invalid input.
+    written next to it, as SVG. The other parameters are those of `assay.evaluate`. Raises UserError
+    for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
-    asked = HowToSample(**how)
-    if asked.think_budget is not None or asked.effort is not None:
+    if options.get("think_budget") is not None or options.get("effort") is not None:
         raise ConfigError("frontier: found a budget that is not in the list; give each as --budget")
     if unknown := [mode for mode in modes if mode not in get_args(ThinkMode)]:
         raise ConfigError(message("--mode", repr(unknown[0]), ", ".join(get_args(ThinkMode))))
@@ -122,7 +122,9 @@ def frontier(
     with ExitStack() as stack:
         sources = as_sources(problems)
         with show_startup(quiet):
-            session, rows = open_asked(str(model), sources, max_problems, num_samples, asked, stack)
+            session, rows = open_asked(
+                str(model), sources, max_problems, num_samples, options, stack
+            )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
         plan = list(_plan(session, rows, budgets, modes, sampling))
         watch = show_sampling(session, stack, quiet)

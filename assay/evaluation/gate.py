@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from assay.config import TrainConfig
 from assay.data.overlap import Questions, normalize, plain_text, words_in
@@ -25,7 +25,12 @@ from assay.run.names import check_place, find_checkpoint
 from assay.run.startup import show_startup
 from assay.session.consent import open_config
 from assay.session.judging import judge
-from assay.session.sampling import HowToSample, sampling_config, several
+from assay.session.sampling import (
+    SamplingOptions,
+    sampling_config,
+    several,
+    takes_sampling_options,
+)
 from assay.verify.expression import parse_expression
 from assay.verify.sandbox import sandbox_report
 from assay.verify.service import VerifierService
@@ -75,6 +80,7 @@ class GateResult:
     __repr__ = __str__  # what a notebook shows
 
 
+@takes_sampling_options
 def gate(
     model: str,
     problems: Sequence[str],
@@ -85,80 +91,102 @@ def gate(
     strong: str | None = None,
     thresholds: Path | str | None = None,
     review: Path | str | None = None,
+    num_samples: int = 1,
+    temperature: float = 0.0,
+    max_problems: int | None = None,
     out: Path | str,
-    **how: Any,
+    quiet: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> GateResult:
     """Compare a checkpoint with another model on problems that its run has never seen.
 
     problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
     names in `CANARIES`, or files of problems whose first tag is the kind of canary. strong: a
     verifier that judges passed completions again. review: a JSONL file of rows with a completion's
-    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. how: keyword arguments of
-    `compare`. The verifier of the candidate's run judges rows that name none.
+    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those
+    of `compare`. The verifier of the candidate's run judges rows that name none.
 
     Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
     input.
     """
     limits = read_thresholds(thresholds)
     reviewed = None if review is None else _read_review(Path(review))
-    checkpoint = find_checkpoint(str(how.get("adapter") or model))
-    trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
-    config = _run_config(checkpoint, model, **trust)
-    if how.get("verifier") is None and not config.data.verifier_by_tag:
+    allow = options.get("allow", ())
+    checkpoint = find_checkpoint(str(options.get("adapter") or model))
+    config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
+    if options.get("verifier") is None and not config.data.verifier_by_tag:
         # This verifier also applies if the other run has another one.
-        how["verifier"] = config.data.verifier
-    other = against or config.model.path
-    check_place(other, other)
-    find_checkpoint(other)
+        options["verifier"] = config.data.verifier
+    other = _other_model(against or config.model.path)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
-    kinds = _kinds_of(files, how.get("max_problems"))
+    kinds = _kinds_of(files, max_problems)
     far = [*out_of_domain, *files]
-    if strong is not None:
-        _check_strong(strong, how.get("allow", ()))
-    _check_sandbox(canaries, model, how)
+    _check_strong(strong, allow)
+    _check_sandbox(canaries, model, options)
     check_unseen(config, [*problems, *far])
-    shipped = [str(path) for path in CANARIES.values()]
     compared: list[CompareResult] = []
-    asked = _efforts(config, how)
-    whole = Path(out)
-    files_of = [whole if one is None else whole.with_stem(f"{whole.stem}-{one}") for one in asked]
-    if kinds and not how.get("quiet"):
+    asked = _efforts(config, options)
+    files_of = [_file_of(Path(out), effort) for effort in asked]
+    if kinds and not quiet:
         say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
-        how |= {"effort": effort or how.get("effort")}
+        # After the loop the last effort stays set: the KL is measured with it.
+        options["effort"] = effort or options.get("effort")
         compared.append(
-            compare(other, model, problems, out_of_domain=far, out=file, fitting=shipped, **how)
+            compare(
+                other,
+                model,
+                problems,
+                out_of_domain=far,
+                num_samples=num_samples,
+                temperature=temperature,
+                max_problems=max_problems,
+                out=file,
+                quiet=quiet,
+                fitting=[*map(str, CANARIES.values())],
+                **options,
+            )
         )
     checks: list[Check] = []
     compared, found = comparison_checks(compared, kinds, limits)
     for effort, file, some in zip(asked, files_of, found, strict=True):
         if strong is not None:
-            some.append(hack_check(file, problems, strong, limits, how.get("allow", ())))
+            some.append(hack_check(file, problems, strong, limits, allow))
         ending = "" if effort is None else f", effort {effort}"
         checks += [replace(each, name=f"{each.name}{ending}") for each in some]
-    checks.append(kl_check(model, other, problems, limits, how))
+    checks.append(kl_check(model, other, problems, limits, options, max_problems, quiet))
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
-    adapter = None if how.get("adapter") is None else str(how["adapter"])
+    adapter = None if options.get("adapter") is None else str(options.get("adapter"))
     result = GateResult(model, other, checks, compared, limits.model_dump(), adapter)
     keep_result(checkpoint, result)
     return result
 
 
-def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
+def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
     """Return the efforts to sample with. A run trained with efforts uses the first and the last
     that leave tokens for an answer."""
     sampling = config.sampling
-    if how.get("effort") is not None or how.get("think_budget") is not None:
-        # `how` already sets the effort or the budget.
+    if options.get("effort") is not None or options.get("think_budget") is not None:
         return [None]
     tells = sampling.effort is not None or any(
         problem.effort is not None for problem in _all_problems(config.data.train)
     )
-    most = how.get("max_tokens") or sampling.max_tokens
+    most = options.get("max_tokens") or sampling.max_tokens
     levels = sampling.efforts.items()
     names = [name for name, level in levels if isinstance(level, str) or level < most]
     return [*dict.fromkeys([names[0], names[-1]])] if tells and names else [None]
+
+
+def _file_of(out: Path, effort: str | None) -> Path:
+    return out if effort is None else out.with_stem(f"{out.stem}-{effort}")
+
+
+def _other_model(name: str) -> str:
+    """Return the name; raises RunError if there is no such model."""
+    check_place(name, name)
+    find_checkpoint(name)
+    return name
 
 
 def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
@@ -172,11 +200,13 @@ def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
     )
 
 
-def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfig:
+def _run_config(
+    checkpoint: Path | None, model: str, allow: Sequence[str], trust_run: bool
+) -> TrainConfig:
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose data are known"
         raise RunError(message("assay gate", model, accepted))
-    return open_config(checkpoint.parent.parent, OPENED, **trust)
+    return open_config(checkpoint.parent.parent, OPENED, allow=allow, trust_run=trust_run)
 
 
 def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str]]:
@@ -198,13 +228,15 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
     return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
 
 
-def _check_strong(strong: str, allow: Sequence[str] | str) -> None:
+def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
     """Raise VerifierError if the stronger verifier is unusable."""
+    if strong is None:
+        return
     with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
         service.check([strong])
 
 
-def _check_sandbox(canaries: Sequence[Path | str], model: str, how: Mapping[str, Any]) -> None:
+def _check_sandbox(canaries: Sequence[Path | str], model: str, options: SamplingOptions) -> None:
     """Raise RunError if canaries run programs and no sandbox works.
 
     Otherwise all canaries would be sampled and then not judged.
@@ -219,8 +251,7 @@ def _check_sandbox(canaries: Sequence[Path | str], model: str, how: Mapping[str,
     _, works, detail = sandbox_report()[0] if names else ("", True, "")
     if works:
         return
-    keys = HowToSample.__dataclass_fields__.keys() & how.keys()
-    config = sampling_config(model, [], HowToSample(**{key: how[key] for key in keys}))
+    config = sampling_config(model, [], options)
     if config.verification.options.get("code", {}).get("unsafe_no_sandbox"):
         return
     others = [str(one) for one in canaries if str(one) not in names]
@@ -283,14 +314,18 @@ def hack_check(
 
 
 def kl_check(
-    model: str, other: str, problems: Sequence[str], limits: Thresholds, how: Mapping[str, Any]
+    model: str,
+    other: str,
+    problems: Sequence[str],
+    limits: Thresholds,
+    options: SamplingOptions,
+    max_problems: int | None = None,
+    quiet: bool = False,
 ) -> Check:
     """Measure the candidate's KL from the other model, on its own samples at temperature 1."""
-    keys = HowToSample.__dataclass_fields__.keys() & how.keys()
-    count = min(KL_PROBLEMS, how.get("max_problems") or KL_PROBLEMS)
-    asked = HowToSample(**{key: how[key] for key in keys})
-    with show_startup(bool(how.get("quiet"))), doing("measuring how far the model has gone"):
-        far, most = divergence(model, other, problems, count, asked), limits.max_kl
+    count = min(KL_PROBLEMS, max_problems or KL_PROBLEMS)
+    with show_startup(quiet), doing("measuring how far the model has gone"):
+        far, most = divergence(model, other, problems, count, options), limits.max_kl
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"

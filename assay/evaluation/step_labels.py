@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from assay.session.assemble import open_session, open_verifiers
 from assay.session.consent import open_config
 from assay.session.evaluate import Judge, judge_groups
 from assay.session.recorded import recorded_groups
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import SamplingOptions, sampling_config, takes_sampling_options
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 Estimate = Literal["hard", "soft"]
@@ -189,6 +189,7 @@ class PrefixRenderer:
         )
 
 
+@takes_sampling_options
 def label_steps(
     model: str,
     completions: Sequence[str],
@@ -200,23 +201,22 @@ def label_steps(
     temperature: float = 1.0,
     max_completions: int | None = None,
     say: Callable[[str], None] | None = None,
-    **how: Any,
+    **options: Unpack[SamplingOptions],
 ) -> StepLabels:
     """Label every step of completions by rollouts of a model, and append the rows to ``out``.
 
     completions: JSONL files in the format of ``assay verify`` (prompt, completion and the
     verifier's fields), or run directories with recorded rollouts. Call again to continue a killed
-    labelling: completions in ``out`` are skipped. say: receives the budget and the progress. how:
-    see `HowToSample`. Raises UserError for invalid input.
+    labelling: completions in ``out`` are skipped. say: receives the budget and the progress. The
+    other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
     """
     target = Path(out)
     if not split:
         raise ConfigError(message("--split", "nothing", "newline, blank_line or a text"))
     check_siblings(num_rollouts, temperature or 1.0)
     check_output(target)
-    asked = HowToSample(**how)
     with ExitStack() as stack:
-        config = sampling_config(model, ["prompt"], asked)
+        config = sampling_config(model, ["prompt"], options)
         sampling = at_temperature(config.sampling, temperature)
         # A rollout starts after a step, so thinking controls would count its own tokens only.
         off = {"think_budget": None, "min_think": None, "effort": sampling.line(sampling.effort)}
@@ -236,7 +236,10 @@ def label_steps(
         labelled_before(journal, settings)
         with show_startup(quiet=say is None):
             verifiers = open_verifiers(config, stack)
-            consent = {"allow": asked.allow, "trust_run": asked.trust_run}
+            consent = {
+                "allow": options.get("allow", ()),
+                "trust_run": options.get("trust_run", False),
+            }
             check = verifiers.check_problem
             with doing("checking the rows"):
                 items = load_judged(completions, check, max_completions, **consent)

@@ -22,7 +22,7 @@ from assay.model.weights import Weights
 from assay.run.startup import show_startup
 from assay.session.assemble import show_sampling
 from assay.session.evaluate import Evaluation, evaluate
-from assay.session.sampling import HowToSample, checkpoint_of
+from assay.session.sampling import checkpoint_of
 from assay.training.api import open_asked
 
 
@@ -56,7 +56,6 @@ def merge(
     base: str | None = None,
     problems: Sequence[str] = (),
     max_problems: int | None = None,
-    how: HowToSample | None = None,
     quiet: bool = False,
 ) -> MergeResult:
     """Merge models into a new folder. With problems, evaluate each model and the result.
@@ -84,7 +83,7 @@ def merge(
     accuracies: list[tuple[str, Evaluation]] = []
     if problems:
         asked = [*tensors.items(), ("merged", merged)]
-        accuracies = _measured(models[0], asked, problems, max_problems, how, quiet)
+        accuracies = _measured(models[0], asked, problems, max_problems, quiet)
     first = loaded[models[0]]
     Weights(0, merged).load_into(first.model)
     source = ModelSource.find(str(checkpoint_of(models[0]) or models[0]), None)
@@ -143,15 +142,13 @@ def _measured(
     models: Sequence[tuple[str, Tensors]],
     problems: Sequence[str],
     max_problems: int | None,
-    how: HowToSample | None,
     quiet: bool,
 ) -> list[tuple[str, Evaluation]]:
     """Evaluate each model greedily on the same problems, one after the other."""
     found: list[tuple[str, Evaluation]] = []
     with ExitStack() as stack:
-        how = how or HowToSample()
         with show_startup(quiet):
-            session, rows = open_asked(first, list(problems), max_problems, 1, how, stack)
+            session, rows = open_asked(first, list(problems), max_problems, 1, {}, stack)
         watch = show_sampling(session, stack, quiet)
         sampling = configuration.at_temperature(session.config.sampling, 0.0)
         own = session.loaded.model.state_dict()

@@ -1,11 +1,12 @@
-"""Sampling settings of a named model: those of its run, or the defaults."""
+"""Sampling options and settings of a named model: those of its run, or the defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef, ParamSpec, TypedDict, TypeVar, cast
 
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
@@ -13,49 +14,91 @@ from assay.host.terminal import one_line, say
 from assay.run.names import check_place, find_checkpoint
 from assay.session.consent import RULES_UNSET, TO_SAMPLE, open_config
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@dataclass(frozen=True)
-class HowToSample:
-    """Options that commands share for sampling and judging; see `evaluate`.
 
-    None means the setting of the model's run. adapter: a folder of adapters, or a run's checkpoint
-    with adapters, for a base model; the settings then come from the adapter's run.
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of every function that samples from a named model; described at `evaluate`.
+
+    A missing key and None mean the setting of the model's run. With ``adapter`` the settings come
+    from the adapter's run.
     """
 
-    max_tokens: int | None = None
-    think_budget: int | None = None
-    effort: str | None = None
-    verifier: str | None = None
-    overrides: Sequence[str] = ()
-    allow: Sequence[str] = ()
-    trust_run: bool = False
-    seed: int = 0
-    device: str | None = None
-    adapter: Path | str | None = None
-
-    @property
-    def asks_thinking(self) -> bool:
-        """Whether the user sets a thinking control here, overriding the run's."""
-        asked = ("sampling.think_budget=", "sampling.effort=", "sampling.min_think=")
-        given = any(one.startswith(asked) for one in several(self.overrides))
-        return given or self.think_budget is not None or self.effort is not None
+    max_tokens: int | None
+    think_budget: int | None
+    effort: str | None
+    verifier: str | None
+    overrides: Sequence[str]
+    allow: Sequence[str]
+    trust_run: bool
+    seed: int
+    device: str | None
+    adapter: Path | str | None
 
 
-def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> TrainConfig:
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(SamplingOptions.__annotations__),
+    **{"overrides": (), "allow": (), "trust_run": False, "seed": 0},
+}
+
+
+def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
+    """List the keywords of ``**options: Unpack[SamplingOptions]`` in a function's signature.
+
+    A call with an unknown keyword raises TypeError.
+    """
+    # Python itself neither shows nor checks the keys of an unpacked TypedDict.
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    annotations = SamplingOptions.__annotations__
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=cast(ForwardRef, annotations[name]).__forward_arg__,
+        )
+        for name, default in _DEFAULTS.items()
+    ]
+    listed = signature.replace(parameters=[*own, *shared])
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in listed.parameters:
+                asked = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(asked)
+        return function(*args, **kwargs)
+
+    checked.__signature__ = listed  # type: ignore[attr-defined]
+    return checked
+
+
+def asks_thinking(options: SamplingOptions) -> bool:
+    """Whether the user sets a thinking control here, overriding the run's."""
+    asked = ("sampling.think_budget=", "sampling.effort=", "sampling.min_think=")
+    if any(one.startswith(asked) for one in several(options.get("overrides", ()))):
+        return True
+    return options.get("think_budget") is not None or options.get("effort") is not None
+
+
+def sampling_config(model: str, problems: Sequence[str], options: SamplingOptions) -> TrainConfig:
     """Return the configuration for sampling: that of the model's run, or the defaults.
 
     Raises RunError if the run's configuration needs consent (`assay.session.consent`).
     """
-    overrides, allow, verifier = several(how.overrides), several(how.allow), how.verifier
+    overrides, allow = several(options.get("overrides", ())), several(options.get("allow", ()))
+    verifier, named_adapter = options.get("verifier"), options.get("adapter")
     check_place(model, model)
     checkpoint = checkpoint_of(model)
-    adapter = None if how.adapter is None else checkpoint_of(str(how.adapter))
+    adapter = None if named_adapter is None else checkpoint_of(str(named_adapter))
     tree: dict[str, Any] = {"model": {}, "rl": {}}
     if (trained := adapter or checkpoint) is not None:
         run = trained.parent.parent
         if (run / "config.toml").is_file():
             given = [*overrides, *(RULES_UNSET if verifier is not None else [])]
-            trust = how.trust_run
+            trust = options.get("trust_run", False)
             kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
             tree = kept.model_dump(exclude_none=True)
     place = str(checkpoint or model)
@@ -63,8 +106,8 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
     if tree["model"].get("path") != place:
         tree["model"] = {**tree["model"], "path": place}
         tree["model"].pop("revision", None)
-    if how.adapter is not None:
-        tree["model"] = {**tree["model"], "adapter": str(adapter or how.adapter)}
+    if named_adapter is not None:
+        tree["model"] = {**tree["model"], "adapter": str(adapter or named_adapter)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
     # Evaluation settings refer to the run's held-out problems, which are not loaded here.
@@ -75,20 +118,20 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
         kept_allow = tree.get("verification", {}).get("allow", ())
         tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
     sampling = dict(tree.get("sampling", {}))
-    if how.max_tokens is not None:
-        sampling["max_tokens"] = how.max_tokens
-    budget = {key: getattr(how, key) for key in ("think_budget", "effort")}
+    if (max_tokens := options.get("max_tokens")) is not None:
+        sampling["max_tokens"] = max_tokens
+    budget = {"think_budget": options.get("think_budget"), "effort": options.get("effort")}
     # An effort that is a text in the prompt can be combined with a budget; a number cannot.
-    if how.think_budget is not None and how.effort is None:
+    if budget["think_budget"] is not None and budget["effort"] is None:
         level = SamplingConfig(**sampling).level() if "effort" in sampling else None
         budget["effort"] = sampling["effort"] if isinstance(level, str) else None
     # The user's budget or effort replaces both settings of the run.
     if any(value is not None for value in budget.values()):
         sampling |= budget
     tree["sampling"] = {key: value for key, value in sampling.items() if value is not None}
-    tree["run"] = {**tree.get("run", {}), "seed": how.seed}
-    if how.device is not None:
-        tree["run"]["device"] = how.device
+    tree["run"] = {**tree.get("run", {}), "seed": options.get("seed", 0)}
+    if (device := options.get("device")) is not None:
+        tree["run"]["device"] = device
     return configuration.build(tree, overrides)
 
 

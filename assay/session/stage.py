@@ -30,8 +30,18 @@ from assay.run.evaluation_log import record_answers
 from assay.run.evaluations import kind_of
 from assay.run.guard import Guard
 from assay.run.startup import end_startup
-from assay.session.assemble import Problems, Session, open_curriculum, rate_words
+from assay.session.assemble import (
+    Problems,
+    Session,
+    fit_problems,
+    open_curriculum,
+    open_session,
+    open_verifiers,
+    rate_words,
+    read_problems,
+)
 from assay.session.evaluate import evaluate
+from assay.session.placement import on_actors
 from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.types import Group, Problem, Verdict
 from assay.verify.base import resolve
@@ -139,6 +149,53 @@ def _watch_sampling(run: Run, call: EngineStats) -> None:
     """Show the generator's progress; ends the step when a stop is requested."""
     run.clock.check()
     run.progress.sampling(call)
+
+
+@dataclass(frozen=True)
+class OnPolicy:
+    """Opened parts of a stage that learns from its own samples; its learner does not exist yet.
+
+    tested: results of `try_verifiers`.
+    """
+
+    stage: Stage
+    session: Session
+    problems: Problems
+    tested: Sequence[SelfTest]
+    stack: ExitStack
+
+    def start(
+        self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
+    ) -> tuple[Run, Curriculum, RunGenerator, RunVerifiers]:
+        """Open the run and attach the parts; returns those that a step uses."""
+        run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
+        for note in notes:
+            run.note(note)
+        attached = (self.session, self.problems, learner, layout, self.tested, self.stack)
+        return run, *attach_sampling(run, *attached)
+
+
+def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
+    """Open verifiers, problems, model and actors, which ``stack`` closes, and test the verifiers.
+
+    The rows are checked before the model is loaded. A replay uses the local engine and skips the
+    self-test.
+    """
+    config = stage.config
+    used = not stage.replay or config.scale.teacher_actors is not None
+    verifiers = open_verifiers(config, stack, actors=used)
+    with doing("checking the rows"):
+        rows = read_problems(config, verifiers)
+    session = open_session(config, verifiers)
+    # A replay recomputes importance weights for samples from vLLM or from a step ahead.
+    if stage.replay:
+        by_engine = config.scale.generator == "engine"
+        session.generator.exact = by_engine and not config.scale.steps_ahead
+    else:
+        session = on_actors(session, stack)
+    problems = fit_problems(rows, session)
+    tested = [] if stage.replay else try_verifiers(config, session.verifiers)
+    return OnPolicy(stage, session, problems, tested, stack)
 
 
 def attach_sampling(

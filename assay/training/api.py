@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from assay import config as configuration
 from assay.config import TrainConfig
@@ -51,7 +51,14 @@ from assay.session.results import (
     read_result,
     sample_lines,
 )
-from assay.session.sampling import HowToSample, checkpoint_of, sampling_config, several
+from assay.session.sampling import (
+    SamplingOptions,
+    asks_thinking,
+    checkpoint_of,
+    sampling_config,
+    several,
+    takes_sampling_options,
+)
 from assay.session.stage import FirstLook, Kind, Stage
 from assay.session.teachers import model_of
 from assay.session.thinking import check_thinking
@@ -135,25 +142,17 @@ def kind_of(config: TrainConfig) -> Kind:
     return import_module(f"assay.training.{KINDS[config.stage]}").KIND
 
 
+@takes_sampling_options
 def evaluate(
     model: Path | str,
     problems: Rows,
     *,
     num_samples: int = 1,
     temperature: float = 0.0,
-    max_tokens: int | None = None,
-    think_budget: int | None = None,
-    effort: str | None = None,
     max_problems: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
     out: Path | str | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    adapter: Path | str | None = None,
     quiet: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> Evaluation:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k.
 
@@ -180,11 +179,11 @@ def evaluate(
     if out is not None:
         check_output(Path(out))
     sources = as_sources(problems)
-    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
-    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         with show_startup(quiet):
-            session, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack)
+            session, rows = open_asked(
+                str(model), sources, max_problems, num_samples, options, stack
+            )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
         sink = None
         if out is not None:
@@ -195,6 +194,7 @@ def evaluate(
             return measure(session.generator, session.verifiers, rows, sampling, num_samples, sink)
 
 
+@takes_sampling_options
 def sample(
     model: Path | str,
     prompt: str | None = None,
@@ -204,17 +204,8 @@ def sample(
     num_samples: int = 4,
     max_problems: int = 1,
     temperature: float = 1.0,
-    max_tokens: int | None = None,
-    think_budget: int | None = None,
-    effort: str | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
-    seed: int = 0,
-    device: str | None = None,
-    adapter: Path | str | None = None,
     quiet: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> SampleResult:
     """Sample completions of one prompt, or of the first problems of a source, and judge them.
 
@@ -229,13 +220,11 @@ def sample(
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
-    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
-    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
         asked = (str(model), sources, max_problems, num_samples)
         with show_startup(quiet):
-            session, rows = open_asked(*asked, how, stack, given)
+            session, rows = open_asked(*asked, options, stack, given)
         show_sampling(session, stack, quiet)
         found = _sample(session, rows, num_samples, temperature)
     return found if prompt is None else replace(found, remedy="give one with --answer")
@@ -327,19 +316,19 @@ def open_asked(
     sources: Sequence[str | Source],
     limit: int | None,
     num_samples: int,
-    how: HowToSample,
+    options: SamplingOptions,
     stack: ExitStack,
     given: Sequence[Problem] | None = None,
 ) -> tuple[Session, Sequence[Problem]]:
     """Open a session for sampling, and the problems to sample: ``given``, or those of sources."""
-    config = sampling_config(model, list(map(str, sources)), how)
+    config = sampling_config(model, list(map(str, sources)), options)
     verifiers = open_verifiers(config, stack)
     if given is None:
         on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
         given = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
     session = open_session(with_slots(config, len(given) * num_samples), verifiers)
     fitting = fit_heldout(given, session)
-    check_thinking(session.renderer, fitting, session.config.sampling, how.asks_thinking)
+    check_thinking(session.renderer, fitting, session.config.sampling, asks_thinking(options))
     return session, fitting
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.data.traces import Trace
-from assay.host.startup import doing
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
@@ -19,20 +18,15 @@ from assay.session.assemble import (
     choose_layout,
     fit_problems,
     make_passes,
-    open_session,
-    open_verifiers,
     read_problems,
 )
-from assay.session.placement import on_actors
 from assay.session.stage import (
     FirstLook,
     Kind,
     Stage,
-    attach_sampling,
     evaluate_heldout,
-    open_run,
+    open_on_policy,
     steps_of,
-    try_verifiers,
 )
 from assay.session.teachers import divergence_of, open_teacher
 from assay.training import sft
@@ -87,20 +81,14 @@ def run_on_policy(stage: Stage) -> Path:
     assert settings is not None
     with ExitStack() as stack:
         guard = Guard(config.watched)
-        service = open_verifiers(config, stack, actors=True)
-        with doing("checking the rows"):
-            rows = read_problems(config, service)
-        session = on_actors(open_session(config, service), stack)
-        problems = fit_problems(rows, session)
-        tested = try_verifiers(config, service)
+        opened = open_on_policy(stage, stack)
+        session, problems = opened.session, opened.problems
         teacher = open_teacher(session)
         layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
         way = layout.layout, layout.lean
         learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *way), 0.0)
-        run = open_run(stage, settings.steps, session.loaded.model, stack, session)
-        run.note(taught_words(config))
-        parts = attach_sampling(run, session, problems, learner, layout, tested, stack)
-        curriculum, generator, verifiers = parts
+        started = opened.start(settings.steps, learner, layout, [taught_words(config)])
+        run, curriculum, generator, verifiers = started
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
         heldout = problems.heldout
         for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, heldout)):

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from assay.config import TrainConfig
-from assay.host.startup import doing
 from assay.learn.algorithms import describe
 from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
@@ -19,20 +18,15 @@ from assay.session.assemble import (
     choose_layout,
     fit_problems,
     make_learner,
-    open_session,
-    open_verifiers,
     read_problems,
 )
-from assay.session.placement import on_actors
 from assay.session.stage import (
     FirstLook,
     Kind,
     Stage,
-    attach_sampling,
     evaluate_heldout,
-    open_run,
+    open_on_policy,
     steps_of,
-    try_verifiers,
 )
 from assay.session.teachers import model_of, notes_on, open_reference
 from assay.training.batch_plan import BatchPlan, next_calls
@@ -54,27 +48,13 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     assert config.rl is not None
     algorithm = choose_algorithm(config)
     guard = Guard(config.watched)
-    used = not stage.replay or config.scale.teacher_actors is not None
-    verifiers = open_verifiers(config, stack, actors=used)
-    with doing("checking the rows"):
-        rows = read_problems(config, verifiers)
-    session = open_session(config, verifiers)
-    # A replay recomputes importance weights for samples from vLLM or from a step ahead.
-    if stage.replay:
-        by_engine = config.scale.generator == "engine"
-        session.generator.exact = by_engine and not config.scale.steps_ahead
-    else:
-        session = on_actors(session, stack)
-    problems = fit_problems(rows, session)
-    tested = [] if stage.replay else try_verifiers(config, session.verifiers)
+    opened = open_on_policy(stage, stack)
+    session, problems = opened.session, opened.problems
     teacher = open_reference(session, algorithm)
     layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
     learner = make_learner(session, algorithm, layout, teacher)
-    run = open_run(stage, config.rl.steps, session.loaded.model, stack, session)
-    for words in notes_on(teacher):
-        run.note(words)
-    parts = attach_sampling(run, session, problems, learner, layout, tested, stack)
-    curriculum, generator, judge = parts
+    started = opened.start(config.rl.steps, learner, layout, notes_on(teacher))
+    run, curriculum, generator, judge = started
     plan = BatchPlan(
         num_prompts=config.rl.num_prompts,
         group_size=config.rl.group_size,

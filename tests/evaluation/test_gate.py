@@ -28,7 +28,7 @@ from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
 from assay.release.model_card import model_card
 from assay.report.loaded import load_run
 from assay.session.assemble import open_session, open_verifiers
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import SamplingOptions, sampling_config
 from assay.testing import save_tiny_model
 from assay.training.api import train
 
@@ -137,7 +137,7 @@ def test_the_divergence_is_that_of_a_plain_loop(tmp_path: Path, one_thread: None
     paths = [str(save_tiny_model(tmp_path / str(n), seed=n, max_positions=64)) for n in (1, 2)]
     rows = [{"prompt": f"{n} + 1 =", "answer": "2"} for n in range(6)]
     own = [str(write(tmp_path / "own.jsonl", rows))]
-    how = HowToSample(max_tokens=5)
+    how = SamplingOptions(max_tokens=5)
     same = divergence(paths[0], paths[0], own, 4, how)
     assert same is not None and same.per_token == 0.0 and same.num_completions == 4
     there, back = (divergence(a, b, own, 6, how) for a, b in (paths, paths[::-1]))
@@ -169,7 +169,7 @@ def test_efforts_are_asked_where_the_run_has_them(tmp_path: Path, where: str) ->
     sampling = {"max_tokens": 4096, **({"effort": "medium"} if where == "run" else {})}
     config = parse({"model": {"path": "m"}, "rl": {}, "data": data, "sampling": sampling})
     assert _efforts(config, {}) == ([None] if where == "nowhere" else ["low", "medium"])
-    room = {"max_tokens": 9000}
+    room: SamplingOptions = {"max_tokens": 9000}
     assert _efforts(config, room) == ([None] if where == "nowhere" else ["low", "high"])
     assert _efforts(config, {"effort": "medium"}) == [None], "as the caller says"
 
@@ -204,7 +204,7 @@ def refused_before_it_costs(
     monkeypatch.setattr("assay.evaluation.gate.sandbox_report", lambda: nothing)
     with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
         gate(run, [own], **none)
-    unsafe = {"overrides": ["verification.options.code.unsafe_no_sandbox=true"]}
+    unsafe: SamplingOptions = {"overrides": ["verification.options.code.unsafe_no_sandbox=true"]}
     _check_sandbox(["code"], run, unsafe)  # by the user's word
     _check_sandbox(["mathematics", "instructions"], run, {})
     assert not nowhere.exists(), "all that is told before anything is sampled"

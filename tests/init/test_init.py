@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from init_rows import write_rows
 
 from assay import config
 from assay.data.chat import PromptRenderer
@@ -22,24 +23,6 @@ from assay.testing import CHAT_TEMPLATE, byte_tokenizer, save_tiny_model
 from assay.types import Completion, Problem
 
 OPENS = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>") + "{# </think> #}"
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder is empty, and what stands in it can be imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    return save_tiny_model(tmp_path / "model", max_positions=64).name
-
-
-def write_rows(*rows: dict[str, Any], name: str = "mine.jsonl") -> list[str]:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return [name]
 
 
 def test_what_is_written_can_be_loaded(model: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from init_rows import write_rows
 
 from assay import config
 from assay.config.toml_text import comment, one_line, toml_line
@@ -27,23 +27,6 @@ HOSTILE = [
     "\x1b]0;title\x07",
     '"""', "'''", "#", "$model", "${train}", "$$", "\\", "\x00", "\x7f", "\ud800", "x" * 100_000, "=", "[a]",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    return save_tiny_model(tmp_path / "model", max_positions=64).name
-
-
-def write_rows(*rows: dict[str, Any], name: str = "mine.jsonl") -> list[str]:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return [name]
 
 
 _KEYS = st.text(min_size=1) | st.sampled_from(HOSTILE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from train_worlds import World
@@ -19,6 +19,7 @@ from assay.evaluation.test_time.search import search
 from assay.host.clock import PhaseClock
 from assay.plan.measured.plan import plan
 from assay.release.merge import merge
+from assay.session.sampling import SamplingOptions
 from assay.testing import save_tiny_model
 from assay.training.api import train
 
@@ -103,7 +104,8 @@ def labelled(world: World, model: str) -> None:
 
 
 def gated(world: World, model: str) -> None:
-    kl_check(model, model, [str(world.folder / "heldout.jsonl")], Thresholds(), HOW)
+    heldout = [str(world.folder / "heldout.jsonl")]
+    kl_check(model, model, heldout, Thresholds(), cast(SamplingOptions, HOW), quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from assay.evaluation.divergence import divergence
 from assay.evaluation.gate import gate
 from assay.release.model_card import model_card
 from assay.report.loaded import load_run
-from assay.session.sampling import HowToSample, sampling_config
+from assay.session.sampling import SamplingOptions, sampling_config
 from assay.testing import save_tiny_model
 
 EVEN = "train_worlds:even_text"
@@ -84,7 +84,7 @@ def test_in_a_comparison_the_adapter_is_of_b(world: World, adapter: str) -> None
 
 def test_the_reference_of_a_divergence_has_no_adapter(world: World, adapter: str) -> None:
     base, rows = str(world.folder / "model"), [str(world.folder / "heldout.jsonl")]
-    how = HowToSample(max_tokens=4, verifier=EVEN, adapter=adapter)
+    how = SamplingOptions(max_tokens=4, verifier=EVEN, adapter=adapter)
     found = divergence(base, base, rows, 2, how)
     assert found is not None and found.per_token > 0
 
@@ -117,7 +117,7 @@ def test_a_gate_says_which_base_had_the_adapters(world: World, run: str) -> None
 
 def test_the_settings_are_those_of_the_adapters_run(world: World, run: str) -> None:
     other = str(save_tiny_model(world.folder / "other", max_positions=64, seed=1))
-    config = sampling_config(other, [], HowToSample(adapter=run))
+    config = sampling_config(other, [], SamplingOptions(adapter=run))
     assert config.model.path == other and config.sampling.max_tokens == 5
     assert config.model.adapter == f"{run}/checkpoints/step-000002"
     with pytest.raises(ModelError, match="found adapters there too"):

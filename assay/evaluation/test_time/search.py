@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
@@ -31,7 +32,13 @@ from assay.session.assemble import (
     show_sampling,
     with_slots,
 )
-from assay.session.sampling import HowToSample, sampling_config, several
+from assay.session.sampling import (
+    SamplingOptions,
+    asks_thinking,
+    sampling_config,
+    several,
+    takes_sampling_options,
+)
 from assay.session.thinking import check_thinking
 from assay.training.reward_rows import SEPARATORS
 from assay.types import Problem, Tokens
@@ -40,6 +47,7 @@ UNSCORED = ("self_consistency",)
 """Methods that need no scorer."""
 
 
+@takes_sampling_options
 def search(
     model: Path | str,
     problems: Rows,
@@ -53,19 +61,10 @@ def search(
     exploration: float = 1.0,
     reduce: str | None = None,
     temperature: float = 1.0,
-    max_tokens: int | None = None,
-    think_budget: int | None = None,
-    effort: str | None = None,
     max_problems: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
     out: Path | str | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    adapter: Path | str | None = None,
     quiet: bool = False,
+    **options: Unpack[SamplingOptions],
 ) -> SearchResult:
     """Answer problems by search at test time; measure each method at equal generated tokens.
 
@@ -91,15 +90,13 @@ def search(
     configuration.check_siblings(2, temperature)
     if out is not None:
         check_output(Path(out))
-    wanted = (max_tokens, think_budget, effort, verifier, overrides, allow, trust_run)
-    how = HowToSample(*wanted, seed, device, adapter)
     with ExitStack() as stack:
-        config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
+        config = sampling_config(str(model), list(map(str, as_sources(problems))), options)
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):
             session, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
-        check_thinking(session.renderer, rows, session.config.sampling, how.asks_thinking)
+        check_thinking(session.renderer, rows, session.config.sampling, asks_thinking(options))
         show_sampling(session, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
         drawer = _drawer(session, sampling, step, asked.shape, guide)
