@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from assay.verify.learned import scorers
+
 if TYPE_CHECKING:
     from assay.config import TrainConfig
     from assay.config import load as load_config
@@ -118,6 +120,16 @@ _HOMES = {
 }
 _PACKAGES = ("testing", "verify")
 """May be used as ``assay.verify.checker`` without an import of their own."""
+
+
+def _open_scorer(name: str, options: Any) -> scorers.RewardScorer:
+    from assay.session.scorers import open_scorer  # loads torch
+
+    return open_scorer(name, options)
+
+
+# `assay.verify` names no higher package, so it gets its reward models from here.
+scorers.inject(_open_scorer, "assay.reward_models")
 
 
 def __getattr__(name: str) -> Any:

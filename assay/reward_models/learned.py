@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from assay.host.fields import Field
 from assay.reward_models.checkpoint import (
@@ -16,11 +16,8 @@ from assay.reward_models.checkpoint import (
     forget_checkpoints,
     load_checkpoint,
 )
-from assay.reward_models.options import checkpoint_folder, place, read_options
+from assay.reward_models.options import place, read_options
 from assay.reward_models.text import ConversationEncoder
-from assay.types import Completion, Problem
-
-Pairs = Sequence[tuple[Problem, Completion]]
 
 
 class LearnedReward:
@@ -67,20 +64,16 @@ class LearnedReward:
             step_tag=step_tag,
         )
 
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the hashes of the checkpoints that judge."""
+        return {"checkpoint": "+".join(map(checkpoint_hash, self.options["path"]))}
+
     def probability(self, logits: Sequence[float]) -> float:
         """Return the probability of the label ``positive``; of one logit its sigmoid."""
         if len(logits) == 1:
             return sigmoid(logits[0])
         positive = self.options["positive"]
         return sigmoid(logits[positive] - logits[1 - positive])
-
-
-def checkpoint_evidence(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hashes of the checkpoints that judge, for a run's record of its verifiers."""
-    path = options.get("path")
-    paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
-    hashes = (checkpoint_hash(checkpoint_folder(each)) for each in paths)
-    return {"checkpoint": "+".join(hashes)} if path else {}
 
 
 def close_reward_models() -> None:

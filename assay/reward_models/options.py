@@ -14,66 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
-from assay.host.fields import Field, choice, is_number, one_of, option, whole
+from assay.host.fields import Field
 from assay.host.files import read_json
-from assay.reward_models.text import FORMATS, PLAIN, READS, TOO_LONG
 from assay.run.names import find_checkpoint
 from assay.types import FACTS_FILE
-
-DTYPES = ("float32", "bfloat16")
-
-
-def is_text(value: Any) -> bool:
-    """Whether a value is text that is not empty."""
-    return isinstance(value, str) and bool(value)
-
-
-def _is_path(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and all(map(is_text, cast("list[Any]", value)))
-    return is_text(value)
-
-
-PATH = option(
-    "path",
-    "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a "
-    "hub name, or a list of them; a reward_model.json there says the other options, where they are "
-    "not set",
-    None,
-    _is_path,
-)
-COMMON_FIELDS = (
-    PATH,
-    option("device", "cpu, cuda or cuda:N; null: CUDA where there is one", None, is_text),
-    option(
-        "dtype",
-        f"{', '.join(DTYPES)}; null: bfloat16 on CUDA, float32 elsewhere",
-        None,
-        one_of(*DTYPES),
-    ),
-    option("max_tokens", "a whole number above 0; null: what the model takes", None, whole(1)),
-    option(
-        "batch_tokens",
-        "tokens of one padded batch; null: 16384 on CUDA, 4096 elsewhere",
-        None,
-        whole(1),
-    ),
-    option(
-        "format",
-        f"{', '.join(FORMATS)}; null: chat where there is a template",
-        None,
-        one_of(*FORMATS),
-    ),
-    option(
-        "plain_template",
-        "text with {prompt} and {completion}, of format plain",
-        PLAIN,
-        lambda value: is_text(value) and "{completion}" in value,
-    ),
-    option("reads", "all, or answer: what stands outside the think block", "all", one_of(*READS)),
-    choice("too_long", *TOO_LONG, from_row=False),
-    option("threshold", "a number: the lowest probability that passes", 0.5, is_number),
-)
+from assay.verify.learned.reward_verifiers import PATH
 
 
 def place(name: str) -> str:

@@ -1,25 +1,22 @@
-"""Verifier ``process_reward_model``: the score of each step of a completion's reasoning."""
+"""Scorer of the verifier ``process_reward_model``: a checkpoint scores each reasoning step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.host.fields import Field, choice
 from assay.reward_models.batches import position_logits
 from assay.reward_models.checkpoint import Checkpoint, load_tokenizer
-from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
-from assay.reward_models.options import COMMON_FIELDS, is_text, option
-from assay.reward_models.steps import Places, is_ends, split_steps
+from assay.reward_models.learned import LearnedReward, sigmoid
+from assay.reward_models.steps import Places, split_steps
 from assay.reward_models.text import ConversationEncoder, tag_tokens
 from assay.types import Completion, Problem, StepScore
-from assay.verify.base import Part, Verifier
-
-STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
+from assay.verify.base import Part
+from assay.verify.learned.reward_verifiers import PROCESS_REWARD_MODEL_FIELDS, Pairs
 
 
 @dataclass(frozen=True)
@@ -39,36 +36,7 @@ class ProcessRewardModel(LearnedReward):
     """A checkpoint that scores each step."""
 
     name = "process_reward_model"
-    fields = (
-        *COMMON_FIELDS,
-        choice("style", "causal", "classifier", from_row=False),
-        option("split", "newline, blank_line, or the text that ends a step", "newline", is_text),
-        option(
-            "step_tag", "text whose last token is scored, put behind each step", STEP_TAG, is_text
-        ),
-        option(
-            "step_join",
-            "text between a tag and the next step",
-            "\n",
-            lambda value: isinstance(value, str),
-        ),
-        option("good_token", "text of one token, of style causal", "+", is_text),
-        option("bad_token", "text of one token, of style causal", "-", is_text),
-        option("positive", "0 or 1: the label that means right", 1, lambda value: value in (0, 1)),
-        choice("reduce", "min", "product", "last", "mean", from_row=False),
-        option(
-            "policy_tokenizer",
-            "a folder or hub name; null: the checkpoint's own tokenizer is tried",
-            None,
-            is_text,
-        ),
-        Field(
-            "step_ends",
-            "rising whole numbers: where each step ends, in tokens (characters of a text without "
-            "tokens)",
-            check=is_ends,
-        ),
-    )
+    fields = PROCESS_REWARD_MODEL_FIELDS
 
     def load(self) -> None:
         """Load the checkpoint and check that it has the tokens and labels that are asked for."""
@@ -196,39 +164,3 @@ class ProcessRewardModel(LearnedReward):
             found = f"{text!r}, which is {len(ids)} tokens"
             raise VerifierError(message(f"{self.where}.{name}", found, "text of one token"))
         return ids[0]
-
-
-def judge_process_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the probability that the steps are right, one a step and reduced to one a completion.
-
-    Each step is followed by ``step_tag``, at whose last token the checkpoint is read. ``style =
-    "causal"``: a language model; softmax over ``good_token`` and ``bad_token`` (Math-Shepherd,
-    arXiv:2312.08935). ``"classifier"``: a head over tokens, of one logit or of two labels. Steps
-    are split at ``split``, or where ``step_ends`` of the row says. `StepScore.end` is the index of
-    the completion's own token at which the step ends, or, of a completion without tokens, of the
-    character. A completion without a step fails; one that does not fit is not judged.
-    """
-    return ProcessRewardModel.of(pairs[0][0].spec).judge(pairs) if pairs else []
-
-
-def check_process_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the options cannot work; loads the checkpoint, once."""
-    ProcessRewardModel.of(options).load()
-
-
-PROCESS_REWARD_MODEL = Verifier(
-    name="process_reward_model",
-    version=2,
-    judge=judge_process_reward_model,
-    takes="batch",
-    lane="device",
-    domain="what a learned process reward model says of each step",
-    fields=ProcessRewardModel.fields,
-    accepts="any text that fits the checkpoint's length; control tokens that it spells are read as "
-    "letters",
-    weight=0.1,
-    partial_credit="the steps' probabilities, reduced by min, product, last or mean",
-    packages=("transformers",),
-    check_options=check_process_reward_model,
-    evidence=checkpoint_evidence,
-)

@@ -15,11 +15,10 @@ from pydantic import BaseModel, Field
 
 from assay.data.completions import Record
 from assay.errors import DataError, RunError, VerifierError, message
-from assay.host.fields import is_number
 from assay.host.files import read_json, write_json
 from assay.host.records import checked
 from assay.reward_models.checkpoint import checkpoint_hash
-from assay.reward_models.options import is_text, place
+from assay.reward_models.options import place
 from assay.types import Completion, Problem
 
 RawScores = Callable[[int, Sequence[tuple[Problem, Completion]]], Sequence[float | None]]
@@ -36,17 +35,6 @@ class Scale:
     def of(self, raw: float) -> float:
         """Return (raw - mean) / std."""
         return (raw - self.mean) / self.std
-
-
-def is_normalize(value: Any) -> bool:
-    """Whether a value is {mean, std}, or names a file."""
-    if not isinstance(value, Mapping):
-        return is_text(value)
-    table = cast("Mapping[str, Any]", value)
-    return set(table) == {"mean", "std"} and all(
-        all(map(is_number, cast("list[Any]", each))) if isinstance(each, list) else is_number(each)
-        for each in table.values()
-    )
 
 
 def scales_of(

@@ -1,60 +1,31 @@
-"""Verifier ``reward_model``: the score that classification checkpoints give a completion."""
+"""Scorer of the verifier ``reward_model``: classification checkpoints score a completion."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.host.fields import is_number, one_of, option
 from assay.reward_models.batches import sequence_logits
 from assay.reward_models.checkpoint import Checkpoint
-from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
-from assay.reward_models.options import COMMON_FIELDS
-from assay.reward_models.reference import Scale, is_normalize, scales_of
+from assay.reward_models.learned import LearnedReward, sigmoid
+from assay.reward_models.reference import Scale, scales_of
 from assay.reward_models.text import ConversationEncoder, Encoded
 from assay.types import Completion, Problem
-from assay.verify.base import Part, Verifier
+from assay.verify.base import Part
+from assay.verify.learned.reward_verifiers import REWARD_MODEL_FIELDS, Pairs
 
 
 class RewardModel(LearnedReward):
     """One or several checkpoints with a head over the whole sequence."""
 
     name = "reward_model"
-    fields = (
-        *COMMON_FIELDS,
-        option(
-            "head",
-            "scalar: one logit; binary: an outcome head of two labels",
-            "scalar",
-            one_of("scalar", "binary"),
-        ),
-        option(
-            "positive", "0 or 1: the label that means correct", 1, lambda value: value in (0, 1)
-        ),
-        option(
-            "aggregate",
-            "mean, min, mean_minus_std, of an ensemble",
-            "mean",
-            one_of("mean", "min", "mean_minus_std"),
-        ),
-        option("k", "how many standard deviations mean_minus_std subtracts", 1.0, is_number),
-        option(
-            "normalize",
-            "brings scores to one scale: {mean, std}, two numbers or two lists with a number for "
-            "each member; or a JSON Lines file of rows with prompt and completion, to measure them",
-            None,
-            is_normalize,
-        ),
-        option(
-            "squash",
-            "none, or sigmoid: the reward is in (0, 1) too, as the correctness always is",
-            "none",
-            one_of("none", "sigmoid"),
-        ),
-    )
+    fields = REWARD_MODEL_FIELDS
+
+    def load(self) -> None:
+        """Load the checkpoints and measure the scales that are asked for."""
+        _ = self.scales
 
     @cached_property
     def members(self) -> tuple[tuple[Checkpoint, ConversationEncoder], ...]:
@@ -154,38 +125,3 @@ class RewardModel(LearnedReward):
 
     def _score(self, logits: Sequence[float]) -> float:
         return logits[0] if self.options["head"] == "scalar" else self.probability(logits)
-
-
-def judge_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the score of each completion; every option comes from the configuration.
-
-    ``head = "scalar"``: the one logit, as it is: any number. ``"binary"``: the probability of the
-    label ``positive``, of an outcome head with two labels (one logit: its sigmoid). Each member of
-    an ensemble is normalized by itself, then the members are aggregated, then ``squash``ed. A text
-    that does not fit is not judged.
-    """
-    return RewardModel.of(pairs[0][0].spec).judge(pairs) if pairs else []
-
-
-def check_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the options cannot work; loads the checkpoints, once."""
-    _ = RewardModel.of(options).scales
-
-
-REWARD_MODEL = Verifier(
-    name="reward_model",
-    version=1,
-    judge=judge_reward_model,
-    takes="batch",
-    lane="device",
-    domain="what a learned reward model says of a completion",
-    fields=RewardModel.fields,
-    accepts="any text that fits the reward model's length; control tokens that it spells are read "
-    "as letters",
-    partial_credit="the score itself",
-    weight=0.1,
-    bounds=None,
-    packages=("transformers",),
-    check_options=check_reward_model,
-    evidence=checkpoint_evidence,
-)

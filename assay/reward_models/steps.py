@@ -7,12 +7,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.reward_models.text import without_halves
 from assay.types import Completion, Problem
+from assay.verify.learned.reward_verifiers import is_ends
 
 _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 
@@ -23,16 +23,6 @@ class Step:
 
     text: str
     end: int
-
-
-def is_ends(value: Any) -> bool:
-    """Whether a value is a list of rising whole numbers."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    ends = cast("list[Any]", value)
-    return all(type(end) is int and end >= 0 for end in ends) and all(
-        a < b for a, b in pairwise(ends)
-    )
 
 
 def split_steps(

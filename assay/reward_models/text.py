@@ -16,10 +16,6 @@ from assay.errors import VerifierError, message
 from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
-TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
-FORMATS = ("chat", "plain")
-READS = ("all", "answer")
-PLAIN = PLAIN_TEMPLATE
 
 # Of private use: they stand around the number of a guarded text while a template renders.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -49,7 +45,7 @@ class ConversationEncoder:
         where: str,
         *,
         format: str | None = None,
-        plain_template: str = PLAIN,
+        plain_template: str = PLAIN_TEMPLATE,
         max_tokens: int | None = None,
         too_long: TooLong = "cut_prompt",
         step_tag: str = "",

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from assay.errors import VerifierError
 from assay.reward_models.checkpoint import checkpoint_hash
 from assay.reward_models.learned import close_reward_models, sigmoid
-from assay.reward_models.scalar import check_reward_model, judge_reward_model
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
+from assay.verify.learned.reward_verifiers import check_reward_model, judge_reward_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.reward_models.learned import close_reward_models, sigmoid
-from assay.reward_models.process import (
-    ProcessRewardModel,
-    check_process_reward_model,
-    judge_process_reward_model,
-)
+from assay.reward_models.process import ProcessRewardModel
 from assay.reward_models.steps import Places, split_steps
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
+from assay.verify.learned.reward_verifiers import (
+    check_process_reward_model,
+    judge_process_reward_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

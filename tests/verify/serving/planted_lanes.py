@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from assay.host.fields import Field
-from assay.reward_models.learned import checkpoint_evidence
+from assay.host.fields import Field, listed
+from assay.reward_models.checkpoint import checkpoint_hash
 from assay.types import Completion, Group, Problem
 from assay.verify.base import Limits, Part, Verifier
 
@@ -95,7 +95,9 @@ DEVICE = Verifier(
     *("device", 3, of_batch, "batch", "device"),
     fields=_PATH,
     bounds=None,
-    evidence=checkpoint_evidence,
+    evidence=lambda options: {
+        "checkpoint": "+".join(map(checkpoint_hash, listed(options["path"])))
+    },
 )
 INLINE = Verifier("inlined", 1, follow, lane="inline", weight=0.1)
 GROUPED = Verifier("grouped", 1, of_group, takes="group", lane="thread")

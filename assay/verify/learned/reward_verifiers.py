@@ -1,0 +1,233 @@
+"""Verifiers ``reward_model`` and ``process_reward_model``: an injected scorer judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+from assay.host.fields import Field, choice, is_number, one_of, option, whole
+from assay.types import PLAIN_TEMPLATE, Completion, Problem
+from assay.verify.base import Part, Verifier
+from assay.verify.learned import scorers
+
+Pairs = Sequence[tuple[Problem, Completion]]
+TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
+FORMATS = ("chat", "plain")
+READS = ("all", "answer")
+DTYPES = ("float32", "bfloat16")
+STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is text that is not empty."""
+    return isinstance(value, str) and bool(value)
+
+
+def _is_path(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(is_text, cast("list[Any]", value)))
+    return is_text(value)
+
+
+def is_ends(value: Any) -> bool:
+    """Whether a value is a list of rising whole numbers."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    ends = cast("list[Any]", value)
+    return all(type(end) is int and end >= 0 for end in ends) and all(
+        a < b for a, b in pairwise(ends)
+    )
+
+
+def is_normalize(value: Any) -> bool:
+    """Whether a value is {mean, std}, or names a file."""
+    if not isinstance(value, Mapping):
+        return is_text(value)
+    table = cast("Mapping[str, Any]", value)
+    return set(table) == {"mean", "std"} and all(
+        all(map(is_number, cast("list[Any]", each))) if isinstance(each, list) else is_number(each)
+        for each in table.values()
+    )
+
+
+PATH = option(
+    "path",
+    "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a "
+    "hub name, or a list of them; a reward_model.json there says the other options, where they are "
+    "not set",
+    None,
+    _is_path,
+)
+COMMON_FIELDS = (
+    PATH,
+    option("device", "cpu, cuda or cuda:N; null: CUDA where there is one", None, is_text),
+    option(
+        "dtype",
+        f"{', '.join(DTYPES)}; null: bfloat16 on CUDA, float32 elsewhere",
+        None,
+        one_of(*DTYPES),
+    ),
+    option("max_tokens", "a whole number above 0; null: what the model takes", None, whole(1)),
+    option(
+        "batch_tokens",
+        "tokens of one padded batch; null: 16384 on CUDA, 4096 elsewhere",
+        None,
+        whole(1),
+    ),
+    option(
+        "format",
+        f"{', '.join(FORMATS)}; null: chat where there is a template",
+        None,
+        one_of(*FORMATS),
+    ),
+    option(
+        "plain_template",
+        "text with {prompt} and {completion}, of format plain",
+        PLAIN_TEMPLATE,
+        lambda value: is_text(value) and "{completion}" in value,
+    ),
+    option("reads", "all, or answer: what stands outside the think block", "all", one_of(*READS)),
+    choice("too_long", *TOO_LONG, from_row=False),
+    option("threshold", "a number: the lowest probability that passes", 0.5, is_number),
+)
+REWARD_MODEL_FIELDS = (
+    *COMMON_FIELDS,
+    option(
+        "head",
+        "scalar: one logit; binary: an outcome head of two labels",
+        "scalar",
+        one_of("scalar", "binary"),
+    ),
+    option("positive", "0 or 1: the label that means correct", 1, lambda value: value in (0, 1)),
+    option(
+        "aggregate",
+        "mean, min, mean_minus_std, of an ensemble",
+        "mean",
+        one_of("mean", "min", "mean_minus_std"),
+    ),
+    option("k", "how many standard deviations mean_minus_std subtracts", 1.0, is_number),
+    option(
+        "normalize",
+        "brings scores to one scale: {mean, std}, two numbers or two lists with a number for "
+        "each member; or a JSON Lines file of rows with prompt and completion, to measure them",
+        None,
+        is_normalize,
+    ),
+    option(
+        "squash",
+        "none, or sigmoid: the reward is in (0, 1) too, as the correctness always is",
+        "none",
+        one_of("none", "sigmoid"),
+    ),
+)
+PROCESS_REWARD_MODEL_FIELDS = (
+    *COMMON_FIELDS,
+    choice("style", "causal", "classifier", from_row=False),
+    option("split", "newline, blank_line, or the text that ends a step", "newline", is_text),
+    option("step_tag", "text whose last token is scored, put behind each step", STEP_TAG, is_text),
+    option(
+        "step_join",
+        "text between a tag and the next step",
+        "\n",
+        lambda value: isinstance(value, str),
+    ),
+    option("good_token", "text of one token, of style causal", "+", is_text),
+    option("bad_token", "text of one token, of style causal", "-", is_text),
+    option("positive", "0 or 1: the label that means right", 1, lambda value: value in (0, 1)),
+    choice("reduce", "min", "product", "last", "mean", from_row=False),
+    option(
+        "policy_tokenizer",
+        "a folder or hub name; null: the checkpoint's own tokenizer is tried",
+        None,
+        is_text,
+    ),
+    Field(
+        "step_ends",
+        "rising whole numbers: where each step ends, in tokens (characters of a text without "
+        "tokens)",
+        check=is_ends,
+    ),
+)
+
+
+def _judge(name: str, pairs: Pairs) -> list[Part]:
+    return scorers.open_scorer(name, pairs[0][0].spec).judge(pairs) if pairs else []
+
+
+def _evidence(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return scorers.open_scorer(name, options).evidence()
+
+
+def judge_reward_model(pairs: Pairs) -> list[Part]:
+    """Return the score of each completion; every option comes from the configuration.
+
+    ``head = "scalar"``: the one logit, as it is: any number. ``"binary"``: the probability of the
+    label ``positive``, of an outcome head with two labels (one logit: its sigmoid). Each member of
+    an ensemble is normalized by itself, then the members are aggregated, then ``squash``ed. A text
+    that does not fit is not judged.
+    """
+    return _judge("reward_model", pairs)
+
+
+def check_reward_model(options: Mapping[str, Any]) -> None:
+    """Raise VerifierError where the options cannot work; loads the checkpoints, once."""
+    scorers.open_scorer("reward_model", options).load()
+
+
+REWARD_MODEL = Verifier(
+    name="reward_model",
+    version=1,
+    judge=judge_reward_model,
+    takes="batch",
+    lane="device",
+    domain="what a learned reward model says of a completion",
+    fields=REWARD_MODEL_FIELDS,
+    accepts="any text that fits the reward model's length; control tokens that it spells are read "
+    "as letters",
+    partial_credit="the score itself",
+    weight=0.1,
+    bounds=None,
+    packages=("transformers",),
+    check_options=check_reward_model,
+    modules=scorers.modules,
+    evidence=partial(_evidence, "reward_model"),
+)
+
+
+def judge_process_reward_model(pairs: Pairs) -> list[Part]:
+    """Return the probability that the steps are right, one a step and reduced to one a completion.
+
+    Each step is followed by ``step_tag``, at whose last token the checkpoint is read. ``style =
+    "causal"``: a language model; softmax over ``good_token`` and ``bad_token`` (Math-Shepherd,
+    arXiv:2312.08935). ``"classifier"``: a head over tokens, of one logit or of two labels. Steps
+    are split at ``split``, or where ``step_ends`` of the row says. `StepScore.end` is the index of
+    the completion's own token at which the step ends, or, of a completion without tokens, of the
+    character. A completion without a step fails; one that does not fit is not judged.
+    """
+    return _judge("process_reward_model", pairs)
+
+
+def check_process_reward_model(options: Mapping[str, Any]) -> None:
+    """Raise VerifierError where the options cannot work; loads the checkpoint, once."""
+    scorers.open_scorer("process_reward_model", options).load()
+
+
+PROCESS_REWARD_MODEL = Verifier(
+    name="process_reward_model",
+    version=2,
+    judge=judge_process_reward_model,
+    takes="batch",
+    lane="device",
+    domain="what a learned process reward model says of each step",
+    fields=PROCESS_REWARD_MODEL_FIELDS,
+    accepts="any text that fits the checkpoint's length; control tokens that it spells are read as "
+    "letters",
+    weight=0.1,
+    partial_credit="the steps' probabilities, reduced by min, product, last or mean",
+    packages=("transformers",),
+    check_options=check_process_reward_model,
+    modules=scorers.modules,
+    evidence=partial(_evidence, "process_reward_model"),
+)
