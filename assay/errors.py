@@ -111,8 +111,9 @@ def message(where: str, found: object, accepted: str, remedy: str = "") -> str:
     """Return the one-line form of a complaint about user input."""
     text = f"{where}: found {found}; accepted: {accepted}"
     text = f"{text}; {remedy}" if remedy else text
-    # A file's name or a row's text must not begin a line of its own.
-    return text.replace("\n", r"\n")
+    # A file's name or a row's text must not begin a line of its own, and bytes that are not UTF-8
+    # arrive from the command line as surrogates, which cannot be encoded.
+    return text.replace("\n", r"\n").encode(errors="backslashreplace").decode()
 
 
 def cause(error: BaseException) -> str:

@@ -91,7 +91,7 @@ def complain(
 
     lines: of the dotted keys of the file ``where``. overridden: keys that came from ``--set``.
     """
-    path, found = tuple(error["loc"]), error["input"]
+    path, found = _without_member(tuple(error["loc"]), root), error["input"]
     if error["type"] == "value_error" and not path:
         return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
     if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
@@ -236,6 +236,16 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     while items and get_origin(items[0]) is tuple:  # tuple[...] | None
         items = list(get_args(items[0]))
     return items[0], ()
+
+
+def _without_member(path: _Path, root: type[BaseModel]) -> _Path:
+    """Leave out the last part where it names a member of a union, as ``int`` of ``int | str``."""
+    if len(path) < 2 or not isinstance(path[-1], str) or path[-1] == "[key]":
+        return path
+    names = [part for part in path if isinstance(part, str)]
+    if _model_at(names[:-1], root) is not None or _model_at(names[:-2], root) is not None:
+        return path  # a field of a section, or a key of a table
+    return path[:-1]
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

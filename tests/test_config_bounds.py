@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,3 +154,32 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path / "run.toml", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="found a pipe or a device; accepted: a TOML file"):
             config.load(path)
+
+
+WRONG = ("x", "\udcff", [], {}, -1, 10**400, True, None, 1.5, float("nan"), [["x"]], [1], [{}],
+         {"a": -1}, {"a": 1.5}, {"a": {"b": []}}, {"a": [[0, 1]]}, {"": 1}, {"\udcff": []})  # fmt: skip
+
+
+def test_any_key_with_any_value_is_taken_or_told_once() -> None:
+    """No value of any key ends in another error, and none is told twice in the same words."""
+    for key, *_ in config.field_help():
+        *sections, name = key.split(".")
+        for value in WRONG:
+            tree: dict[str, Any] = {}
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = value
+            with pytest.raises(ConfigError) as caught:  # at the least, other keys are missing
+                config.parse(tree, where="run.toml")
+            lines = list(getattr(caught.value, "lines", ()))
+            assert len(set(lines)) == len(lines), (key, value)
+            str(caught.value).encode()
+
+
+def test_a_value_of_a_union_is_told_as_one() -> None:
+    tree: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": ["t.jsonl"]}, "rl": {}}
+    tree["sampling"] = {"efforts": {"low": 512, "high": -1}}
+    accepted = "accepted: a whole number >= 1 or text, not empty"
+    with pytest.raises(ConfigError, match=f"^f sampling.efforts.high: found -1; {accepted}$"):
+        config.parse(tree, where="f")

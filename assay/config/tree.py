@@ -228,7 +228,8 @@ def read_section(
         complaints = [
             complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
-        raise ConfigError.of(complaints) from error
+        # Each member of a union complains of the same value.
+        raise ConfigError.of([*dict.fromkeys(complaints)]) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
 
