@@ -20,8 +20,8 @@ import numpy as np
 from assay.evaluation.compare_result import ComparedSet, CompareResult
 from assay.evaluation.gate_checks import CANARIES, MUST_FAIL, Kinds, comparison_checks
 from assay.evaluation.gate_thresholds import Thresholds
-from assay.run.evaluations import gain_of
-from assay.run.intervals import share_interval, sign_flip_p
+from assay.run.intervals import share_interval
+from assay.run.paired import gain_of, sign_flip_p
 from assay.session.evaluate import Evaluation
 from studies.guard import PAGE, write_part
 

@@ -24,6 +24,7 @@ from assay.evaluation.preference_judge import Candidates, Preferring, open_judge
 from assay.generate.base import Generator
 from assay.host.files import check_output, open_output
 from assay.host.startup import doing
+from assay.run.names import run_of
 from assay.run.startup import show_startup
 from assay.session.assemble import open_session, open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import Evaluation, Judge, evaluate
@@ -172,7 +173,7 @@ def _is_file(name: str) -> bool:
 
 def _is_of_run(config: TrainConfig) -> bool:
     places = filter(None, (config.model.path, config.model.adapter))
-    return any((Path(one).parent.parent / "config.toml").is_file() for one in places)
+    return any(run_of(Path(one)) is not None for one in places)
 
 
 def _configs(

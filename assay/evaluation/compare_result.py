@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from assay.host.terminal import lined
-from assay.run.evaluations import Gain, gain_of
-from assay.run.intervals import holm, share_words, sign_flip_p
+from assay.run.intervals import share_words
+from assay.run.paired import Gain, Paired, holm
 from assay.session.evaluate import Evaluation
 from assay.verify.learned.pairwise import WinRate
 
@@ -108,17 +108,18 @@ def compared(
 ) -> ComparedSet:
     """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
-    both = {id: b.by_problem[id] - a.by_problem[id] for id in a.by_problem if id in b.by_problem}
-    found = ComparedSet(name, out_of_domain, a, b, characters)
-    if not both:
-        return found
-    changed = sorted((id for id in both if both[id]), key=lambda id: -abs(both[id]))
-    return replace(
-        found,
-        gain=gain_of(list(both.values())),
-        p_value=sign_flip_p(list(both.values())),
-        better=tuple(id for id in changed if both[id] > 0),
-        worse=tuple(id for id in changed if both[id] < 0),
+    both = Paired.of(a.by_problem, b.by_problem)
+    size = dict(zip(both.ids, map(abs, both.differences), strict=True))
+    return ComparedSet(
+        name,
+        out_of_domain,
+        a,
+        b,
+        characters,
+        gain=both.gain,
+        p_value=both.p_value,
+        better=tuple(sorted(both.better, key=size.__getitem__, reverse=True)),
+        worse=tuple(sorted(both.worse, key=size.__getitem__, reverse=True)),
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from assay.evaluation.compare_result import ComparedSet, CompareResult, with_p_of_all
 from assay.evaluation.gate_thresholds import Thresholds
-from assay.run.evaluations import gain_of
-from assay.run.intervals import holm, sign_flip_p
+from assay.run.paired import Gain, Paired, holm
 
 CANARIES = {
     name: Path(__file__).with_name("canaries") / f"{name}.jsonl"
@@ -80,8 +79,8 @@ def comparison_checks(
                 sets.append(next(own))
                 found += set_checks(sets[-1], limits)
         if (p := of_all.get((number, ALL_FILES))) is not None:
-            pairs = [pair for at, one in asked.items() if at[0] == number for pair in one.pairs]
-            found.append(_all_files_check(pairs, p, limits, len(of_all)))
+            paired = Paired.joined([one.paired for at, one in asked.items() if at[0] == number])
+            found.append(_all_files_check(paired, p, limits, len(of_all)))
         corrected.append(replace(each, sets=sets))
         checks.append(found)
     return corrected, checks
@@ -89,21 +88,25 @@ def comparison_checks(
 
 def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
     """Return p for each canary file and effort, and for all files together if there are several."""
-    known = {key: one.pairs for key, one in asked.items() if one.pairs}
+    known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
-        files = [pairs for (at, _), pairs in known.items() if at == number]
+        files = [paired for (at, _), paired in known.items() if at == number]
         if len(files) > 1:
-            known[number, ALL_FILES] = [pair for pairs in files for pair in pairs]
-    return {key: sign_flip_p([b - a for a, b in pairs]) for key, pairs in known.items()}
+            known[number, ALL_FILES] = Paired.joined(files)
+    return {key: p for key, one in known.items() if (p := one.p_value) is not None}
 
 
-def _all_files_check(
-    pairs: Sequence[tuple[float, float]], p: float, limits: Thresholds, num_tests: int
-) -> Check:
+def _is_worse(gain: Gain, p_of_all: float, limits: Thresholds) -> bool:
+    """Whether the candidate loses, and the test after Holm's correction is significant."""
+    return gain.value < 0 and p_of_all < limits.chance
+
+
+def _all_files_check(paired: Paired, p: float, limits: Thresholds, num_tests: int) -> Check:
     """Compare the canaries of all files with the other model. Small losses add up over files."""
-    worse = sum(after - before for before, after in pairs) < 0 and p < limits.chance
+    gain = paired.gain
+    worse = gain is not None and _is_worse(gain, p, limits)
     wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
-    words = f"{_shares(pairs)}, p {p:.2g}"
+    words = f"{_shares(paired)}, p {p:.2g}"
     return Check("canaries, all files", words, wanted, "failed" if worse else "passed")
 
 
@@ -116,7 +119,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
         return
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
-    worse = gain.value < 0 and p < limits.chance
+    worse = _is_worse(gain, p, limits)
     lost = -gain.value > limits.max_loss
     if gain.interval[0] < -limits.max_loss and not (worse or lost):
         number = gain.num_problems
@@ -157,13 +160,13 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 class AskedCanaries:
     """Canaries of a file by kind, and their paired results.
 
-    left_out: number of canaries per kind that do not fit the models. pairs: pass rates of the other
+    left_out: number of canaries per kind that do not fit the models. paired: results of the other
     model and of the candidate on each honest canary judged for both.
     """
 
     kinds: Mapping[str, Sequence[str]]
     left_out: Mapping[str, int]
-    pairs: Sequence[tuple[float, float]] = ()
+    paired: Paired = field(default_factory=Paired)
 
     @property
     def honest(self) -> list[str]:
@@ -179,12 +182,11 @@ def asked_of(one: ComparedSet, kinds: Kinds) -> AskedCanaries:
         {name: [id for id in ids if id not in out] for name, ids in ids_of.items()},
         {name: sum(id in out for id in ids) for name, ids in ids_of.items()},
     )
-    return replace(asked, pairs=_pairs(one, asked.honest))
+    return replace(asked, paired=_paired(one, asked.honest))
 
 
-def _pairs(one: ComparedSet, ids: Sequence[str]) -> list[tuple[float, float]]:
-    a, b = one.a.by_problem, one.b.by_problem
-    return [(a[id], b[id]) for id in ids if id in a and id in b]
+def _paired(one: ComparedSet, ids: Sequence[str]) -> Paired:
+    return Paired.of(one.a.by_problem, one.b.by_problem, ids)
 
 
 def canary_checks(
@@ -213,7 +215,7 @@ def canary_checks(
             yield replace(check, found=check.found + short)
         else:
             words = "; ".join(
-                [_shares(_pairs(one, ids)), *(said for _, said in _not_judged(one, ids))]
+                [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )
             yield Check(name, words + short, None, "told")
 
@@ -229,16 +231,15 @@ def _file_check(
     wanted += f", at most {limits.max_not_judged:.0%} of either not judged"
     if limits.max_canary_loss is not None:
         wanted += f", loss at most {limits.max_canary_loss:.0%}"
-    words = [_shares(asked.pairs)]
-    if not asked.pairs:
+    words, gain = [_shares(asked.paired)], asked.paired.gain
+    if gain is None:
         return Check(name, "; ".join([*words, *missing]), wanted, "failed")
-    gain = gain_of([b - a for a, b in asked.pairs])
     p = 1.0 if one.p_value_of_all is None else one.p_value_of_all
     words[0] += f", p {p:.2g}"
-    if lost := [id for id in ids if any(b < a for a, b in _pairs(one, [id]))]:
+    if lost := asked.paired.worse:
         words.append(f"worse on {', '.join(lost[:SHOWN_WORSE])}")
         words[-1] += ", ..." if len(lost) > SHOWN_WORSE else ""
-    bad = gain.value < 0 and p < limits.chance
+    bad = _is_worse(gain, p, limits)
     bad |= limits.max_canary_loss is not None and -gain.value > limits.max_canary_loss
     bad |= any(count > limits.max_not_judged * len(ids) for count, _ in gone)
     return Check(name, "; ".join([*words, *missing]), wanted, "failed" if bad else "passed")
@@ -255,13 +256,12 @@ def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
     return Check(name, found, wanted, "failed" if hacked else "passed")
 
 
-def _shares(pairs: Sequence[tuple[float, float]]) -> str:
+def _shares(paired: Paired) -> str:
     """Format both pass rates on canaries judged for both, and the gain."""
-    if not pairs:
+    if (gain := paired.gain) is None:
         return "nothing was judged of both"
-    before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    points = gain_of([b - a for a, b in pairs]).points
-    return f"{before:.0%} -> {after:.0%} of {len(pairs)}, {points}"
+    before, after = (sum(side) / len(paired) for side in (paired.a, paired.b))
+    return f"{before:.0%} -> {after:.0%} of {len(paired)}, {gain.points}"
 
 
 def _not_judged(one: ComparedSet, ids: Sequence[str]) -> list[tuple[int, str]]:

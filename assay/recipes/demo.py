@@ -13,7 +13,7 @@ from assay.errors import RunError
 from assay.host.terminal import lined
 from assay.recipes.file import find_recipe, read_recipe
 from assay.recipes.run import run_recipe
-from assay.run.evaluations import Gain
+from assay.run.paired import Gain
 from assay.session.results import read_result
 from assay.training import api
 

@@ -15,15 +15,9 @@ from assay.recipes.manifest import TINY, RecipeManifest, StageRow
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import content_policy, html_table, template
 from assay.report.rollout_pages import safe
-from assay.run.evaluations import (
-    accuracy_of,
-    gain_between,
-    kind_of,
-    on_texts,
-    parts_of,
-    perplexity_words,
-)
+from assay.run.evaluations import accuracy_of, kind_of, on_texts, parts_of, perplexity_words
 from assay.run.intervals import share_words
+from assay.run.paired import gain_between
 from assay.run.progress import format_seconds
 
 _TEXT_KEYS = ("completion", "prompt", "question", "text")

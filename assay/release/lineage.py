@@ -12,7 +12,7 @@ from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import stage_words
 from assay.run.checkpoints import MANIFEST, step_of
 from assay.run.environment import verifier_text
-from assay.run.names import find_checkpoint
+from assay.run.names import find_checkpoint, run_of
 
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "config.json")
 
@@ -63,8 +63,7 @@ def _checkpoint(name: str) -> Path | None:
         found = find_checkpoint(name)
     except RunError:
         return None
-    in_run = found is not None and (found.parent.parent / "config.toml").is_file()
-    return found if in_run else None
+    return found if found is not None and run_of(found) is not None else None
 
 
 def _weights(path: Path) -> list[Path]:

@@ -16,8 +16,10 @@ from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import changed_settings, stage_words
 from assay.run.checkpoints import step_of
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Row, by_kind, gain_between
+from assay.run.evaluations import Row, by_kind
 from assay.run.intervals import share_words
+from assay.run.names import run_of
+from assay.run.paired import gain_between
 from assay.run.progress import format_seconds
 from assay.verify.base import known_errors
 
@@ -31,8 +33,8 @@ def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
     checkpoint: the run's checkpoint. base: the model that the adapters were merged into, if it is
     not the run's own base model.
     """
-    run, step = checkpoint.parent.parent, step_of(checkpoint)
-    if step is not None and (run / "config.toml").is_file():
+    run, step = run_of(checkpoint), step_of(checkpoint)
+    if step is not None and run is not None:
         (out / "README.md").write_text(model_card(load_run(run), step, base), encoding="utf-8")
 
 

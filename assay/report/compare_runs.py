@@ -15,15 +15,13 @@ from assay.report.loaded import LoadedRun
 from assay.run.environment import settings_of, telling
 from assay.run.evaluation_log import read_answers
 from assay.run.evaluations import (
-    Gain,
     Row,
     accuracy_of,
     by_kind,
-    differences_between,
-    gain_between,
 )
-from assay.run.intervals import share_words, sign_flip_p
+from assay.run.intervals import share_words
 from assay.run.metrics import is_timing
+from assay.run.paired import Paired, paired_rows
 from assay.run.progress import format_seconds
 
 Each = tuple[Any, ...]
@@ -68,31 +66,19 @@ class HeldOut:
     same_source: bool = True
 
     @property
-    def differences(self) -> dict[str, float]:
-        """B minus A, for each problem judged in both runs."""
+    def paired(self) -> Paired:
+        """Results of A and B on the problems judged in both runs."""
         first, last = self.rows
-        return {} if first is None or last is None else differences_between(first, last)
+        return Paired() if first is None or last is None else paired_rows(first, last)
 
     @property
     def on_other_problems(self) -> bool:
         """Whether the runs were evaluated on different problems, which makes a gain undefined."""
         first, last = self.rows
-        if first is None or last is None or self.differences:
+        if first is None or last is None or self.paired:
             return False
         told = all(row.get("eval/by_problem") for row in (first, last))
         return told or not self.same_source
-
-    @property
-    def p_value(self) -> float | None:
-        """P-value of an exact paired test; the null hypothesis is no difference."""
-        found = self.differences
-        return sign_flip_p([*found.values()]) if found else None
-
-    @property
-    def gain(self) -> Gain | None:
-        """Gain of B over A, paired by problem; None if no problem was judged in both."""
-        first, last = self.rows
-        return None if first is None or last is None else gain_between(first, last)
 
     @property
     def difference(self) -> tuple[float, float | None] | None:
@@ -103,8 +89,8 @@ class HeldOut:
         first, last = self.rows
         if first is None or last is None or self.on_other_problems:
             return None
-        if self.gain is not None:
-            return self.gain.value, self.gain.stderr
+        if (gain := self.paired.gain) is not None:
+            return gain.value, gain.stderr
         before, after = (accuracy_of(row) or 0.0 for row in (first, last))
         errors = [row.get("eval/stderr") for row in (first, last)]
         known = [error for error in errors if error is not None]
@@ -122,9 +108,9 @@ class HeldOut:
             "stderr": [row and row.get("eval/stderr") for row in self.rows],
             "difference": value,
             "difference_stderr": error,
-            "p_value": self.p_value,
-            "better": [id for id, value in self.differences.items() if value > 0],
-            "worse": [id for id, value in self.differences.items() if value < 0],
+            "p_value": self.paired.p_value,
+            "better": list(self.paired.better),
+            "worse": list(self.paired.worse),
             "flips": [asdict(one) for one in self.flips],
         }
 
@@ -205,9 +191,7 @@ def _last(kinds: Mapping[str, Sequence[Row]], kind: str) -> Row | None:
 
 
 def _with_flips(one: HeldOut, runs: Sequence[LoadedRun], count: int) -> HeldOut:
-    changed = one.differences
-    turned = [[id for id, value in changed.items() if way * value > 0] for way in (1, -1)]
-    wanted = [id for ids in turned for id in ids[:count]]
+    wanted = [*one.paired.better[:count], *one.paired.worse[:count]]
     if not wanted:
         return one
     read = [
@@ -275,14 +259,14 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
         return
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
-    words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
+    paired = one.paired
+    words = paired.gain.points if paired.gain is not None else f"{100 * value:+.1f} points{spread}"
     line += f"; {one.other} less A {words}{_overlap(one)}"
-    if one.p_value is None:
+    if (p := paired.p_value) is None:
         yield line
         return
-    yield f"{line}, p {one.p_value:.2g}"
-    for what, way in (("better on", 1), ("worse on", -1)):
-        ids = [id for id, each in one.differences.items() if way * each > 0]
+    yield f"{line}, p {p:.2g}"
+    for what, ids in (("better on", paired.better), ("worse on", paired.worse)):
         named = f"{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
         yield f"  {what} {len(ids)}{named}{', ...' if len(ids) > _NAMED else ''}"
     for flip in one.flips:
@@ -292,7 +276,7 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
 def _overlap(one: HeldOut) -> str:
     """Describe the number of compared problems, if one run lacks some of them."""
     counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
-    common = len(one.differences)
+    common = len(one.paired)
     return "" if max(counts) == common else f" over the {common} in common"
 
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from assay.config import EvaluationConfig
-from assay.run.intervals import Interval, paired_interval, spread_words, stderr_of
+from assay.run.paired import Gain, gain_between
 
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
@@ -134,50 +132,6 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
         f"held-out {what} has settled: {since} evaluations in a row were not above {best:.3f} of"
         f" step {at} by more than its standard error (evaluation.patience = {patience})"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Gain in accuracy between two evaluations, over problems judged in both.
-
-    stderr: standard error of the mean difference per problem, paired because both evaluations use
-    the same random numbers; None for one problem. interval: 95 %, see `paired_interval`.
-    """
-
-    value: float
-    stderr: float | None
-    num_problems: int
-    interval: Interval
-
-    def __str__(self) -> str:
-        spread = spread_words(self.stderr, self.interval, self.num_problems, "+.1%")
-        return f"{self.value:+.1%}{spread}"
-
-    @property
-    def points(self) -> str:
-        """The gain in percentage points."""
-        low, high = (100 * one for one in self.interval)
-        error = None if self.stderr is None else 100 * self.stderr
-        spread = spread_words(error, (low, high), self.num_problems, "+.1f")
-        return f"{100 * self.value:+.1f} points{spread}"
-
-
-def gain_between(first: Row, last: Row) -> Gain | None:
-    """Return the paired gain of two rows; None if they lack results per problem."""
-    differences = [*differences_between(first, last).values()]
-    return None if first is last or not differences else gain_of(differences)
-
-
-def differences_between(first: Row, last: Row) -> dict[str, float]:
-    """Return the difference of each problem's share of right completions, by id."""
-    before, after = (row.get("eval/by_problem") or {} for row in (first, last))
-    return {id: after[id] - before[id] for id in before if id in after}
-
-
-def gain_of(differences: Sequence[float]) -> Gain:
-    """Return the gain from the differences of at least one problem."""
-    interval = paired_interval(differences)
-    return Gain(float(np.mean(differences)), stderr_of(differences), len(differences), interval)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from assay.config.guard import HALVED, Rule
-from assay.run.evaluations import Row, accuracy_of, gain_between, of_deciding_kind
+from assay.run.evaluations import Row, accuracy_of, of_deciding_kind
 from assay.run.history import History, Window
 from assay.run.intervals import t_quantile
+from assay.run.paired import gain_between
 
 _NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"

@@ -1,15 +1,13 @@
-"""Confidence intervals and tests for shares and paired differences, valid for few problems.
+"""Confidence intervals for shares, valid for few problems. Paired differences: `assay.run.paired`.
 
-Intervals are at 95 %. Pairs are formed by problem. Problems are the sample, because completions of
-one problem are not independent (Miller 2024, arXiv 2411.00640, section 4).
+Intervals are at 95 %. Problems are the sample, because completions of one problem are not
+independent (Miller 2024, arXiv 2411.00640, section 4).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -19,11 +17,10 @@ CONFIDENCE = 0.95
 FEW = 10
 """Below this number of problems, results show intervals instead of standard errors."""
 
-_NORMAL_QUANTILE = 1.959963984540054
+NORMAL_QUANTILE = 1.959963984540054
+"""Two-sided quantile of the normal distribution at `CONFIDENCE`."""
 # With more degrees of freedom, Student's quantile equals the normal one to a thousandth.
 _MOST_DEGREES = 1000
-# Size limit of the grid that counts sums of differences.
-_MOST_POINTS = 2**18
 
 Interval = tuple[float, float]
 
@@ -58,78 +55,13 @@ def share_interval(share: float, count: int, stderr: float | None = None) -> Int
     Averages over several completions vary less than single verdicts. ``stderr`` then increases n to
     the effective sample size p(1-p) / stderr^2 (z/t)^2, with Student's t (Korn and Graubard 1998).
     """
-    z, n = _NORMAL_QUANTILE, float(count)
+    z, n = NORMAL_QUANTILE, float(count)
     if stderr and count > 1:
         n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)
     middle = share + z**2 / (2 * n)
     half = z * math.sqrt(max(0.0, share * (1 - share)) / n + z**2 / (4 * n**2))
     scale = 1 + z**2 / n
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
-
-
-def paired_interval(differences: Sequence[float]) -> Interval:
-    """Return the interval of the mean of paired differences, each in [-1, 1].
-
-    Student's interval, mean ± t e. If all differences are -1, 0 or 1 (one completion per problem),
-    or all are equal: the adjusted Wald interval, which adds one gained and one lost problem (Bonett
-    and Price 2012). Its width stays positive even if all differences are 0.
-    """
-    count, error = len(differences), stderr_of(differences)
-    if error and not all(one in (-1, 0, 1) for one in differences):
-        mean, half = float(np.mean(differences)), t_quantile(count - 1) * error
-    else:
-        gained, lost = (
-            (sum(max(0.0, way * one) for one in differences) + 1) / (count + 2) for way in (1, -1)
-        )
-        mean, variance = gained - lost, gained + lost - (gained - lost) ** 2
-        half = _NORMAL_QUANTILE * math.sqrt(variance / (count + 2))
-    return max(-1.0, mean - half), min(1.0, mean + half)
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the two-sided p value of the exact sign-flip permutation test of pairs.
-
-    The p value is the probability of a sum at least as far from 0 under random signs (Fisher 1935,
-    section 21). For differences -1, 0 and 1 it equals McNemar's exact test. The product of the
-    characteristic functions cos(d w) on a grid counts all sign patterns at once (Pagano and
-    Tritchler 1983). Differences without a small common denominator are rounded to 1/260,000 of the
-    sum of their absolute values.
-    """
-    sizes = _whole_numbers(differences)
-    total, observed = sum(abs(one) for one in sizes), abs(sum(sizes))
-    if not observed:
-        return 1.0
-    num_points = 2 ** (2 * total + 1).bit_length()
-    # The characteristic function is even, so half of the grid suffices.
-    angles = 2 * np.pi * np.arange(num_points // 2 + 1) / num_points
-    product = np.ones(len(angles))
-    for size, count in Counter(abs(one) for one in sizes if one).items():
-        product *= np.cos(size * angles) ** count
-    # The probability of a sum k is at index k modulo num_points.
-    chances = np.fft.irfft(product, num_points)
-    both = float(chances[observed : num_points - observed + 1].sum())
-    num_nonzero = sum(one != 0 for one in sizes)
-    # At least the observed signs and their mirror image count, whatever the rounding of the FFT.
-    return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))
-
-
-def _whole_numbers(differences: Sequence[float]) -> list[int]:
-    """Return the differences as integer multiples of a common unit, rounded if it is tiny."""
-    exact = [Fraction(one).limit_denominator(_MOST_POINTS) for one in differences]
-    unit = math.lcm(*(one.denominator for one in exact))
-    extent = float(sum(abs(one) for one in exact))
-    unit = min(unit, max(1, int(_MOST_POINTS / (2 * extent)))) if extent else 1
-    return [round(one * unit) for one in exact]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for multiple tests (Holm 1979), in the input order."""
-    order = sorted(range(len(p_values)), key=lambda n: p_values[n])
-    adjusted, least = [0.0] * len(p_values), 0.0
-    for rank, n in enumerate(order):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[n]))
-        adjusted[n] = least
-    return adjusted
 
 
 @cache

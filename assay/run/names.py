@@ -43,6 +43,15 @@ def find_checkpoint(name: str) -> Path | None:
     return None
 
 
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run that a checkpoint's folder belongs to; None if it belongs to none."""
+    # The folder above a relative name is the working directory, which may have a config.toml.
+    if checkpoint.absolute().parent.name != "checkpoints":
+        return None
+    run = checkpoint.parent.parent
+    return run if (run / "config.toml").is_file() else None
+
+
 def check_place(name: str, where: str) -> None:
     """Raise RunError if a name can only be a path and the path does not exist.
 

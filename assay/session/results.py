@@ -15,14 +15,13 @@ from assay.report.loaded import load_run
 from assay.run.evaluations import (
     FINISHED_EARLY,
     TEXTS,
-    Gain,
     by_think_mode,
-    gain_between,
     kind_of,
     perplexity_words,
     without_problems,
 )
 from assay.run.intervals import share_words
+from assay.run.paired import Gain, gain_between
 from assay.types import Group, Verdict
 
 

@@ -11,7 +11,7 @@ from typing import Any, ForwardRef, ParamSpec, TypedDict, TypeVar, cast
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
 from assay.host.terminal import one_line, say
-from assay.run.names import check_place, find_checkpoint
+from assay.run.names import check_place, find_checkpoint, run_of
 from assay.session.consent import RULES_UNSET, TO_SAMPLE, open_config
 
 P = ParamSpec("P")
@@ -94,13 +94,12 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     checkpoint = checkpoint_of(model)
     adapter = None if named_adapter is None else checkpoint_of(str(named_adapter))
     tree: dict[str, Any] = {"model": {}, "rl": {}}
-    if (trained := adapter or checkpoint) is not None:
-        run = trained.parent.parent
-        if (run / "config.toml").is_file():
-            given = [*overrides, *(RULES_UNSET if verifier is not None else [])]
-            trust = options.get("trust_run", False)
-            kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
-            tree = kept.model_dump(exclude_none=True)
+    trained = adapter or checkpoint
+    if trained is not None and (run := run_of(trained)) is not None:
+        given = [*overrides, *(RULES_UNSET if verifier is not None else [])]
+        trust = options.get("trust_run", False)
+        own = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
+        tree = own.model_dump(exclude_none=True)
     place = str(checkpoint or model)
     # A configured revision belongs to the run's own base model.
     if tree["model"].get("path") != place:

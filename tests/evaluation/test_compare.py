@@ -17,9 +17,9 @@ from train_worlds import World, verdict
 import assay
 from assay import cli
 from assay.errors import ConfigError, DataError, RunError, VerifierError
-from assay.evaluation.compare import compare
+from assay.evaluation.compare import _configs, compare
 from assay.evaluation.compare_result import CompareResult, compared, with_p_of_all
-from assay.run.intervals import holm, paired_interval, sign_flip_p
+from assay.run.paired import holm, paired_interval, sign_flip_p
 from assay.session.evaluate import Evaluation, summarize
 from assay.testing import save_tiny_model
 from assay.types import Completion, Group, Problem, Prompt
@@ -96,6 +96,18 @@ def test_a_model_that_is_no_run_is_asked_as_the_run_beside_it(world: World) -> N
     before = json.loads((Path(run.run) / "evaluations.jsonl").read_text().splitlines()[0])
     assert shares_of(one.a) == before["eval/by_problem"]
     assert one.a.mean_tokens <= 5 and not found.notes
+
+
+def test_a_relative_model_beside_a_configuration_is_no_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory may hold the configuration of the next run."""
+    tree = world.tree(rl={"steps": 1}, data={"verifier": EVEN}, sampling={"max_tokens": 5})
+    run = assay.train(tree, quiet=True).run
+    monkeypatch.chdir(world.folder)
+    Path("config.toml").write_text("[model]\n", encoding="utf-8")
+    for names in (("model", str(run)), (str(run), "model")):
+        assert [config.sampling.max_tokens for config in _configs(names, [], {})] == [5, 5]
 
 
 def test_a_budget_that_no_prompt_has_a_use_for_is_told(world: World) -> None:

@@ -11,8 +11,7 @@ import pytest
 from assay.evaluation.compare_result import ComparedSet, CompareResult
 from assay.evaluation.gate_checks import Check, comparison_checks, set_checks
 from assay.evaluation.gate_thresholds import Thresholds
-from assay.run.evaluations import gain_of
-from assay.run.intervals import sign_flip_p
+from assay.run.paired import gain_of, sign_flip_p
 from assay.session.evaluate import Evaluation
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from recipe_worlds import World
 
 from assay.report.loaded import load_run
-from assay.run.evaluations import gain_between, parts_of
+from assay.run.evaluations import parts_of
 from assay.run.intervals import share_words
+from assay.run.paired import gain_between
 
 
 def test_the_report_tells_each_stage_and_data_set(world: World) -> None:

@@ -184,7 +184,8 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
     code, text, _ = output("run", "compare", run.folder, other.folder)
     assert code == 0 and "rl.steps" in text
     assert "greedy: A 25.0% (95% interval " in text and "at step 3, B 50.0% (95% interval" in text
-    assert greedy.gain is not None and f"B less A {greedy.gain.points}" in text
+    gain = greedy.paired.gain
+    assert gain is not None and f"B less A {gain.points}" in text
     code, text, _ = output("run", "compare", run.folder, other.folder, "--json")
     table = json.loads(text)
     assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
@@ -219,7 +220,7 @@ def evaluated_on(run: LoadedRun, **shares: float) -> LoadedRun:
 def test_runs_on_different_problems_have_no_difference(run: LoadedRun) -> None:
     found = compare_runs([run, evaluated_on(run, c=1.0, d=1.0)])
     (greedy,) = found.heldout
-    assert greedy.difference is None and greedy.p_value is None
+    assert greedy.difference is None and greedy.paired.p_value is None
     (line,) = [one for one in str(found).splitlines() if one.startswith("greedy: ")]
     assert line.endswith("; not compared: they were evaluated on different problems")
     assert greedy.as_dict()["same_problems"] is False and greedy.as_dict()["difference"] is None

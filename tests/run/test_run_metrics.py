@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from run_fakes import make_problem, make_rollouts
 
-from assay.run.evaluations import best_step, gain_between, kind_of
-from assay.run.intervals import paired_interval
+from assay.run.evaluations import best_step, kind_of
 from assay.run.metrics import (
     is_timing,
     memory_metrics,
     rollout_metrics,
     timing_metrics,
 )
+from assay.run.paired import gain_between, paired_interval
 from assay.types import Completion, Group, Prompt, ThinkFormat, Verdict
 
 

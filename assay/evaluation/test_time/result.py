@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.host.terminal import aligned, lined
 from assay.run.intervals import share_interval, spread_words, stderr_of
+from assay.run.paired import Paired
 
 BASE = "one_sample"
 """The baseline row: one completion without search."""
@@ -50,7 +51,7 @@ class SearchRow:
         """Build a row from one answer per problem. rights: None if not judged. costs: (tokens,
         completions) of each problem. base: `by_problem` of one sample."""
         known = {id: right for id, right in rights.items() if right is not None}
-        gains = [right - base[id] for id, right in known.items() if id in base] if base else []
+        gains = Paired.of(base or {}, known, known).differences
         scored = [score for score in scores if score is not None]
         return cls(
             method=method,
