@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import SamplingConfig, parse
-from assay.scale.asgi import JSON, Server, address_of, bind, whole_body
+from assay.scale.http_server import Server, json_response
+from assay.scale.listening import address_of, bind
 from assay.session.assemble import open_session
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -38,7 +38,9 @@ class EngineServer:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request; what goes wrong is told to the client."""
-        prompt = json.loads(await whole_body(receive))["messages"][-1]["content"]
+        from starlette.requests import Request
+
+        prompt = (await Request(scope, receive).json())["messages"][-1]["content"]
         self.queue.add(prompt)
         await asyncio.sleep(0.2)  # others come, and are sampled with it
         try:
@@ -49,8 +51,7 @@ class EngineServer:
             status, reply = 200, self.replies[prompt]
         except Exception as error:
             status, reply = 500, {"error": {"message": f"{type(error).__name__}: {error}"}}
-        await send({"type": "http.response.start", "status": status, "headers": [*JSON]})
-        await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+        await json_response(reply, status)(scope, receive, send)
 
     def _sample(self, prompts: Collection[str]) -> dict[str, Row]:
         found: dict[str, Row] = {}

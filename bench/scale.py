@@ -24,8 +24,8 @@ from typing import Any
 
 from assay.config import SamplingConfig, ScaleConfig, parse
 from assay.model.weights import Weights, fingerprint
-from assay.scale.asgi import bind
 from assay.scale.cluster import open_cluster
+from assay.scale.listening import bind
 from assay.scale.serve import VerifierServer
 from assay.scale.verifying import VerifierActors
 from assay.session.assemble import open_session

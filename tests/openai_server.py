@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from assay.scale.asgi import address_of, bind
+from assay.scale.listening import address_of, bind
 
 
 @contextmanager

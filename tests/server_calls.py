@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from assay.scale.asgi import Server
+from assay.scale.http_server import Server
 
 ROWS = [
     {"id": "right", "prompt": "1+1=", "answer": "2", "completion": "2"},
@@ -26,7 +26,7 @@ def call(app: Server, method: str, path: str, body: Any = None, **headers: str) 
         await asyncio.sleep(60)
         return {"type": "http.disconnect"}
 
-    async def send(event: dict[str, Any]) -> None:
+    async def send(event: Any) -> None:
         sent.append(event)
 
     headers = {"content-type": "application/json", **headers}

@@ -46,11 +46,11 @@ def serve_verifiers(
     unsafe_no_sandbox: Unsafe = False,
 ) -> None:
     """Give verdicts over HTTP, to trainers in other processes, languages and clusters."""
-    from assay.scale.asgi import address_of, bind
-    from assay.scale.listening import run_server
+    from assay.scale.listening import address_of, bind, check_extra, run_server
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
+    check_extra("verifier serve")
     token = os.environ.get(token_env, "").strip() or None
     options = verifier_options(overrides, unsafe_no_sandbox)
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
@@ -61,7 +61,7 @@ def serve_verifiers(
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
-            run_server(VerifierServer(service, token, max_waiting), listening, "verifier serve")
+            run_server(VerifierServer(service, token, max_waiting), listening)
 
 
 @model_commands.command()
@@ -72,18 +72,18 @@ def route(
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
 ) -> None:
     """Send easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
-    from assay.scale.asgi import address_of, bind
-    from assay.scale.listening import run_server
+    from assay.scale.listening import address_of, bind, check_extra, run_server
     from assay.scale.route import RouteServer
     from assay.scale.route_config import open_judge, read_config
 
     settings = read_config(config)
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model route")
+    check_extra("model route")
     token = os.environ.get(token_env, "").strip() or None
     with ExitStack() as stack:
         judge = open_judge(settings, str(config), stack)
         listening = stack.enter_context(bind(host, port, token))
         say(f"by {settings.route.by}: {address_of(listening)}/v1")
         with suppress(KeyboardInterrupt):
-            run_server(RouteServer(settings, judge, token), listening, "model route")
+            run_server(RouteServer(settings, judge, token), listening)

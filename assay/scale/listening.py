@@ -1,4 +1,4 @@
-"""Serve an application with uvicorn, with limits that uvicorn lacks: header time, connections.
+"""Sockets, and uvicorn with the limits that it lacks: time of the headers, number of connections.
 
 A client that never finishes its headers holds a file descriptor. Without free descriptors, asyncio
 accepts no connection and writes a traceback for each attempt.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from assay.errors import MissingExtra
+from assay.errors import MissingExtra, UserError, message
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 # Time limit from the connection, or the first byte of a request, to the end of the headers.
 HEADER_SECONDS = 10.0
@@ -20,17 +23,47 @@ SPARE_FILES = 256
 MOST_CONNECTIONS = 10_000
 
 
-def run_server(app: Any, listening: socket.socket, command: str) -> None:
-    """Serve requests until a signal arrives. Finishes the requests in progress."""
-    server(app, command, connections_possible()).run(sockets=[listening])
+def check_extra(command: str) -> None:
+    """Raise MissingExtra if the packages of the extra ``serve`` are not installed."""
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingExtra.of(package, "serve", f"assay {command}")
 
 
-def server(app: Any, command: str, most_connections: int, **settings: Any) -> Any:
-    """Create the uvicorn server of an application. Raises MissingExtra."""
+def bind(host: str, port: int, token: str | None) -> socket.socket:
+    """Open a listening socket. Raises UserError, also for a public address without a token."""
+    if token is None and host not in LOOPBACK:
+        found, accepted = f"{host} without a token", f"a token, or one of {', '.join(LOOPBACK)}"
+        raise UserError(message("--host", found, accepted, "set the token's variable"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
     try:
-        import uvicorn  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingExtra.of("uvicorn", "serve", f"assay {command}") from error
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(1024)
+    except (OSError, OverflowError) as error:
+        found.close()
+        where = f"--host {host} --port {port}"
+        accepted = "an address of this machine that is free"
+        raise UserError(message(where, str(error), accepted)) from error
+    return found
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(app: Any, listening: socket.socket) -> None:
+    """Serve requests until a signal arrives. Finishes the requests in progress."""
+    server(app, connections_possible()).run(sockets=[listening])
+
+
+def server(app: Any, most_connections: int, **settings: Any) -> Any:
+    """Create the uvicorn server of an application."""
+    import uvicorn  # pyright: ignore[reportMissingImports]
+
     usual: dict[str, Any] = {
         # At a lower level, any client could flood the log by sending invalid HTTP.
         "log_level": "error",

@@ -17,20 +17,26 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.endpoint.costs import CHARS_PER_TOKEN
 from assay.endpoint.http_client import SHOWN, AsyncHttpClient, EndpointFailure
 from assay.endpoint.replies import read_usage
 from assay.host.terminal import say
-from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there
+from assay.scale.http_server import Refused, Server, json_response, while_there
 from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prompt_of
 from assay.verify.service import VerifierService
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from assay.scale.http_server import Endpoint
 
 CHEAP, STRONG, ROUTE = "cheap", "strong", "route"
 # Status codes of invalid requests, which the other model would refuse too.
 REFUSED = (400, 413, 422)
-EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"))
 COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
 
 
@@ -113,6 +119,8 @@ class Upstream:
 class RouteServer(Server):
     """The router application. judge: verifiers of the rule."""
 
+    accepted = "POST /v1/chat/completions, GET /v1/models"
+
     def __init__(
         self, config: RouteConfig, judge: VerifierService | None, token: str | None = None
     ) -> None:
@@ -130,20 +138,32 @@ class RouteServer(Server):
         for model in self.models.values():
             await model.client.close()
 
-    async def respond(
-        self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
-    ) -> Answer | None:
-        """Respond with a model's reply."""
-        if (method, path) == ("GET", "/v1/models"):
-            names = [{"id": name, "object": "model"} for name in (ROUTE, *self.models)]
-            return Answer.of({"object": "list", "data": names})
-        if (method, path) != ("POST", "/v1/chat/completions"):
-            accepted = "POST /v1/chat/completions, GET /v1/models, /health, /metrics"
-            raise Refused(404, f"found {method} {path}; accepted: {accepted}")
-        async with self.body(receive) as raw:
+    def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
+        """Return the endpoints of OpenAI's API."""
+        return {
+            ("GET", "/v1/models"): self._list_models,
+            ("POST", "/v1/chat/completions"): self._complete,
+        }
+
+    async def _list_models(self, request: Request) -> Response:
+        names = [{"id": name, "object": "model"} for name in (ROUTE, *self.models)]
+        return json_response({"object": "list", "data": names})
+
+    async def _complete(self, request: Request) -> ASGIApp:
+        """Return an application that responds with a model's reply."""
+        async with self.body(request) as raw:
             body = _checked(raw)
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await self._routed(Routed(self, body, send), receive)
+            if response is not None:
+                await response(scope, receive, send)
+
+        return respond
+
+    async def _routed(self, routed: Routed, receive: Receive) -> Response | None:
+        """Return the response of a request; None: it was sent already, as a stream."""
         with self.room(1, "requests"):
-            routed = Routed(self, body, send)
             try:
                 return await while_there(receive, routed.answer())
             except ConnectionResetError:
@@ -188,7 +208,7 @@ class Routed:
         self.hardness: float | None = None
         self.unknown, self.ended = "", "answered"
 
-    async def answer(self) -> Answer | None:
+    async def answer(self) -> Response | None:
         """Respond with the model that the rule or the client selects."""
         if (named := self.body.get("model")) in self.server.models:
             return await self._by([named], "named")
@@ -203,8 +223,10 @@ class Routed:
     def _is_easy(self) -> bool:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
-    async def _after_a_look(self) -> Answer | None:
+    async def _after_a_look(self) -> Response | None:
         """Get a reply of the cheap model, judge it, and use it or ask the strong model."""
+        from starlette.responses import Response
+
         body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
         if scored := self.rule.by == "confidence":
             body["logprobs"] = True
@@ -227,9 +249,9 @@ class Routed:
         else:
             call.reason = "easy"
         if not self.body.get("stream"):
-            return Answer.of(reply, 200, _header(call))
+            return json_response(reply, 200, _header(call))
         options = self.body.get("stream_options") or {}
-        return Answer(_as_events(reply, options), (*EVENTS, _header(call)))
+        return Response(_as_events(reply, options), 200, _events_header(call))
 
     async def _ask_rule(self, reply: dict[str, Any]) -> None:
         try:
@@ -239,7 +261,7 @@ class Routed:
         except Exception as error:  # the user's rule may fail on any request or reply
             self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
 
-    async def _by(self, names: Sequence[str], reason: str) -> Answer | None:
+    async def _by(self, names: Sequence[str], reason: str) -> Response | None:
         """Respond with the first of these models that returns a reply."""
         for name in names:
             call = self._call(name, reason)
@@ -250,27 +272,31 @@ class Routed:
             reason = "fallback"
         raise Refused(502, "; ".join(f"{one.model}: {one.trouble}" for one in self.calls))
 
-    async def _pass_on(self, call: RoutedCall) -> Answer | None:
+    async def _pass_on(self, call: RoutedCall) -> Response | None:
+        from starlette.responses import Response, StreamingResponse
+
         async with aclosing(self._pieces(call, self.body)) as pieces:
-            piece = await anext(pieces)
+            first = await anext(pieces)
             if not self.body.get("stream"):
-                return Answer(piece, (*JSON, _header(call)))
-            headers = [*EVENTS, _header(call)]
-            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-            try:
-                await self._send(piece)
-                async for piece in pieces:
-                    await self._send(piece)
-            # A part of the reply was sent, so the other model cannot take over.
-            except EndpointFailure as trouble:
-                call.trouble = self.ended = trouble.detail
-                said = json.dumps(self.server.complaint(f"{call.model}: {trouble.detail}"))
-                await self._send(f"data: {said}\n\n".encode())
-            await self._send(b"", more=False)
+                return Response(first, headers=_header(call), media_type="application/json")
+            reply = StreamingResponse(self._events(call, first, pieces), 200, _events_header(call))
+            # Its __call__ would end in silence where the client leaves, and `while_there` knows.
+            await reply.stream_response(self.send)
         return None
 
-    async def _send(self, piece: bytes, more: bool = True) -> None:
-        await self.send({"type": "http.response.body", "body": piece, "more_body": more})
+    async def _events(
+        self, call: RoutedCall, first: bytes, rest: AsyncGenerator[bytes]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of a stream, and its failure as the last one."""
+        yield first
+        try:
+            async for piece in rest:
+                yield piece
+        # A part of the reply was sent, so the other model cannot take over.
+        except EndpointFailure as trouble:
+            call.trouble = self.ended = trouble.detail
+            said = json.dumps(self.server.complaint(f"{call.model}: {trouble.detail}"))
+            yield f"data: {said}\n\n".encode()
 
     def _call(self, name: str, reason: str) -> RoutedCall:
         self.calls.append(RoutedCall(name, reason, (len(prompt_of(self.body)), 0)))
@@ -323,8 +349,12 @@ def _checked(raw: bytes) -> dict[str, Any]:
     raise Refused(400, f"body: accepted: {accepted}")
 
 
-def _header(call: RoutedCall) -> tuple[bytes, bytes]:
-    return b"x-assay-route", f"{call.model} {call.reason}".encode()
+def _header(call: RoutedCall) -> dict[str, str]:
+    return {"x-assay-route": f"{call.model} {call.reason}"}
+
+
+def _events_header(call: RoutedCall) -> dict[str, str]:
+    return {"content-type": "text/event-stream", "cache-control": "no-cache", **_header(call)}
 
 
 def _as_events(reply: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:

@@ -14,13 +14,20 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.data.completions import Record
 from assay.errors import AssayError, DataError, UserError, message
-from assay.scale.asgi import Answer, Receive, Refused, Send, Server, while_there
+from assay.scale.http_server import Refused, Server, json_response, while_there
 from assay.types import Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive
+
+    from assay.scale.http_server import Endpoint
 
 MOST_SECONDS = 1700.0
 Asked = TypeVar("Asked")
@@ -33,6 +40,8 @@ class VerifierServer(Server):
     max_waiting: maximum number of completions that wait or are being judged, over all requests.
     seconds: default time limit of a request.
     """
+
+    accepted = "POST /judge, GET /verifiers/NAME"
 
     def __init__(
         self,
@@ -47,20 +56,9 @@ class VerifierServer(Server):
         # Two threads, so that slow row checks of one client do not block all others.
         self._checks = ThreadPoolExecutor(2, "assay-checks")
 
-    async def respond(
-        self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
-    ) -> Answer:
-        """Respond with verdicts, or with the version and hash of a verifier."""
-        if method == "GET" and path.startswith("/verifiers/"):
-            name = path.removeprefix("/verifiers/")
-            return Answer.of(await self._off_the_loop(receive, self._facts, name))
-        if (method, path) == ("POST", "/judge"):
-            async with self.body(receive) as raw:
-                return Answer.of(await self._judge(raw, receive))
-        raise Refused(
-            404,
-            f"found {method} {path}; accepted: POST /judge, GET /verifiers/NAME, /health, /metrics",
-        )
+    def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
+        """Return the endpoints of verdicts, and of the version and hash of a verifier."""
+        return {("GET", "/verifiers/{name:path}"): self._verifier, ("POST", "/judge"): self._judge}
 
     def health(self) -> dict[str, Any]:
         """Report whether the verifier service can judge."""
@@ -68,6 +66,14 @@ class VerifierServer(Server):
         if self.service.engine.closed or failure is not None:
             raise Refused(503, f"no verdicts: {failure or 'closed'}")
         return super().health()
+
+    async def _verifier(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return json_response(await self._off_the_loop(request.receive, self._facts, name))
+
+    async def _judge(self, request: Request) -> Response:
+        async with self.body(request) as raw:
+            return json_response(await self._judged(raw, request.receive))
 
     async def _off_the_loop(
         self, receive: Receive, work: Callable[[Asked], Found], asked: Asked
@@ -101,7 +107,7 @@ class VerifierServer(Server):
         # The verifier's source code stays private.
         return {key: found[key] for key in found if key != "source"}
 
-    async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:
+    async def _judged(self, raw: bytes, receive: Receive) -> dict[str, Any]:
         groups, ids, seconds = await self._off_the_loop(receive, self._read, raw)
         with self.room(len(groups), "completions"):
             try:

@@ -8,19 +8,25 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import until
+from typer.testing import CliRunner
 
 uvicorn = pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "assay-rl[serve]"')
 
 from server_calls import ROWS, call  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import Response  # noqa: E402
 
-from assay.errors import VerifierError  # noqa: E402
-from assay.scale import asgi, listening  # noqa: E402
-from assay.scale.asgi import Answer, Server, bind  # noqa: E402
-from assay.scale.listening import server  # noqa: E402
+from assay.cli.command import app as command_line  # noqa: E402
+from assay.errors import UserError, VerifierError  # noqa: E402
+from assay.scale import http_server, listening  # noqa: E402
+from assay.scale.http_server import Server  # noqa: E402
+from assay.scale.listening import bind, server  # noqa: E402
 from assay.scale.serve import VerifierServer  # noqa: E402
 from assay.types import Problem  # noqa: E402
 from assay.verify.answers.json_answers import read_schema  # noqa: E402
@@ -33,17 +39,20 @@ GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 class Echo(Server):
     """A server that answers with the body."""
 
-    async def respond(self, method: str, path: str, scope: Any, receive: Any, send: Any) -> Answer:
-        async with self.body(receive) as raw:
+    def endpoints(self) -> Any:
+        return {("POST", "/judge"): self.echo}
+
+    async def echo(self, request: Request) -> Response:
+        async with self.body(request) as raw:
             if raw == b"fail":
                 raise ZeroDivisionError("\x1b[2J\nforged")
-            return Answer(raw)
+            return Response(raw, media_type="application/json")
 
 
 @contextmanager
 def running(app: Any, most: int = 100) -> Iterator[tuple[str, int]]:
     with bind("127.0.0.1", 0, None) as open_socket:
-        found = server(app, "test", most, timeout_graceful_shutdown=1)
+        found = server(app, most, timeout_graceful_shutdown=1)
         thread = threading.Thread(target=found.run, args=([open_socket],))
         thread.start()
         try:
@@ -75,6 +84,38 @@ def is_closed(one: socket.socket) -> bool:
         return one.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+@pytest.mark.parametrize("command", ["verifier serve", "model route"])
+def test_a_server_without_its_extra_is_told_before_anything_starts(
+    command: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httpx2")
+    hidden = lambda name: None if name == package else find_spec(name)  # noqa: E731
+    monkeypatch.setattr(listening, "find_spec", hidden)
+    monkeypatch.setattr(listening, "bind", None)
+    config = tmp_path / "route.toml"
+    model = '[{0}]\nurl = "http://localhost:9"\nmodel = "m"\n'
+    rule = '[route]\nby = "length"\nthreshold = 1\n'
+    config.write_text(rule + model.format("cheap") + model.format("strong"))
+    arguments = [str(config)] if command == "model route" else []
+    result = CliRunner().invoke(command_line, [*command.split(), *arguments])
+    assert isinstance(result.exception, UserError) and result.exception.exit_code == 2
+    install = 'install it with  pip install "assay-rl[serve]"'
+    assert str(result.exception) == f"assay {command} needs {package}: {install}"
+
+
+def test_a_path_that_nobody_serves_names_those_that_are() -> None:
+    app: Any = Echo("secret", 4)
+    head = {"authorization": "Bearer secret"}
+    for method, path in (("GET", "/judge"), ("POST", "/health"), ("PUT", "/nothing/")):
+        status, said = call(app, method, path, {}, **head)
+        found = f"found {method} {path.rstrip('/')}; accepted: "
+        assert status == 404 and said["error"].startswith(found)
+        assert call(app, method, path, {})[0] == 401, "what there is, is not told without a token"
+    assert call(app, "GET", "/health/")[0] == 200, "as /health"
+    assert 'status="401"} 3' in call(app, "GET", "/metrics", **head)[1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +195,7 @@ def test_a_defect_is_one_line_and_the_server_goes_on(capsys: pytest.CaptureFixtu
 
 
 def test_bodies_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "MOST_HELD", 10)
+    monkeypatch.setattr(http_server, "MOST_HELD", 10)
     app: Any = Echo(None, 4)
     assert call(app, "POST", "/judge", b"x" * 11)[0] == 503
     assert app.held == 0 and call(app, "POST", "/judge", b"1")[0] == 200
@@ -163,7 +204,7 @@ def test_bodies_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(http_server, "SEND_SECONDS", 0.01)
     begun, taken = list[str](), list[str]()
 
     async def receive() -> dict[str, Any]:

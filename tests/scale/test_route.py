@@ -384,7 +384,7 @@ def test_a_wrong_body_is_told_in_one_line(world: Any, body: bytes) -> None:
 def test_a_wrong_configuration_is_told_before_a_port_is_opened(
     tmp_path: Path, change: tuple[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.scale.asgi.bind", None)
+    monkeypatch.setattr("assay.scale.listening.bind", None)
     path = tmp_path / "route.toml"
     text = CONFIG.format(rule='by = "length"\nthreshold = 10', cheap="http://c", strong="http://s")
     assert change[0] in text

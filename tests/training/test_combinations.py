@@ -21,7 +21,7 @@ from assay.errors import UserError
 from assay.evaluation.replay import replay
 from assay.generate import vllm_engine
 from assay.run.directory import Run
-from assay.scale.asgi import bind
+from assay.scale.listening import bind
 from assay.scale.serve import VerifierServer
 from assay.testing import save_tiny_model
 from assay.training.api import train

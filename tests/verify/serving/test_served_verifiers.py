@@ -19,7 +19,7 @@ from judge_server import Answer, Asked, JudgeServer
 from server_calls import ROWS, call
 
 from assay.errors import UserError, VerifierError
-from assay.scale.asgi import bind
+from assay.scale.listening import bind
 from assay.scale.serve import VerifierServer
 from assay.types import Completion, Group, Problem, Prompt, StepScore, ThinkFormat, Verdict
 from assay.verify import remote as remote_module
@@ -83,7 +83,7 @@ def test_what_is_no_verifier_has_no_facts(service: VerifierService, name: str, w
 def test_a_body_that_does_not_arrive_is_not_waited_for(
     service: VerifierService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.scale.asgi.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("assay.scale.http_server.BODY_SECONDS", 0.01)
     app, sent = VerifierServer(service), list[dict[str, Any]]()
     events: list[dict[str, Any]] = [{"type": "http.request", "body": b"{", "more_body": True}]
 

@@ -1,0 +1,266 @@
+"""Base of Assay's HTTP servers: Starlette's router, with authentication and limits.
+
+    GET /health    whether the server can answer; needs no token
+    GET /metrics   counters, in the text format of Prometheus
+
+The number of waiting requests is bounded. A full server refuses requests at once (503,
+Retry-After), so its memory stays bounded. The work for a disconnected client is canceled. Web pages
+cannot use a server on localhost, because Host, Origin and the content type are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from assay.errors import cause
+from assay.host.terminal import warn
+from assay.scale.listening import LOOPBACK
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    # Returns a response, or another ASGI application that sends one.
+    Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+# Maximum size of a request body, in bytes.
+MOST_BYTES = 32 * 2**20
+# Maximum size of all request bodies in progress together, in bytes.
+MOST_HELD = 8 * MOST_BYTES
+# Time limit for a complete request to arrive.
+BODY_SECONDS = 60.0
+# Time limit for a client to read one part of a response.
+SEND_SECONDS = 60.0
+
+Found = TypeVar("Found")
+
+
+class Refused(Exception):
+    """A refused request. status: HTTP status of the error response."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Encode a value as a JSON response. Text that UTF-8 cannot hold becomes a question mark."""
+    from starlette.responses import Response
+
+    raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return Response(raw, status, headers, "application/json")
+
+
+class Server:
+    """Base class of a server: an ASGI application.
+
+    token: bearer token that requests must carry; None: no authentication. max_waiting: limit of
+    the units that `room` counts. accepted: the requests of the subclass, for error messages.
+    """
+
+    accepted = ""
+
+    def __init__(self, token: str | None, max_waiting: int) -> None:
+        from starlette.routing import Route, Router
+
+        self.token = token
+        self.max_waiting = max_waiting
+        self.waiting = 0
+        # Total size of the request bodies in progress, in bytes.
+        self.held = 0
+        self.answered: Counter[int] = Counter()
+        own = {("GET", "/health"): self._health, ("GET", "/metrics"): self._metrics}
+        routes = [
+            Route(path, endpoint, methods=[method])
+            for (method, path), endpoint in (own | dict(self.endpoints())).items()
+        ]
+        # Not the class Starlette: it would write a traceback to the log for each failed request.
+        self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the lifespan events of the server."""
+        from starlette.exceptions import HTTPException
+
+        scope["app"], begun = self, False
+
+        async def patient(event: Message) -> None:
+            nonlocal begun
+            if event["type"] == "http.response.start":
+                begun = True
+                self.answered[event["status"]] += 1
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(event)
+            except TimeoutError:
+                raise ConnectionResetError from None
+
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+            await self._router(scope, receive, patient)
+            return
+        except ConnectionResetError:
+            # The client has disconnected, so there is no reader for a response.
+            return
+        except HTTPException:  # no endpoint has this path and method
+            found = f"found {scope['method']} {scope['path']}"
+            said = f"{found}; accepted: {self.accepted}, /health, /metrics"
+            response = json_response(self.complaint(said), 404)
+        except Refused as refused:
+            again = {"retry-after": "1"} if refused.status == 503 else {}
+            response = json_response(self.complaint(str(refused)), refused.status, again)
+        except Exception as error:  # a defect in one request must not stop the server
+            warn(f"a request failed: {cause(error)}")
+            said = "this request failed; see the server's log"
+            response = json_response(self.complaint(said), 500)
+        if not begun:
+            with suppress(OSError):
+                await response(scope, receive, patient)
+
+    def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
+        """Return the subclass's endpoints by method and path. They may raise Refused."""
+        raise NotImplementedError
+
+    def health(self) -> dict[str, Any]:
+        """Return the body of /health. Raises Refused if the server cannot answer."""
+        return {"status": "ok", "waiting": self.waiting}
+
+    def counts(self) -> Iterator[str]:
+        """Yield the server-specific lines of /metrics."""
+        yield from ()
+
+    def complaint(self, said: str) -> dict[str, Any]:
+        """Format the body of an error response."""
+        return {"error": said}
+
+    async def close(self) -> None:
+        """Release resources when the server stops."""
+
+    @contextmanager
+    def room(self, count: int, what: str) -> Iterator[None]:
+        """Reserve capacity for ``count`` units inside a ``with`` block. Raises Refused if full."""
+        if self.waiting + count > self.max_waiting:
+            said = f"{self.waiting} {what} wait, of {self.max_waiting}; try again"
+            raise Refused(503 if count <= self.max_waiting else 413, said)
+        self.waiting += count
+        try:
+            yield
+        finally:
+            self.waiting -= count
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read a request body, counted in `held` inside the ``with`` block. Raises Refused."""
+        from starlette.requests import ClientDisconnect
+
+        found = bytearray()
+        try:
+            try:
+                async with asyncio.timeout(BODY_SECONDS), aclosing(request.stream()) as parts:
+                    async for part in parts:
+                        if self.held + len(part) > MOST_HELD:
+                            raise Refused(503, f"{self.held} bytes of requests are held; try again")
+                        self.held += len(part)
+                        found += part
+                        if len(found) > MOST_BYTES:
+                            said = f"a body of more than {MOST_BYTES} bytes; send less at a time"
+                            raise Refused(413, said)
+            except ClientDisconnect as error:
+                raise ConnectionResetError from error
+            except TimeoutError as error:
+                raise Refused(408, f"the body did not arrive in {BODY_SECONDS:g} s") from error
+            yield bytes(found)
+        finally:
+            self.held -= len(found)
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse requests without the token, and those that a browser sends for a web page.
+
+        A page may send a cross-origin POST without a preflight request if the content type is that
+        of a form. With DNS rebinding, it could even read the response. Starlette's
+        TrustedHostMiddleware does not know the addresses of IPv6, nor servers with a token.
+        """
+        from starlette.datastructures import Headers
+
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host"), headers.get("origin")
+        # No page knows the token. Without a token, only names of this machine are accepted.
+        if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
+            raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, where there is no token")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refused(403, "Origin: accepted: none, or that of this server")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise Refused(415, "Content-Type: accepted: application/json")
+        if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
+            given = headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
+                raise Refused(401, "the header Authorization: Bearer TOKEN is missing, or wrong")
+
+    async def _health(self, request: Request) -> Response:
+        return json_response(self.health())
+
+    async def _metrics(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        lines = ["# TYPE assay_requests_total counter"]
+        for status, number in self.answered.items():
+            lines.append(f'assay_requests_total{{status="{status}"}} {number}')
+        lines += ["# TYPE assay_waiting gauge", f"assay_waiting {self.waiting}", *self.counts()]
+        text = "".join(f"{line}\n" for line in lines)
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4"})
+
+    @asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.close()
+
+
+def _name_of(host: str) -> str:
+    """Extract the name or address from a Host header, without the port; "" if it has none."""
+    with suppress(ValueError):
+        return urlsplit(f"//{host}").hostname or ""
+    return ""
+
+
+async def while_there(
+    receive: Receive, work: Coroutine[Any, Any, Found], seconds: float | None = None
+) -> Found:
+    """Await ``work`` while the client is connected. Returns its result.
+
+    Cancels the work and raises ConnectionResetError if the client disconnects, or TimeoutError
+    after ``seconds``.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait({working, leaving}, timeout=seconds, return_when=first)
+        if working.done():
+            return working.result()
+        raise ConnectionResetError if leaving.done() else TimeoutError
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            # The canceled task still closes its resources.
+            await asyncio.wait([working])
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
