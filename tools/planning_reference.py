@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from assay.plan.decision import LIMITS, RULES, TITLES
 from assay.plan.facts import CHECKED, LEARNED, ONLINE
-from assay.plan.table import LIMITS, RULES, TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "planning.md"

@@ -1,11 +1,8 @@
 """Choose a training method and estimate its cost before a run, without opening a model.
 
+facts.py         facts about the reward, problems, policy, verifier and machine, and their sources
 methods.toml     table of methods: rules for and against each, settings, questions, pilots
-table.py         reads the table: conditions, and texts with figures filled in
-facts.py         facts about the reward, problems, policy, verifier and machine
-configured.py    facts read from a configuration and its row files
-questions.py     facts from ``--fact`` options or from questions at a terminal
-decision.py      applies the table to facts: a recommendation and its settings
+decision.py      reads the table and applies it to facts: a recommendation and its settings
 pilot.py         a small first run, with stop and promotion criteria
 record.py        ``decision.md``: the decision of a plan or of a run, written and read
 memory.py        memory of a run, part by part

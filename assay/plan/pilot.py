@@ -10,9 +10,17 @@ import tomli_w
 
 from assay import config as configuration
 from assay.config import STAGES, TrainConfig
-from assay.plan.decision import Decision
+from assay.plan.decision import (
+    KINDS,
+    PILOTS,
+    Decision,
+    figures_of,
+    fill,
+    first_row,
+    known_of,
+    percent,
+)
 from assay.plan.facts import Facts
-from assay.plan.table import KINDS, PILOTS, figures_of, first_row, known_of, percent, told
 
 STEPS, MIN_STEPS = 20, 5
 NUM_PROMPTS = 8
@@ -97,7 +105,7 @@ def _pilot(
     row = first_row(PILOTS, known, decision.name)
     figures = figures_of(known) | {"four_times": str(4 * facts.max_tokens)} | shown
     do, stop, promote = (
-        tuple(told(one, figures) for one in texts) for texts in (row.do, row.stop, row.promote)
+        tuple(fill(one, figures) for one in texts) for texts in (row.do, row.stop, row.promote)
     )
     seconds = None
     if completions and facts.verifier_seconds is not None:

@@ -14,10 +14,8 @@ from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.errors import ConfigError, UserError, message
-from assay.plan.configured import facts_of_config, known_rows
-from assay.plan.decision import Decision, decide
-from assay.plan.facts import Facts
-from assay.plan.table import number
+from assay.plan.decision import Decision, decide, number
+from assay.plan.facts import Facts, facts_of_config, known_rows
 from assay.verify.expression import parse_expression
 
 FILE = "decision.md"
@@ -79,7 +77,7 @@ def decision_text(
     return "\n".join([*lines, "", OUTCOME, "", ""])
 
 
-def read_facts(path: Path) -> Facts | None:
+def facts_of_page(path: Path) -> Facts | None:
     """Read the facts of a page written by `decision_text`; None for any other file."""
     for line in text_of(path).splitlines():
         if line.startswith(MARK):
@@ -106,14 +104,15 @@ def reward_terms(config: TrainConfig) -> dict[str, str]:
     for name in names:
         missing = f"not said: write need and gamed_by into [verification.reasons.{_key(name)}]"
         reason = reasons.get(name)
-        told = missing if reason is None else f"{reason.need} Gamed by: {reason.gamed_by}"
-        found[name] = told
+        found[name] = missing
+        if reason is not None:
+            found[name] = f"{reason.need} Gamed by: {reason.gamed_by}"
     return found
 
 
 def reward_section(config: TrainConfig) -> tuple[str, str]:
     """Return the heading and the text of `reward_terms` for a page."""
-    lines = [f"- `{name}`: {told}" for name, told in reward_terms(config).items()]
+    lines = [f"- `{name}`: {reason}" for name, reason in reward_terms(config).items()]
     return "Terms of the reward", "\n".join(lines)
 
 
@@ -155,7 +154,7 @@ def _plan_of(config_path: Path) -> Facts | None:
     """Read the planned facts of a configuration file, or of the file whose pilot it is."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
-    return read_facts(page) if owner(text_of(page)) in known - {None} else None
+    return facts_of_page(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:

@@ -18,10 +18,10 @@ from assay.host.startup import doing
 from assay.host.terminal import warn
 from assay.learn.spans import AnyTeacher
 from assay.model.probe import LayoutChoice
-from assay.plan.configured import facts_of_config
+from assay.plan.decision import LIMITS, reason_of
+from assay.plan.facts import facts_of_config
 from assay.plan.record import run_decision
 from assay.plan.step_seconds import GivenWork
-from assay.plan.table import LIMITS, reason_of
 from assay.report.report import write_report
 from assay.report.trackers import report_to_trackers
 from assay.run.directory import Run

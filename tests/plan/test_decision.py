@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError
-from assay.plan.decision import decide
-from assay.plan.facts import Facts, Reward
-from assay.plan.table import (
+from assay.plan.decision import (
     KINDS,
     LIMITS,
     OBJECTIONS,
     REWARDS,
     RULES,
     SETTINGS,
+    decide,
     figures_of,
+    fill,
     holds,
     known_of,
-    told,
 )
+from assay.plan.facts import Facts, Reward
 
 SOUND = Facts(
     reward="answer",
@@ -259,7 +259,7 @@ def test_every_row_of_the_table_can_be_read(facts: Facts) -> None:
     known = known_of(facts)
     figures = figures_of(known)
     for row in (*RULES, *OBJECTIONS):
-        text = told(row.because, figures)
+        text = fill(row.because, figures)
         assert "{" not in text and "[" not in text
         assert not holds(row.when, known) or "None" not in text, (row, text)
 
@@ -278,8 +278,8 @@ def test_a_fact_that_is_not_known_decides_nothing() -> None:
 
 def test_a_text_leaves_out_what_is_not_known() -> None:
     figures = {"a": "1", "b": None}
-    assert told("x {a}[, y {b}][, z {a}]", figures) == "x 1, z 1"
-    assert told("[{b} known|{a} instead|nothing]; [{b}|nobody knows]", figures) == (
+    assert fill("x {a}[, y {b}][, z {a}]", figures) == "x 1, z 1"
+    assert fill("[{b} known|{a} instead|nothing]; [{b}|nobody knows]", figures) == (
         "1 instead; nobody knows"
     )
 

@@ -17,7 +17,7 @@ from assay.plan.record import (
     FILE,
     PILOT_OF,
     decision_text,
-    read_facts,
+    facts_of_page,
     reward_terms,
     run_decision,
     write_page,
@@ -39,7 +39,7 @@ def test_a_page_names_every_candidate_and_its_facts_come_back(tmp_path: Path) ->
     page = tmp_path / FILE
     write_page(page, decision_text(decision, title="x"))
     text = page.read_text()
-    assert read_facts(page) == FACTS
+    assert facts_of_page(page) == FACTS
     for one in (decision.recommended, *decision.rejected):
         assert f"`{one.name}`" in text and one.because in text
     assert text.rstrip().endswith("## How it ended")
@@ -76,9 +76,9 @@ def test_a_page_says_what_is_known_once(facts: Facts) -> None:
 )
 def test_what_is_no_page_of_ours_has_no_facts(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    found = read_facts(tmp_path / FILE)
+    found = facts_of_page(tmp_path / FILE)
     assert found is None or found == Facts()
-    assert read_facts(tmp_path / "absent.md") is None
+    assert facts_of_page(tmp_path / "absent.md") is None
 
 
 def test_a_run_repeats_what_was_planned_beside_its_file(tmp_path: Path) -> None:

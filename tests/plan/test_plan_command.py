@@ -14,12 +14,10 @@ import tomli_w
 from assay import cli
 from assay import config as configuration
 from assay.errors import UserError
-from assay.plan import questions
-from assay.plan.configured import reward_of
-from assay.plan.facts import Facts
+from assay.plan.decision import ask_all
+from assay.plan.facts import Facts, parse_facts, reward_of
 from assay.plan.measured import plan as planning
-from assay.plan.questions import ask_all, read_facts
-from assay.plan.record import read_facts as facts_of_page
+from assay.plan.record import facts_of_page
 from assay.testing import save_tiny_model
 from assay.training.api import train
 
@@ -139,7 +137,7 @@ def test_a_plan_without_a_pilot_leaves_no_earlier_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_problems", [None, 0])
-def test_told_facts_stand_over_measured_ones(
+def test_stated_facts_replace_measured_ones(
     num_problems: int | None, tree: dict[str, Any], tmp_path: Path
 ) -> None:
     tree["model"]["path"] = (
@@ -208,7 +206,7 @@ def test_where_the_reward_comes_from(expression: str, expected: tuple[Any, ...])
 
 def test_facts_are_read_by_their_types() -> None:
     given = ["reward=judge", "pass-at-1=0.25", "num_problems=7", "step_labels=yes", "hours=2"]
-    found = read_facts(given)
+    found = parse_facts(given)
     assert found == {
         "reward": "judge",
         "pass_at_1": 0.25,
@@ -230,9 +228,9 @@ def test_facts_are_read_by_their_types() -> None:
         ("experts=2", "accepted: true or false"),
     ],
 )
-def test_wrong_facts_are_told(given: str, words: str) -> None:
+def test_wrong_facts_are_reported(given: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        read_facts([given])
+        parse_facts([given])
 
 
 def answering(*answers: str) -> Any:
@@ -257,7 +255,7 @@ def test_questions_ask_what_matters_only() -> None:
     assert any("pass_at_1: found 1.5" in text for text in said)
 
 
-def test_nobody_to_ask_is_told_in_one_line(
+def test_a_missing_terminal_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -274,7 +272,6 @@ def test_a_person_is_asked_and_flags_do_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(questions, "can_ask", lambda: True)
     monkeypatch.setattr(planning, "can_ask", lambda: True)
     asked = planning.plan(None, ask=answering("demonstrations", "900"), say=lambda text: None)
     assert asked.decision.name == "sft"

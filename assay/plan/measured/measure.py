@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from assay.config import TrainConfig
 from assay.errors import VerifierError
 from assay.host.startup import doing
-from assay.plan.configured import OF_VERIFIER, count_rows, facts_of_config
-from assay.plan.facts import LEARNED, Facts
+from assay.plan.facts import LEARNED, OF_VERIFIER, Facts, count_rows, facts_of_config
 from assay.run.progress import SamplingWatch
 from assay.run.startup import show_startup
 from assay.verify.expression import BUILT_IN, parse_expression

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +14,10 @@ from assay.config.toml_text import one_line
 from assay.errors import UserError
 from assay.host.machine import memory_mib
 from assay.host.removal import remove_file
-from assay.plan.configured import exists, facts_of_config, known_rows
-from assay.plan.decision import Decision, decide
-from assay.plan.facts import Facts
+from assay.plan.decision import Decision, ask_all, decide
+from assay.plan.facts import Facts, exists, facts_of_config, known_rows, parse_facts
 from assay.plan.measured.measure import MEASURED_PROBLEMS, measure
 from assay.plan.pilot import Pilot, propose
-from assay.plan.questions import ask_all, can_ask, read_facts
 from assay.plan.record import (
     FILE,
     PILOT_OF,
@@ -76,7 +75,7 @@ class Plan:
         lines += [f"  {one.name:<28} {one.because}" for one in self.decision.rejected]
         if self.terms:
             lines.append("terms of the reward: why each is there, and how it could be gamed")
-            lines += [f"  {name}: {told}" for name, told in self.terms.items()]
+            lines += [f"  {name}: {reason}" for name, reason in self.terms.items()]
         lines.append("pilot")
         lines += [f"  {line}" for line in str(self.pilot).splitlines()]
         if self.measured is not None:
@@ -100,27 +99,32 @@ def plan(
     num_problems: how many to sample; 0: none; None: a default number if the model is a local
     folder. given: facts as ``name=value``, which replace measured facts. Raises UserError.
     """
-    told = read_facts(given)
+    stated = parse_facts(given)
     settings, measured = None, None
     if config is not None:
         settings = configuration.load(config, overrides)
         with configuration.naming_lines(config, overrides):
             facts, measured = _facts_of(settings, num_problems, say)
-    elif not told and (ask is None or not can_ask()):
+    elif not stated and (ask is None or not can_ask()):
         raise UserError(
             "assay plan: found no CONFIG and no terminal to ask at; accepted: a CONFIG file, or "
             "facts as --fact reward=answer --fact num_problems=1000"
         )
     else:
-        facts = Facts() if told or ask is None else ask_all(ask, say)
+        facts = Facts() if stated or ask is None else ask_all(ask, say)
         facts = replace(facts, memory_mib=memory_mib())
-    decision = decide(replace(facts, **told))
+    decision = decide(replace(facts, **stated))
     pilot = propose(decision, settings)
     chosen = chosen_by(settings) if settings is not None else None
     rewarded = settings is not None and settings.rl is not None
     terms = reward_terms(settings) if settings is not None and rewarded else {}
     found = Plan(decision, pilot, measured, (), chosen, terms)
     return replace(found, files=_write(found, config, settings, out, overwrite))
+
+
+def can_ask() -> bool:
+    """Whether standard input and standard error are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _facts_of(
