@@ -1,19 +1,19 @@
-"""Verifiers: whether a completion is right, judged in processes with deadlines and in sandboxes.
+r"""Verifiers: judge completions in worker processes with deadlines, and in sandboxes.
 
-This package stands alone: it imports `assay.types`, `assay.errors`, `assay.host` and
-`assay.endpoint` and no other part of Assay, so that any trainer can use it.
+This package can be used by any trainer. It imports only `assay.types`, `assay.errors`, `assay.host`
+and `assay.endpoint` from the rest of Assay.
 
-    is_right = checker("math")                   # a plain function: a text and a gold answer
-    is_right("so it is \\\\boxed{5}", "5").reward  # 1.0; None: not judged
+    is_right = checker("math")                   # a plain function of (text, gold answer)
+    is_right("so it is \\boxed{5}", "5").reward  # 1.0; None: not judged
 
     with VerifierService("math*1.0 + think_format*0.1") as service:
-        verdicts = service.judge(groups)         # siblings together, in any number of processes
+        verdicts = service.judge(groups)         # whole groups, in any number of processes
 
-A verifier of your own is a function of ``(problem, completion)`` or ``(problem, group)``, named as
-``package.module:function``; one that says more of itself is a `Verifier`. What it returns is a
-number, a dict, a `Part`, or None: not judged.
+A user-defined verifier is a function of ``(problem, completion)`` or ``(problem, group)``, named
+``package.module:function``, or a `Verifier` with options and limits. It returns a number, a dict, a
+`Part`, or None for *not judged*.
 
-This is a package, so it is no function: completions are judged by `assay.judge`.
+`assay.verify` is a package and cannot be called. `assay.judge` judges completions.
 """
 
 from __future__ import annotations

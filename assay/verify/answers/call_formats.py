@@ -1,6 +1,7 @@
-"""How chat models mark calls: each format has a name, and reads calls and what stands around them.
+"""Markup formats in which chat models write function calls.
 
-The markup of a call never counts as text: what looks like it and cannot be read is a bad call.
+Call markup never counts as plain text. Text that looks like call markup but cannot be parsed raises
+`BadCalls`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import Any, cast
 
 
 class NoCalls(ValueError):
-    """The text holds no call."""
+    """Raised if the text contains no call."""
 
 
 class BadCalls(ValueError):
-    """The text holds calls that cannot be read, or more than may be."""
+    """Raised if the text contains calls that cannot be parsed, or too many calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function's name, and its arguments by name.
+    """A function call: the function's name and its arguments by name.
 
-    id: by which a reply names the call, or "". as_text: arguments are texts whose types the format
-    does not write; `typed` reads them.
+    id: identifier that a tool message refers to, or "".
+    as_text: the format does not mark argument types, so all arguments are strings. `typed` converts
+        them.
     """
 
     name: str
@@ -36,7 +38,10 @@ class FunctionCall:
     as_text: bool = field(default=False, compare=False)
 
     def typed(self, properties: Mapping[str, Any]) -> FunctionCall:
-        """Return the call with its texts read by the declared types; a string stays as it is."""
+        """Return the call with arguments converted to the declared types.
+
+        Declared strings are unchanged.
+        """
         if not self.as_text:
             return self
         values = {
@@ -52,7 +57,7 @@ def _is_text(declared: Any) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """Return the value that a text writes, as JSON or as Python does; else the text."""
+    """Parse a JSON or Python literal. Return the text itself if it is neither."""
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(text.strip())
@@ -61,16 +66,21 @@ def _literal(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CallMarkup:
-    """A named way to mark calls. pattern: finds one mark; read: returns the calls inside it, where
-    inner reads those of plain text."""
+    """A markup format for calls.
+
+    name: name of the format.
+    pattern: regular expression for one marked region.
+    read: parses the calls in a region. Its second argument parses plain text inside the region.
+    """
 
     name: str
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str], Callable[[str], list[FunctionCall]]], list[FunctionCall]]
 
 
-# Special tokens of calls, Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜>, end no
-# turn. They are spelled alike here, so that what cuts a turn at its special tokens leaves them.
+# Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜> do not end a turn. They are
+# rewritten to one plain spelling, so that clipping a turn at its special tokens does not remove the
+# calls.
 _TOKEN = re.compile(r"<[|｜](tool[_▁][^|｜<>\s]{1,40})[|｜]>")
 _SECTION = re.compile(r"<@tool_calls(?:_section)?_(?:begin|end)@>")
 _LEFT = re.compile(
@@ -81,16 +91,19 @@ _FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
 def with_plain_tokens(text: str) -> str:
-    """Return a text whose special tokens of calls are plain text."""
+    """Replace the special tokens around calls with plain-text markers."""
     return _TOKEN.sub(lambda token: f"<@{token[1].replace('▁', '_')}@>", text)
 
 
 def marked_calls(
     text: str, inner: Callable[[str], list[FunctionCall]]
 ) -> tuple[list[FunctionCall], str]:
-    """Return the calls in a text's marks, and the text without them; raises BadCalls.
+    """Return the calls in marked regions, and the text outside the regions.
 
-    inner: reads calls in the plain text of a mark. The text is one of `with_plain_tokens`.
+    inner: parses calls in the plain text inside a region.
+    text: output of `with_plain_tokens`.
+
+    Raises BadCalls for markup that cannot be parsed.
     """
     calls: list[FunctionCall] = []
     for each in FORMATS:
@@ -100,7 +113,7 @@ def marked_calls(
     outside = _SECTION.sub("\n", text) if calls else text
     if left := _LEFT.search(outside):
         shown = " ".join(outside[left.start() : left.start() + 60].split())
-        raise BadCalls(f"no call: markup of a call that cannot be read: {shown}")
+        raise BadCalls(f"no call: call markup that cannot be parsed: {shown}")
     return calls, outside.strip()
 
 
@@ -122,7 +135,7 @@ def _of_tag(found: re.Match[str], inner: Callable[[str], list[FunctionCall]]) ->
 
 
 def _of_tokens(found: re.Match[str], _: Callable[[str], list[FunctionCall]]) -> list[FunctionCall]:
-    """Return the call of a named mark: its name, and a JSON object of its arguments."""
+    """Parse a region that consists of a function name and a JSON object of arguments."""
     written = found["arguments"]
     if fence := _FENCED.match(written):
         written = fence[1]
@@ -130,7 +143,7 @@ def _of_tokens(found: re.Match[str], _: Callable[[str], list[FunctionCall]]) -> 
     with suppress(ValueError, RecursionError):
         arguments = json.loads(written.strip() or "{}")
     if not isinstance(arguments, dict):
-        raise BadCalls("no call: the arguments are no JSON object")
+        raise BadCalls("no call: the arguments are not a JSON object")
     return [FunctionCall(found["name"].strip(), cast("dict[str, Any]", arguments))]
 
 
@@ -166,5 +179,4 @@ FORMATS = (
     ),
     _format("mistral_list", r"\[TOOL_CALLS\](?P<body>\s*[\[{].*)\Z", _of_tag),
 )
-"""The marked formats, in the order in which they are looked for. Calls without marks are JSON, a
-fenced block of it, or Python's."""
+"""The marked formats in search order. Unmarked calls are JSON, a fenced JSON block, or Python."""

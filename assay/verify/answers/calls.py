@@ -1,4 +1,4 @@
-"""Reading function calls out of a text: as Python writes them, as JSON, in tags of chat models."""
+"""Parse function calls in text: Python syntax, JSON, or the markup of chat models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MAX_TEXT = 20_000
 MAX_CALLS = 64
 _FENCE = re.compile(r"```[ \t]*(?:\w+)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
-_LIKE_CALL = re.compile(  # at the beginning of a line; "Function(s)" and "Sorry (none)" are words
+# Only at the beginning of a line. "Function(s)" and "Sorry (none)" are words, not calls.
+_LIKE_CALL = re.compile(
     r"^[ \t]*(?:\[\s*)?[A-Za-z_][\w.]*(?:\(\s*[\"'*\[{\d-]|\s*\(\s*(?:\)|[A-Za-z_]\w*\s*=[^=]))",
     re.MULTILINE,
 )
@@ -34,11 +35,13 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
 def read_calls(text: str) -> list[FunctionCall]:
-    """Return the calls of a reply; raises NoCalls where it holds none, BadCalls for bad ones.
+    """Return the function calls of a reply.
 
-    ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or of ``{NAME:
-    {...}}``, or the marks of `call_formats`, where calls outside count too; the last fenced block
-    where there is one.
+    Accepts ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or
+    ``{NAME: {...}}``, and the markup in `call_formats`. With markup, calls outside it count too.
+    Without markup, the last fenced block is parsed if there is one.
+
+    Raises NoCalls if the reply contains no call, and BadCalls if a call is invalid.
     """
     text = with_plain_tokens(text) if len(text) <= MAX_REPLY else text
     if len(text) > MAX_REPLY or len(text := clipped(text)) > MAX_TEXT:
@@ -55,7 +58,7 @@ def read_calls(text: str) -> list[FunctionCall]:
 
 
 def is_attempt(text: str, names: Iterable[str]) -> bool:
-    """Return whether a text holds what looks like a call of one of these functions."""
+    """Return whether a text contains a possible call of one of the named functions."""
     text, one = clipped(with_plain_tokens(text)), "|".join(map(re.escape, names))
     called = rf"(?<![\w.])(?:{one})(?:\(|\s+\(\s*(?:\)|[\"'\[{{]|[A-Za-z_]\w*\s*=))"
     keys = "|".join(_NAMES)
@@ -64,34 +67,38 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
 
 
 def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
-    """Return the calls of a part of a reply, as what stands in a tag; raises as `read_calls` does.
+    """Return the calls in a part of a reply, such as the content of a tag.
 
-    empty: what is wrong where a part without a call is unreadable.
+    empty: error message if the part contains no call and cannot be parsed.
+
+    Raises the same exceptions as `read_calls`.
     """
     if _CALL.match(text):
         try:
             return _of_python(text)
         except SyntaxError as error:
             if empty or text[0] == "[" or _LIKE_CALL.search(text):
-                raise BadCalls("no call: it is no Python expression") from error
+                raise BadCalls("no call: it is not a Python expression") from error
     elif _LIKE_CALL.search(text):
-        raise BadCalls("no call: text, or calls in another form, stand before it")
+        raise BadCalls("no call: text, or calls in another form, before it")
     try:
         values = list(every_json(text))
     except BadJson as error:
         raise BadCalls(f"no call: {error}") from error
     calls = [call for value in values for call in _of_json(value)]
-    if calls or (values and not any(values)):  # []: that there is none
+    # "[]" states that no call is needed.
+    if calls or (values and not any(values)):
         return calls
     if empty or _LIKE_JSON.search(text):
-        raise BadCalls("no call: it is no JSON value")
+        raise BadCalls("no call: it is not a JSON value")
     raise NoCalls("no call")
 
 
 def _of_python(text: str) -> list[FunctionCall]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of backslashes in the reply's texts
+            # Python warns about invalid backslash escapes in the reply's strings.
+            warnings.simplefilter("ignore")
             node = ast.parse(text, mode="eval").body
         nodes = node.elts if isinstance(node, ast.List) else [node]
         return [_of_node(one) for one in nodes]
@@ -116,7 +123,7 @@ def _of_node(node: ast.expr) -> FunctionCall:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return a literal; of a variable, or of another expression, its text."""
+    """Return a literal's value, or the source text of a variable or another expression."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
@@ -124,7 +131,10 @@ def _value(node: ast.expr) -> Any:
 
 
 def _of_json(value: Any) -> list[FunctionCall]:
-    """Return the calls of a value: an object, or a list of them; none where nothing is like one."""
+    """Return the calls in a JSON value: one object, or a list of objects.
+
+    Return none if nothing resembles a call.
+    """
     each = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls = [_of_object(one) for one in each]
     if any(calls) and not all(calls):
@@ -133,12 +143,13 @@ def _of_json(value: Any) -> list[FunctionCall]:
 
 
 def _of_object(value: Any) -> FunctionCall | None:
-    """Return the call that an object is; None where it is none, as ``{"error": "no function"}``."""
+    """Return an object's call, or None for other objects such as ``{"error": "no function"}``."""
     if not isinstance(value, dict):
         return None
     given = cast("dict[str, Any]", value)
     inner = given.get("function")
-    if isinstance(inner, dict):  # as in the replies of OpenAI-compatible servers
+    # Servers with the OpenAI protocol nest the call under "function".
+    if isinstance(inner, dict):
         given = cast("dict[str, Any]", inner)
     name = next((given[key] for key in _NAMES if isinstance(given.get(key), str)), None)
     if name is None and len(given) == 1:

@@ -1,4 +1,4 @@
-"""Verifier ``choice``: whether the option that a completion commits to is the expected one."""
+"""Verifier ``choice``: check that a completion's final choice is the expected option."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from assay.verify.answers.commitment import (
 from assay.verify.answers.tables import opens, pattern, says
 from assay.verify.base import Part, Verifier, spec_check
 
-MAX_CHOICE = 400  # characters of a label with its option's text
+# Maximum number of characters for a label with its option's text.
+MAX_CHOICE = 400
 
 _ANSWER = (
     "a label such as B, an option's text, its index from 0, or a list of them (all must be chosen)"
@@ -34,8 +35,10 @@ _OPTIONS = "a list of texts (labelled A, B, ...), or label -> text"
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}")
 _LABEL = re.compile(r"\s*(?:[A-Za-z]|\d{1,2})\s*")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Za-z]|\d{1,2})[).:]\s*(?=\S)")
-_UNSURE = ("?",)  # what stands for a choice that cannot be read
-_NUMBERS = tuple(map(str, range(100)))  # labels, where the answer is one
+# Marks an unreadable choice.
+_UNSURE = ("?",)
+# Labels, for problems where the answer is a label.
+_NUMBERS = tuple(map(str, range(100)))
 _UNKNOWN: tuple[str, ...] = ()
 
 Labels = tuple[str, ...]
@@ -43,9 +46,9 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The labels that may be chosen, and the normalized text of each, where given.
+    """Labels of the options, and each option's normalized text if given.
 
-    several: whether the question asks for a set, so that "A and C" is one choice of two.
+    several: the question asks for a set of options, so that "A and C" is one choice of two.
     """
 
     labels: Labels
@@ -53,21 +56,21 @@ class Options:
     several: bool
 
     def by_text(self, text: str) -> str | None:
-        """Return the one label whose option says this."""
+        """Return the label of the only option with this text."""
         wanted = plain(text)
         found = [label for label, each in self.texts.items() if each == wanted]
         return found[0] if len(found) == 1 else None
 
     def has(self, label: str) -> bool:
-        """Whether this is a label."""
+        """Return whether ``label`` is one of the labels."""
         return label.upper() in self.labels
 
 
 def judge_choice(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the last committed choice is exactly the expected option, or set of options.
+    """Score 1 if the last choice is exactly the expected option or set of options, else 0.
 
-    Reads ``answer`` and ``options`` of the spec. Several labels at once never answer a question
-    that has one; nothing inside the think block counts.
+    Reads ``answer`` and ``options`` from the spec. Several labels never answer a single-choice
+    question. Text inside the think block is ignored.
     """
     options, golds = read_spec(problem)
     chosen = find_choice(shown(completion.answer_text), options)
@@ -81,15 +84,15 @@ def judge_choice(problem: Problem, completion: Completion) -> Part:
 
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
-    """Return a text without case, wrapping, punctuation around it and runs of white space."""
+    """Normalize a text: case, wrapping, surrounding punctuation and white space."""
     text = _TEXT.sub(r"\1", unicodedata.normalize("NFC", unwrapped(text)))
     return " ".join(text.strip(" \t\n.,;:!\"'“”‘’*`$").casefold().split())
 
 
 def read_spec(problem: Problem) -> tuple[Options, Labels]:
-    """Return the options and the expected labels; every letter is a label where none are given.
+    """Return the options and the expected labels. Without options, every letter is a label.
 
-    Raises VerifierError where the spec is malformed or the answer names no option.
+    Raises VerifierError if the spec is malformed or the answer is not one of the options.
     """
     given, golds = OPTIONS.read(problem), listed(ANSWER.read(problem))
     texts: dict[str, str] = {}
@@ -106,7 +109,7 @@ def read_spec(problem: Problem) -> tuple[Options, Labels]:
 
 
 def _without_label(text: str, label: str) -> str:
-    """Return an option's text without its own label, as in "A) Paris"."""
+    """Remove an option's own label from its text, as in "A) Paris"."""
     match = _OWN_LABEL.match(text)
     return text[match.end() :] if match and match[1].upper() == label else text
 
@@ -124,7 +127,7 @@ def _gold_label(gold: Any, options: Options, where: str) -> str:
 
 
 def find_choice(text: str, options: Options) -> Labels:
-    """Return the labels of the last commitment, () where there is none."""
+    """Return the labels of the last choice, or () if there is none."""
     if replied := _of_object(text, options):
         return replied
     if len(text) <= 200 and (alone := _of_answer_mark(text, options) or _alone(text, options)):
@@ -147,13 +150,13 @@ def find_choice(text: str, options: Options) -> Labels:
 
 
 def _of_object(text: str, options: Options) -> Labels:
-    """Return the labels of a reply such as {"answer": "B"}."""
+    """Return the labels of a JSON reply such as {"answer": "B"}."""
     labels = [one for each in object_answers(text) for one in _alone(str(each), options) or _UNSURE]
     return _UNKNOWN if labels == ["?"] else tuple(dict.fromkeys(labels))
 
 
 def _of_answer_mark(text: str, options: Options) -> Labels:
-    """Return B of the reply "A: B" or "A: B. Paris", where "A:" marks the answer."""
+    """Return B from the reply "A: B" or "A: B. Paris", where "A:" means "Answer:"."""
     match = opens("answer_mark", text)
     if (
         not match
@@ -166,7 +169,7 @@ def _of_answer_mark(text: str, options: Options) -> Labels:
 
 
 def _alone(content: str, options: Options) -> Labels:
-    """Return the labels of a text that is only a choice."""
+    """Return the labels of a text that consists only of a choice."""
     if len(content) > MAX_CHOICE:
         return _UNKNOWN
     text = unwrapped(pattern("contrast").sub("", content.strip().rstrip("。").rstrip(), count=1))
@@ -188,14 +191,15 @@ def _alone(content: str, options: Options) -> Labels:
         if options.texts[label] == plain(rest):
             return (label,)
         if options.by_text(rest):
-            return _UNSURE  # one option's label with another's text
+            # The label of one option with the text of another.
+            return _UNSURE
     if not match["close"].strip(",") or says("wrong", rest):
         return _UNKNOWN
     return (label, *_others(rest, label, options))
 
 
 def _joined(text: str, options: Options) -> Labels:
-    """Return the labels of "A, B and C" or, where a set is asked for, "ABC"."""
+    """Return the labels of "A, B and C", or of "ABC" if the question asks for a set."""
     if pattern("labels").fullmatch(text):
         labels = re.findall(r"(?<!\w)(?:[A-Za-z]|\d{1,2})(?!\w)", text)
         if all(map(options.has, labels)):
@@ -221,9 +225,10 @@ def _spoken(text: str, start: int, options: Options) -> Labels:
 
 
 def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int, Labels]]:
-    """Yield the end and the labels of each phrase that names a choice, the last one first.
+    """Yield (end, labels) for each phrase with a choice, from last to first.
 
-    Lazily: reading what follows a phrase is dear, and mostly the last phrase decides.
+    A generator, because parsing the text after a phrase is slow and the last phrase usually
+    decides.
     """
     said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
@@ -239,14 +244,14 @@ def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int,
 
 
 def _instead(text: str, start: int, options: Options) -> Labels:
-    """Return the labels that take back a choice before ``start``: "no wait: C"."""
+    """Return the labels of a correction ("no wait: C") of the choice before ``start``."""
     taken = retraction(text, start)
     labels = _alone(taken.content, options) if taken else _UNKNOWN
     return _UNKNOWN if "?" in labels else labels
 
 
 def _after(rest: str, options: Options) -> Labels:
-    """Return the labels with which the rest of a sentence begins."""
+    """Return the labels at the beginning of the rest of a sentence."""
     if opens("no_option", rest):
         return _UNKNOWN
     line = rest.lstrip(" \t*_").lstrip("\n").partition("\n")[0]
@@ -261,17 +266,19 @@ def _after(rest: str, options: Options) -> Labels:
         return _UNKNOWN
     label, following = match["label"], line[match.end() :]
     if opens("conditional", following):
-        return _UNSURE  # B if x > 0
+        # A condition follows: "B if x > 0".
+        return _UNSURE
     bare = label == match[0].strip("* ")
     if bare and (label in "AI" or label.islower()) and not opens("soft", following):
         text = options.texts.get(label.upper())
         if not text or not plain(following).startswith(text):
-            return _UNKNOWN  # an article or a pronoun
+            # "A" is the article and "I" the pronoun, not a label.
+            return _UNKNOWN
     return tuple(dict.fromkeys((label.upper(), *_others(following, label.upper(), options))))
 
 
 def _others(rest: str, label: str, options: Options) -> Labels:
-    """Return the labels that the rest of a choice adds: "B or C", "B. Paris or (C) Rome"."""
+    """Return the additional labels after a choice: "B or C", "B. Paris or (C) Rome"."""
     if doubted := re.match(r"\s*\?(?:\s*(?:or\s+)?[A-Z]\s*\?)+", rest):
         return tuple(re.findall(r"\b[A-Z]\b", doubted[0]))
     cut = says("why", rest)
@@ -286,12 +293,13 @@ def _others(rest: str, label: str, options: Options) -> Labels:
 
 
 def _unmarked(text: str, options: Options) -> Labels:
-    """Return the choice of a text without marks: its last line, its end, its first line."""
+    """Return the choice in an unmarked text, from its last line, its end, or its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     alone = [_alone(line, options) for line in lines]
     if alone[-1]:
         bare = any(len(line) < 8 and found for line, found in zip(lines[:-1], alone, strict=False))
-        if not bare:  # no bare labels one under another
+        # Bare labels on consecutive lines are a list, not a choice.
+        if not bare:
             return alone[-1]
     sentence = re.split(r"(?<=[.?!])\s+", lines[-1])[-1][-MAX_CHOICE:]
     closing = None if says("doubt", sentence) else says("so_label", sentence)
@@ -302,7 +310,7 @@ def _unmarked(text: str, options: Options) -> Labels:
 
 
 def is_options(value: Any) -> bool:
-    """Whether a value may be the options of a question."""
+    """Return whether a value is valid as the options of a question."""
     most = len(ascii_uppercase)
     if isinstance(value, Mapping):
         if not all(_LABEL.fullmatch(str(label)) for label in value):
@@ -321,7 +329,7 @@ CHOICE = Verifier(
     version=3,
     judge=judge_choice,
     check_spec=spec_check(read_spec),
-    domain="multiple choice: one option, or a set of them",
+    domain="multiple choice: one option, or a set of options",
     fields=(ANSWER, OPTIONS),
     accepts=r"the last of \boxed{B}, <answer>B</answer>, 'the answer is (b)', 'B is correct', "
     "'option B'; else a reply, or a last line, that is only a label, a labelled option or an "

@@ -1,8 +1,8 @@
-"""What a text commits itself to: boxes, answer tags and phrases such as "the answer is".
+"""Find a text's final answer: boxes, answer tags and phrases such as "the answer is".
 
-The last mark counts, and marks that stand together are one commitment of several parts. Words
-before a mark may deny it; words after it may take it back or put another answer in its place. All
-these words stand in phrases.toml. Each verifier reads the content of a mark by its own rules.
+The last mark counts. Adjacent marks are one answer of several parts. Words before a mark can negate
+it, and words after it can retract or replace the answer. phrases.toml lists these words. Each
+verifier parses the content of a mark by its own rules.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from typing import Any
 from assay.verify.answers.tables import opens, pattern, says
 
 PHRASES = ("answer_line", "final_answer", "answer_is")
-MAX_TEXT = 100_000  # characters at the end of a text that are looked at
-MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
-MAX_PHRASES = 100  # likewise
-MAX_NESTED = 8  # boxes inside one another
-MAX_OBJECT = 2000  # characters of a reply in JSON
-MAX_REPLACED = 40  # characters of what a retraction puts in an answer's place
+# Characters searched at the end of a text.
+MAX_TEXT = 100_000
+# Boxes and tags searched, from the end of the text.
+MAX_MARKS = 2000
+# Phrases searched, from the end of the text.
+MAX_PHRASES = 100
+# Nesting depth of boxes.
+MAX_NESTED = 8
+# Characters of a JSON reply.
+MAX_OBJECT = 2000
+# Characters of a correction that replaces an answer.
+MAX_REPLACED = 40
 
 _SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
 _OPENING = re.compile(
@@ -53,17 +59,20 @@ _BOX = re.compile(
 _TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
 _WORD = re.compile(r"\w")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)  # A: is then a label
+# If the text has a line "B:", then "A:" is an option's label, not "Answer:".
+_OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)
 _EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
 _BEFORE = re.compile(r"[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+")
 _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
-_ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")  # "sorry for", "it is a city"
+# Not a correction: "sorry for", "it is a city".
+_ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")
 _PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
 _QUOTES = dict([*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」")])
 STOPS = ".。!！"
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
-_WRAPPERS = frozenset("`\\{$*_")  # how a wrapped text begins
+# First characters of a wrapped text.
+_WRAPPERS = frozenset("`\\{$*_")
 _WRAPS = tuple(
     re.compile(rf"{wrap}\Z", re.DOTALL)
     for wrap in (
@@ -81,7 +90,7 @@ _WRAPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place that marks an answer: where it begins, where its content does, where it ends."""
+    """Position of a mark: its start, the start of its content, its end, and the content."""
 
     start: int
     inside: int
@@ -90,22 +99,23 @@ class Mark:
 
 
 def clipped(text: str) -> str:
-    """Return the end of a text: one turn, without a template's special tokens."""
+    """Return the last turn of a text, without the special tokens of a chat template."""
     text = text[-MAX_TEXT:].strip()
     if "<" not in text:
         return text
     text = text.rpartition("<|begin_of_solution|>")[2]
     if opening := _OPENING.match(text):
         if _OTHER_ROLE.search(opening[0]):
-            return ""  # another speaker's turn
+            # The text continues with a turn of another speaker.
+            return ""
         text = text[opening.end() :]
     return _SPECIAL.split(text, maxsplit=1)[0].strip()
 
 
 def uncommented(text: str, marked: bool = False) -> str:
-    """Return a text without its HTML comments, which no reader sees.
+    """Remove HTML comments, which a reader does not see.
 
-    marked: only without those that mark an answer; the others may belong to an answer in HTML.
+    marked: remove only comments that contain an answer mark. Others can belong to an HTML answer.
     """
     if "<!--" not in text:
         return text
@@ -114,7 +124,7 @@ def uncommented(text: str, marked: bool = False) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text as a reader sees it: one turn, without comments and struck-out marks."""
+    """Return the visible text of the last turn, without comments and struck-out answers."""
     text = clipped(text)
     if any(sign in text for sign in _SIGNS):
         text = _COMMENT.sub(" ", text)
@@ -133,7 +143,7 @@ def shown(text: str) -> str:
 
 
 def _closings(text: str, start: int) -> dict[int, int]:
-    """Return behind which position each brace closes that opens after ``start``."""
+    """Return the position after the closing brace for each brace that opens after ``start``."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for match in _BRACE.finditer(text, start):
@@ -145,9 +155,9 @@ def _closings(text: str, start: int) -> dict[int, int]:
 
 
 def marks(text: str, depth: int = 0) -> list[Mark]:
-    """Return the closed answer tags and boxes in order; of those inside one another the inner ones.
+    """Return the closed answer tags and boxes in order. Of nested marks, return the inner ones.
 
-    One that names alternatives beside an inner one stays whole.
+    A box with alternatives next to an inner box is returned whole.
     """
     found: list[Mark] = []
     every = (*(_boxes(text) if "ox" in text else ()), *(_tags(text) if "<" in text else ()))
@@ -163,13 +173,14 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
             Mark(mark.inside + m.start, mark.inside + m.inside, mark.inside + m.end, m.content)
             for m in inner
         ]
-        if not _WORD.search(mark.content, inner[-1].end):  # else words behind the inner one count
+        # Otherwise words after the inner mark would count.
+        if not _WORD.search(mark.content, inner[-1].end):
             found[-1] = replace(found[-1], end=mark.end)
     return found
 
 
 def text_between(text: str, found: Iterable[Mark]) -> Iterator[str]:
-    """Yield what stands before, between and after some marks."""
+    """Yield the text before, between and after the marks."""
     start = 0
     for mark in found:
         yield text[start : mark.start]
@@ -187,7 +198,8 @@ def _boxes(text: str) -> Iterator[Mark]:
             continue
         closing = _closings(text, position - 1) if closing is None else closing
         if position - 1 not in closing:
-            return  # cut off inside the box: nothing was committed
+            # The text was cut off inside the box, so there is no final answer.
+            return
         inside, position = position, closing[position - 1]
         yield Mark(match.start(), inside, position, text[inside : position - 1])
 
@@ -204,7 +216,7 @@ def _tags(text: str) -> Iterator[Mark]:
 
 
 def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
-    """Return the marks that hold something and that the words around them do not disown."""
+    """Return the nonempty marks that the surrounding words do not negate."""
     return [mark for mark in found if mark.content.strip() and not _is_disowned(text, mark)]
 
 
@@ -224,7 +236,7 @@ def _say_others(before: str) -> bool:
 
 
 def last_run(text: str, found: list[Mark]) -> list[Mark]:
-    """Return the last marks that stand together: usually one."""
+    """Return the last group of adjacent marks, which usually is a single mark."""
     run = found[-1:]
     for mark in reversed(found[:-1]):
         between = text[mark.end : run[0].start]
@@ -239,17 +251,18 @@ def last_run(text: str, found: list[Mark]) -> list[Mark]:
 
 
 def last_marks(text: str) -> list[Mark]:
-    """Return the last tags or boxes that stand together and are meant."""
+    """Return the last group of adjacent tags or boxes that the text does not negate."""
     return last_run(text, meant(text, marks(text)))
 
 
 def phrases(
     text: str, start: int, *names: str, beside_box: bool = False
 ) -> Iterator[re.Match[str]]:
-    """Yield the phrases after ``start`` that mark an answer and are not denied, the last first."""
+    """Yield the answer phrases after ``start`` that are not negated, from last to first."""
     lettered = None
     for match in reversed(list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]):
-        if match["letter"]:  # "A:" is the label of an option where there is a "B:"
+        # "A:" is an option's label if the text also has "B:".
+        if match["letter"]:
             lettered = bool(_OTHER_LETTER.search(text)) if lettered is None else lettered
             if lettered:
                 continue
@@ -260,9 +273,9 @@ def phrases(
 
 
 def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
-    """Whether the words before a phrase take it back or leave it to others: if, she says.
+    """Return whether the words before a phrase negate it or attribute it to someone else.
 
-    beside_box: a box stands before, which "the expected answer is" does not overrule.
+    beside_box: a box precedes the phrase. "The expected answer is" does not overrule it.
     """
     before = text[max(0, position - 80) : position]
     if says("denied", before) or _say_others(before) or (beside_box and says("another", before)):
@@ -272,9 +285,9 @@ def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
 
 
 def last_phrase(text: str, start: int = 0) -> Mark | None:
-    """Return the line after the last phrase behind ``start``, or what is put in its place.
+    """Return the line after the last phrase after ``start``, or the correction that replaces it.
 
-    What takes an answer back ("no wait: Rome") also replaces a tag or box before ``start``.
+    A correction ("no wait: Rome") also replaces a tag or box before ``start``.
     """
     found = next((m for m in phrases(text, start, *PHRASES) if not _is_asked(text, m)), None)
     phrase = _line_after(text, found) if found else None
@@ -287,7 +300,7 @@ def _is_asked(text: str, match: re.Match[str]) -> bool:
 
 
 def retraction(text: str, start: int) -> Mark | None:
-    """Return what the last "no wait: Rome" after ``start`` puts in an answer's place."""
+    """Return the replacement in the last correction after ``start``, as in "no wait: Rome"."""
     found: Mark | None = None
     for match in pattern("retracted").finditer(text, start):
         rest = text[match.end() : match.end() + 4 * MAX_REPLACED].partition("\n")[0]
@@ -299,7 +312,7 @@ def retraction(text: str, start: int) -> Mark | None:
 
 
 def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
-    """Return the line or the fenced block after a phrase, without half an emphasis or quotation."""
+    """Return the line or fenced block after a phrase, without unpaired emphasis or quotes."""
     inside = phrase.end()
     if before := _BEFORE.match(text, inside):
         inside = before.end()
@@ -314,7 +327,7 @@ def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
 
 
 def _without_half(content: str, opening: str, closing: str) -> str:
-    """Drop a sign at an edge of a line whose partner stands before or after the line."""
+    """Remove an emphasis or quotation mark at a line's edge if its partner is outside the line."""
     alone = (
         content.count(opening) == 1
         if opening == closing
@@ -327,9 +340,9 @@ def _without_half(content: str, opening: str, closing: str) -> str:
 
 
 def commitment(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the contents of the last commitment, and where it ends (0: there is none).
+    """Return the contents of the final answer and the position where it ends (0: no answer).
 
-    A phrase after the last tag or box overrules it. Several contents: marks that stand together.
+    A phrase after the last tag or box overrules it. Several contents come from adjacent marks.
     """
     run = last_marks(text)
     end = run[-1].end if run else 0
@@ -339,12 +352,12 @@ def commitment(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def committed(text: str) -> tuple[str, ...]:
-    """Return the contents of the last commitment of a text, () where nothing marks one."""
+    """Return the contents of a text's final answer, or () if nothing marks one."""
     return commitment(text)[0]
 
 
 def object_answers(text: str) -> list[str | float]:
-    """Return what a reply that is a JSON object names as its answer: one value, or a list."""
+    """Return the answer in a JSON reply: one value, or a list."""
     text = unwrapped(text) if len(text) <= MAX_OBJECT else ""
     if not (text.startswith("{") and text.endswith("}")):
         return []
@@ -359,7 +372,7 @@ def object_answers(text: str) -> list[str | float]:
 
 
 def bare(text: str) -> str:
-    """Return an answer without the quotes and the wrapping around it, and without a stop."""
+    """Return an answer without surrounding quotes and wrapping, and without a final period."""
     for _ in range(4):
         before = text
         text = unwrapped(text.strip().rstrip(STOPS))
@@ -372,7 +385,7 @@ def bare(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""Return a text without the fence, ``$``, ``\text{}`` or emphasis that wraps all of it."""
+    r"""Remove the fence, ``$``, ``\text{}`` or emphasis that wraps a whole text."""
     text = text.strip()
     for _ in range(8):
         if text[:1] not in _WRAPPERS:

@@ -1,6 +1,7 @@
-"""Whether an answer equals the expected one: text, numbers, collections, then symbols.
+"""Compare an answer with the expected one: as text, numbers, collections, then symbols.
 
-Each stage decides what it understands and hands the rest down; only the last one imports sympy.
+Each stage decides the cases that it understands and leaves the rest to the next stage. Only the
+last stage imports sympy.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ _OPERATOR = re.compile(
     r"|\\end\s*\{\w*matrix\}\s*[-+]"
     r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^[^{}]*)?\}\s*\{\s*(?:d|\\partial)\s*[a-z]"
 )
-_CAPITALS = re.compile("(?:[A-Z]'*){2,}")  # letters in an order: vertices, places, options
+# Letters whose order matters: vertices, places, options.
+_CAPITALS = re.compile("(?:[A-Z]'*){2,}")
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lgn]e|in|cup|cap) ")
@@ -65,22 +67,26 @@ _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (in brackets)."""
+    """A parsed collection.
+
+    kind: ``list`` (1, 2 and 3), ``set``, or ``tuple`` (in brackets).
+    """
 
     kind: Literal["list", "set", "tuple"]
     items: tuple[str, ...]
     labels: tuple[str, ...]
     brackets: str = ""
-    pieces: tuple[str, ...] = ()  # items with their labels
+    # Items with their labels.
+    pieces: tuple[str, ...] = ()
 
     @property
     def ordered_by_label(self) -> bool:
-        """Whether different names say which item is which, as in ``x = 1, y = 2``."""
+        """Return whether distinct names identify the items, as in ``x = 1, y = 2``."""
         return len(set(self.labels)) > 1 and all(self.labels)
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Whether ``answer`` says the same as ``gold``; both are answers without words around."""
+    """Return whether ``answer`` equals ``gold``. Both are answers without surrounding words."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
@@ -93,13 +99,16 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
-        return False  # letters alone are no number; sympy need not be asked
+        # Text that is only letters contains no number, so sympy is not needed.
+        return False
     if not policy.unevaluated and (expected is not None or is_constant(a)) and is_called(a, b):
         return False
     if expected is not None and found is None and (_SPACED.search(b) or b[-1] == "'"):
-        return False  # algebra would read a product there, which nothing makes 0
+        # Algebra would read the letters as a product, and no product of letters is 0.
+        return False
     if "\\ldots" in b and "\\ldots" not in a:
-        return False  # and so on: nobody knows how
+        # An ellipsis has no defined continuation.
+        return False
     stripped = same_parameter(a, b)
     if stripped is None:
         return False
@@ -114,7 +123,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
-    """Read both; a letter that touches its number is a unit where the other side has one."""
+    """Parse both as numbers. An attached letter is a unit if the other side has a unit."""
     european = policy.european_numbers
     expected, found = read_number(a, False, european), read_number(b, False, european)
     if expected is None and found is not None and found.unit.factors:
@@ -125,7 +134,7 @@ def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainN
 
 
 def _reads_as_decimal(gold: str, answer: str) -> bool:
-    """Whether a gold such as ``1,22`` is a decimal: ``1,2`` may as well be a list of two."""
+    """Return whether a gold such as ``1,22`` is a decimal. ``1,2`` can also be a list of two."""
     if squeeze(gold) == squeeze(answer):
         return True
     head, _, tail = gold.partition(",")
@@ -139,7 +148,8 @@ def _same_structure(
     if (decided := same_time(a, b)) is not None:
         return decided
     if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
-        same_marks = primes_in(a) == primes_in(b)  # A'B is another segment than AB
+        # A'B and AB are different segments.
+        same_marks = primes_in(a) == primes_in(b)
         return same_marks and words_of(a, policy.case) == words_of(b, policy.case)
     if (decided := same_connected(a, b, equal)) is not None:
         return decided
@@ -154,10 +164,12 @@ def _same_structure(
         if any(_contradicts(a, piece, policy) for piece in split_equals(b)[:-1]):
             return False
         value = value_b if label_b else _end_of_chain(b)
-        if value != b:  # an equals sign inside brackets makes no chain
+        # An equals sign inside brackets does not separate sides of a chain.
+        if value != b:
             return bool(value) and equal(a, value)
     if _OPERATOR.search(b) and (not _OPERATOR.search(a) or _ENDLESS.search(b)):
-        return False  # a sum still to be done is no answer, and it may take for ever
+        # An unevaluated sum is not an answer, and evaluating it may not terminate.
+        return False
     decided = same_based(a, b)
     if decided is None:
         decided = same_ratio(value_a, value_b, equal)
@@ -181,7 +193,7 @@ def _same_structure(
 
 
 def _same_named(a: str, b: str, policy: Policy) -> bool | None:
-    """Compare collections by the names that they have; None where it is not names that decide."""
+    """Compare collections by their items' names. Return None if names do not decide."""
     equal = partial(equivalent, policy=policy)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     names_a, names_b = _names(a), _names(b)
@@ -194,14 +206,15 @@ def _same_named(a: str, b: str, policy: Policy) -> bool | None:
     if not label_a or not label_b or bool(names_a) != bool(names_b):
         return None
     if (r"\in " in a) != (r"\in " in b):
-        return None  # "D = (0, 1)" and "x \in (0, 1)"
+        # As in "D = (0, 1)" and "x \in (0, 1)".
+        return None
     if read_parts(value_a) or read_parts(value_b) or ":" in label_a + label_b:
         return False
     return None
 
 
 def _names(text: str) -> dict[str, str]:
-    """Return the items of ``(x, y) = (1, 2)`` or of ``x = 1, y = 2`` by their names, or nothing."""
+    """Return the items of ``(x, y) = (1, 2)`` or ``x = 1, y = 2`` by name, or an empty dict."""
     label, value = strip_label(text)
     brackets, inside = brackets_of(label)
     parts = read_parts(value if brackets else text)
@@ -214,19 +227,19 @@ def _names(text: str) -> dict[str, str]:
 
 
 def _is_shuffled(names: list[str]) -> bool:
-    """Whether names are neighbors in the alphabet, as (y, x), and in another order."""
+    """Return whether names are adjacent letters in another order, such as (y, x)."""
     order = sorted(names)
     letters = all(len(name) == 1 for name in names)
     return letters and order != names and ord(order[-1]) - ord(order[0]) == len(names) - 1
 
 
 def _parts_unless(text: str, number: PlainNumber | None) -> Parts | None:
-    """Read a collection, unless it is one number, as 1,024."""
+    """Parse a collection, unless the text is one number such as 1,024."""
     return read_parts(text) if number is None or number.listed else None
 
 
 def _alternatives(text: str) -> list[list[str]]:
-    """Split ``x < 1 or x > 2 and x < 3`` into lists of conditions that hold together."""
+    """Split ``x < 1 or x > 2 and x < 3`` into alternatives, each a list of joint conditions."""
     return [
         [each.strip() for each in re.split(r"\s+and\s+", piece) if each.strip()]
         for piece in re.split(r"\s+or\s+", text)
@@ -236,7 +249,7 @@ def _alternatives(text: str) -> list[list[str]]:
 def _same_formula(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
-    """Compare by algebra, after the units: they are converted as those of plain numbers are."""
+    """Compare by algebra after unit conversion."""
     if not same_order(a, b) or ("matrix}" in b and "matrix}" not in a and not policy.unevaluated):
         return False
     (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
@@ -268,7 +281,10 @@ _LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
 
 
 def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
-    """Return a formula without its unit, and that unit; of 5 m, 1e-3 or 1 million the value."""
+    """Return a formula and its unit.
+
+    For a number such as 5 m, 1e-3 or 1 million, return its value.
+    """
     if number is None or number.percent:
         return split_unit(text)
     value = number.value
@@ -279,7 +295,7 @@ def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
 
 
 def _end_of_chain(text: str) -> str:
-    """Return the last term of ``12 + 1 = 13``; nothing where the chain is false, as ``5 = 6``."""
+    """Return the last term of ``12 + 1 = 13``, or "" if the chain is false, such as ``5 = 6``."""
     pieces = split_equals(text)
     last = read_number(pieces[-1])
     for piece in pieces[:-1]:
@@ -294,10 +310,10 @@ _TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
 
 
 def _contradicts(gold: str, side: str, policy: Policy) -> bool:
-    """Whether a side of a chain of equalities is a value of the expected kind, and another one.
+    """Return whether a side of a chain of equalities has the expected kind but another value.
 
-    A name, a definition with variables that the expected answer does not have, or a sum still to be
-    done only say what the value is of.
+    A name, a definition with variables that the expected answer lacks, and an unevaluated sum do
+    not contradict the value.
     """
     if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
         return False
@@ -315,12 +331,13 @@ def _has_relation(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_parts(text: str) -> Parts | None:
-    """Read a canonical answer that is a collection of two or more parts, or any set."""
+    """Parse a canonical answer that is a set, or a collection of two or more parts."""
     if "\\begin" in text:
         return None
     label, value = strip_label(text)
     if label and len(split_top(text)) > 1 and label[0] != "(":
-        label, value = "", text  # x = 1, 2 is a list whose first item has a name
+        # In "x = 1, 2" the name belongs to the whole list.
+        label, value = "", text
     brackets, inside = brackets_of(value)
     pieces = split_top(inside if brackets else value)
     if brackets == "{}":
@@ -357,15 +374,17 @@ def _is_bare_list(text: str) -> bool:
 def _same_parts(
     gold: Parts | None, found: Parts | None, a: str, b: str, policy: Policy
 ) -> bool | None:
-    """Compare collections; None where the symbol stage must decide."""
+    """Compare collections. Return None if the symbol stage must decide."""
     equal = partial(equivalent, policy=policy)
     if gold is None or found is None:
         single, parts = (a, found) if gold is None else (b, gold)
         if parts is None or parts.kind == "tuple" or _has_relation(a) or _has_relation(b):
             return None
         if found is None and parts.kind == "list":
-            return False  # 75, 75 are two
-        # Several values are no alternatives: against one value, each of them must be that value.
+            # "75, 75" has two parts.
+            return False
+        # A list of values is not a list of alternatives. Compared with one value, every item must
+        # equal it.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
         return False
@@ -386,18 +405,19 @@ def _same_parts(
     if _relations(gold) or _relations(found):
         if _joins(a) == _joins(b) and _matches(gold.pieces, found.pieces, equal):
             return True
-        # Conditions may be one set in other pieces; equations are compared one by one.
+        # Two lists of conditions can describe one set in different pieces. Equations are compared
+        # one by one.
         return None if _INEQUALITY.search(a) or _INEQUALITY.search(b) else False
     return _same_collection(gold, found, policy)
 
 
 def _joins(text: str) -> bool:
-    """Whether conditions hold together rather than one by one: x < 1 and x > 2 is nothing."""
+    """Return whether conditions must hold jointly. "x < 1 and x > 2" is the empty set."""
     return bool(_INEQUALITY.search(text) and re.search(r"\sand\s", text))
 
 
 def _by_name(parts: Parts) -> tuple[str, ...]:
-    """Return the items of ``y = 2, x = 1`` in the order of their names, as a tuple has them."""
+    """Return the items of ``y = 2, x = 1`` in the order of their names, like a tuple."""
     if not parts.ordered_by_label or any(len(label) != 1 for label in parts.labels):
         return parts.items
     return tuple(item for _, item in sorted(zip(parts.labels, parts.items, strict=True)))
@@ -421,7 +441,8 @@ def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
         )
     bases = [{label.partition("_")[0] for label in side.labels if label} for side in (gold, found)]
     if all(bases) and bases[0].isdisjoint(bases[1]):
-        return False  # x = 1, 2 and y = 1, 2
+        # As in "x = 1, 2 and y = 1, 2".
+        return False
     in_order = policy.ordered and "list" in (gold.kind, found.kind)
     if gold.ordered_by_label or found.ordered_by_label or in_order:
         same_length = len(gold.items) == len(found.items)
@@ -436,7 +457,7 @@ def _distinct(items: Sequence[str]) -> list[str]:
 
 
 def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
-    """Whether two collections hold the same items in any order."""
+    """Return whether two collections have equal items in any order."""
     rest = list(found)
     if len(gold) != len(rest):
         return False
@@ -449,7 +470,7 @@ def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, st
 
 
 def is_single(gold: str) -> bool:
-    """Whether an expected answer is one value, and so no two different boxes can be it."""
+    """Return whether an expected answer is one value, which two different boxes cannot both be."""
     return read_parts(canonical(gold)) is None
 
 

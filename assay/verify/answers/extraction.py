@@ -1,7 +1,7 @@
-"""Which mathematical answer a text commits to: a box, a tag, a phrase, or a reply that is one.
+"""Find the mathematical answer of a text: a box, a tag, a phrase, or a bare answer.
 
-The last commitment counts. What follows it at once may take it back, correct it, or add an
-alternative, which makes it one of several parts.
+The last answer counts. Text directly after it can retract it, correct it, or add an alternative.
+With an alternative, the answer is one of several parts.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ from assay.verify.answers.sentences import (
 from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
-MAX_REST = 4000  # characters behind a phrase in which the text may go on
+# Characters after a phrase that can continue its sentence.
+MAX_REST = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """An answer as it stands in a text.
+    """The final answer of a text.
 
-    parts: what was committed to; several where boxes stand together. earlier: the other, different
-    boxes of the text; they count only with `parts`, as the parts of an expected answer of several.
-    phrase: the whole phrase around a single part, where that may be the answer too. how: ``box``,
-    ``tag``, ``phrase``, or the name of what found it. end: where a phrase ends.
+    parts: answer contents. Several if boxes are adjacent.
+    earlier: the other, different boxes of the text. They count only together with `parts`, if the
+        expected answer has several parts.
+    phrase: the whole phrase around a single part, if the phrase can also be the answer.
+    how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
+    end: end position of a phrase.
     """
 
     parts: tuple[str, ...]
@@ -60,7 +63,8 @@ class Commitment:
     end: int = 0
 
 
-_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s{0,2}(?=\d{3}(?!\d))")  # as LaTeX spaces them
+# LaTeX writes a thousands separator as a thin space.
+_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s{0,2}(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _SPOKEN = re.compile(
     r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{([^{}]*\b(?:answer|result)s?\b[^{}]*)\}", re.IGNORECASE
@@ -91,12 +95,12 @@ _STOP = re.compile(
 def find_answer(
     text: str, fallback: Fallback = "none", truncated: bool = False
 ) -> Commitment | None:
-    """Return the last answer that a text commits to, or None.
+    """Return the final answer of a text, or None.
 
-    fallback: what may count where no box, tag or phrase marks an answer and the text is more than
-    an answer. ``sentence``: the value of its last sentence, where that sentence has just one;
-    ``last_number``: the last number; ``none``: nothing. truncated: the text was cut off, so that
-    only a mark that is closed counts.
+    fallback: source of the answer if no box, tag or phrase marks one and the text is more than an
+        answer. ``sentence``: the value of the last sentence, if it has exactly one.
+        ``last_number``: the last number. ``none``: no fallback.
+    truncated: the text was cut off, so only closed marks count.
     """
     truncated = truncated and not text.endswith("\n")
     text = _SPACES.sub(lambda m: m[0][:2], shown(text[-MAX_TEXT:]))
@@ -122,7 +126,7 @@ def find_answer(
 
 
 def _marked(text: str, every: list[Mark]) -> Commitment | None:
-    """Return the last boxes or tags that stand together."""
+    """Return the last group of adjacent boxes or tags."""
     every = meant(text, every)
     run = last_run(text, every)
     parts = _unique(run)
@@ -134,7 +138,7 @@ def _marked(text: str, every: list[Mark]) -> Commitment | None:
 
 
 def _with_operators(text: str, mark: Mark) -> Mark:
-    """Return a box with what makes its value another one outside it: a minus, a power, million."""
+    """Return a box with an adjacent operator that changes its value, such as a minus or a power."""
     if text[mark.start] == "<" or not mark.content.strip():
         return mark
     start, end, content = mark.start, mark.end, mark.content
@@ -151,7 +155,7 @@ def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
 
 
 def _inner(content: str) -> str:
-    """Return the answer inside a box or tag, which may hold a phrase of its own."""
+    """Return the answer inside a box or tag, which can contain an answer phrase itself."""
     if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
         said = find_phrase(content, 0)
         if said is not None:
@@ -160,7 +164,7 @@ def _inner(content: str) -> str:
 
 
 def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
-    """Take back, replace or complete an answer by what follows: 5. No, 6; 5 (or maybe 6)."""
+    """Retract, replace or extend an answer by the text after it: "5. No, 6" or "5 (or maybe 6)"."""
     rest = rest[:200]
     if not rest.strip(" .$\n"):
         return found
@@ -185,7 +189,7 @@ def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commi
 
 
 def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> bool:
-    """Whether a phrase only says about how much the box before it is, which it cannot overrule."""
+    """Return whether a phrase only approximates the box before it, and so cannot overrule it."""
     if box is None or len(said.parts) != 1 or len(box.parts) != 1 or not says("about", words):
         return False
     about, exact = (read_number(each.strip("$ ")) for each in (said.parts[0], box.parts[0]))
@@ -197,11 +201,12 @@ def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> b
 def find_phrase(
     text: str, start: int, beside_box: bool = False, truncated: bool = False
 ) -> Commitment | None:
-    """Return what the last phrase such as "the answer is" after ``start`` says.
+    """Return the content of the last phrase such as "the answer is" after ``start``.
 
-    beside_box: the phrase may overrule a box before it only by a number or a formula. Phrases that
-    follow one another at once, or that and, or and the like join, are one commitment of several
-    values; where one corrects or denies what is before it, the last one counts.
+    beside_box: a box precedes the phrase. Only a number or a formula overrules it.
+
+    Consecutive phrases, and phrases joined by "and", "or" and the like, are one answer with several
+    values. If a phrase corrects or negates the previous one, the last counts.
     """
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
     is_on_the_way = False
@@ -211,7 +216,8 @@ def find_phrase(
         if said is None or (weak and is_on_the_way):
             continue
         if weak and _goes_on(said, text[said.end : said.end + MAX_REST]):
-            is_on_the_way = True  # and so are those before it
+            # If this phrase is negated, so are the phrases before it.
+            is_on_the_way = True
             continue
         values = said.parts
         for match in found:
@@ -224,12 +230,12 @@ def find_phrase(
 
 
 def _is_weak_word(phrase: str) -> bool:
-    """Whether a phrase may mark a step of the way: the result, the answer to the first part."""
+    """Return whether a phrase can mark an intermediate result."""
     return bool(says("of_a_step", phrase) or (says("weak", phrase) and "final" not in phrase))
 
 
 def _goes_on(said: Commitment, rest: str) -> bool:
-    """Whether a text works on with what a phrase says, or concludes something else."""
+    """Return whether the text computes further with a phrase's value or concludes another one."""
     last = of_last_sentence(rest) if re.search(r"\d", rest) else None
     if last is not None and canonical(last[0]) == canonical(said.parts[-1]):
         return False
@@ -239,8 +245,9 @@ def _goes_on(said: Commitment, rest: str) -> bool:
 
 
 def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Match[str]) -> bool:
-    """Whether two phrases are one commitment: nothing but and, or or the like stands between."""
-    if said.end > later.start():  # the later phrase stands inside what the first one says
+    """Return whether two phrases are one answer: only "and", "or" or the like is between them."""
+    # The later phrase is inside the content of the first.
+    if said.end > later.start():
         return bool(says("joins", text, first.end(), later.start()))
     if opens("lead", later[0]) or re.match(r"not\b", said.parts[0]):
         return False
@@ -248,16 +255,18 @@ def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Mat
 
 
 def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) -> Commitment | None:
-    """Return what follows a phrase, or None where it says nothing."""
+    """Return the content after a phrase, or None if there is none."""
     if (beside_box and _is_weak(text, match)) or says("given", match[0]):
         return None
     content, end = _content_after(text, match.end())
     if truncated and end >= len(text.rstrip()):
-        return None  # the rest of it was cut off
+        # The rest of the content was cut off.
+        return None
     content = _EDGES.sub("", pattern("approximate").sub("", _EDGES.sub("", content))).rstrip(".")
     content = _balanced(pattern("not_that").sub("", pattern("not_but").sub("", content)))
     if (worked := _WORKED.search(content)) and says("changed", content, 0, worked.start()):
-        content = worked[1]  # the square root of 36, which is 6
+        # As in "the square root of 36, which is 6".
+        content = worked[1]
     if not content or says("false", content):
         return None
     reason = says("reason", content)
@@ -274,18 +283,18 @@ def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) ->
 
 
 def _names_another(content: str) -> bool:
-    """Whether a phrase that begins with a number goes on to another one: 5 even though 6."""
+    """Return whether content that begins with a number names another one: "5 even though 6"."""
     if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
         return False
     return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
 
 
 def _balanced(content: str) -> str:
-    """Drop a closing bracket or dollar at the end that was opened before the phrase."""
+    """Drop a closing bracket or dollar sign whose opening partner precedes the phrase."""
     content = re.sub(r"\*{1,2}!+$", "", content)
     if content.count("**") == 1:
         content = content.replace("**", "")
-    # one bracket of [0, 1) closes the other
+    # In "[0, 1)" the two different brackets are a pair.
     if content.endswith((")", "]")) and len(_CLOSING.findall(content)) > len(
         _OPENING.findall(content)
     ):
@@ -296,13 +305,13 @@ def _balanced(content: str) -> str:
 
 
 def _is_weak(text: str, match: re.Match[str]) -> bool:
-    """Whether a phrase is too vague to overrule a box: not at a line's start, nor final or is."""
+    """Return whether a phrase is too vague to overrule a box."""
     opens_line = not text[: match.start()].rpartition("\n")[2].strip()
     return not opens_line and not re.search(r"####|final|\bis\b", match[0], re.IGNORECASE)
 
 
 def _content_after(text: str, position: int) -> tuple[str, int]:
-    """Return the sentence or the displayed formula that begins at ``position``, and its end."""
+    """Return the sentence or displayed formula that begins at ``position``, and its end."""
     rest = text[position : position + 4 * MAX_ANSWER]
     stripped = rest.lstrip(" \t:*_")
     if stripped.startswith("\n"):
@@ -315,9 +324,10 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
 
 
 def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
-    """Return the answer of a text in which nothing marks one."""
+    """Return the answer of a text without a mark."""
     if _CUT_OFF.search(text):
-        return None  # inside a formula, a box or a tag
+        # The number is inside a formula, a box or a tag.
+        return None
     if quoted := _QUOTED.fullmatch(text):
         text = next(filter(None, quoted.groups())).strip()
     if text.count('":') == 1 and "[" not in text and (values := object_answers(text)):

@@ -1,7 +1,7 @@
-"""Verifier ``function_calls``: whether a reply calls the right functions with accepted arguments.
+"""Verifier ``function_calls``: check that a reply makes the expected function calls.
 
-The rules are those of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, BFCL), where it
-compares calls without executing them.
+The rules are those of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, BFCL) for calls
+that are compared without execution.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "any": (str,),
     "null": (type(None),),
 }
-MAX_FUNCTIONS = 1000  # that a row may offer
+# Maximum number of functions in a row.
+MAX_FUNCTIONS = 1000
 OPTIONAL = ""
-"""Among a parameter's accepted values: it may be left out."""
+"""As an accepted value of a parameter: the parameter may be omitted."""
 _PARTS: tuple[tuple[str, type, str], ...] = (
     ("properties", dict, 'an object: {NAME: {"type"}}'),
     ("required", list, "a list of names"),
@@ -51,12 +52,12 @@ Named = Mapping[str, Any]
 
 
 def judge_calls(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the reply makes exactly the expected calls, in any order, else 0.
+    """Score 1 if the reply makes exactly the expected calls, in any order, else 0.
 
-    Reads ``function`` and ``ground_truth`` of the spec. No expected call: a reply without one
-    passes, unless it is blank or holds what looks like one. Types are the declared ones; whole
-    numbers stand for floats; texts are compared without case, spaces and the signs ``,./-_*^``. A
-    parameter without an accepted value must be left out.
+    Reads ``function`` and ``ground_truth`` from the spec. If no call is expected, a reply without
+    calls passes unless it is blank or contains possible calls. Types must be the declared ones, but
+    a whole number is accepted as a float. Strings are compared without case, spaces and the
+    characters ``,./-_*^``. A parameter without an accepted value must be omitted.
     """
     functions, expected = read_spec(problem)
     text = completion.answer_text
@@ -75,16 +76,17 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, extracted=shown, detail=detail)
     faults = [[fault(call, functions, one) for call in calls] for one in expected]
     fits = [[float(not said) for said in row] for row in faults]
-    if best_sum(fits, len(calls)) == len(calls):  # each expected call has one of its own
+    # Each expected call is matched by a call of its own.
+    if best_sum(fits, len(calls)) == len(calls):
         return Part(1.0, extracted=shown)
     first = next((row for row in faults if all(row)), [""])
     return Part(0.0, extracted=shown, detail=first[0] or "two calls where one is expected twice")
 
 
 def read_spec(problem: Problem) -> tuple[Named, list[tuple[str, Named]]]:
-    """Return the parameters of each function, and each expected call with its accepted values.
+    """Return the parameters of each function, and the accepted arguments of each expected call.
 
-    Raises VerifierError for what cannot be judged.
+    Raises VerifierError if the spec is malformed.
     """
     where = f"problem {problem.id}: spec"
     functions: dict[str, Any] = {}
@@ -111,7 +113,7 @@ def read_spec(problem: Problem) -> tuple[Named, list[tuple[str, Named]]]:
 
 
 def fault(call: FunctionCall, functions: Named, expected: tuple[str, Named]) -> str:
-    """Return what is wrong with a call, without telling what is right; "": nothing."""
+    """Return the fault of a call without revealing the expected value, or "" if there is none."""
     name, accepted = expected
     if call.name != name:
         return f"{call.name}: another function is expected"
@@ -140,7 +142,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _types(parameter: Any) -> tuple[type, ...]:
-    """Return the types that a schema allows, one or a list of them; none where one is unknown."""
+    """Return the types that a schema allows, or none if a type is unknown."""
     kinds = listed(parameter.get("type")) if _is_table(parameter) else ()
     if not all(isinstance(kind, str) and kind in TYPES for kind in kinds):
         return ()
@@ -148,10 +150,10 @@ def _types(parameter: Any) -> tuple[type, ...]:
 
 
 def _is_accepted(value: Any, parameter: Named, accepted: Sequence[Any]) -> bool:
-    """Return whether a value has the declared type and equals one of those accepted.
+    """Return whether a value has the declared type and equals an accepted value.
 
-    An accepted value of another type is a variable's name, or the text of an expression: it counts
-    as it stands.
+    An accepted value of another type is a variable's name or an expression's source text. It is
+    compared literally.
     """
     if not _has_type(value, _types(parameter)):
         return any(
@@ -170,10 +172,10 @@ def _has_type(value: Any, types: tuple[type, ...]) -> bool:
 
 
 def equal(value: Any, accepted: Any) -> bool:
-    """Return whether a value equals an accepted one, as BFCL compares them.
+    """Return whether a value equals an accepted one by BFCL's rules.
 
-    A list equals element by element. An accepted object holds a list of accepted values for each of
-    its keys.
+    Lists are compared element by element. An accepted object has a list of accepted values for each
+    key.
     """
     if isinstance(value, str) and isinstance(accepted, str):
         return plain(value) == plain(accepted)
@@ -191,7 +193,7 @@ def equal(value: Any, accepted: Any) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return a text as BFCL compares it: "April 1, 2024" is "april 1 2024"."""
+    """Normalize a string by BFCL's rules: "April 1, 2024" becomes "april 1 2024"."""
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 

@@ -1,4 +1,4 @@
-"""Verifier ``json_schema``: whether the JSON value that a completion ends in satisfies a schema."""
+"""Verifier ``json_schema``: check that a completion's final JSON value satisfies a schema."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, mar
 from assay.verify.answers.tables import says
 from assay.verify.base import Part, Verifier, spec_check
 
-MAX_VALUES = 10_000  # values inside the answer
+# Values inside the answer.
+MAX_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
-MOST_SCHEMA = 200_000  # characters
-PATTERN_SECONDS = 0.5  # of CPU time for one string and one pattern
+# Characters.
+MOST_SCHEMA = 200_000
+# CPU time for matching one string with one pattern.
+PATTERN_SECONDS = 0.5
 
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
 _START = re.compile(r"[\[{]")
 _REMOTE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#)[^"]*://')
-_MAX_STARTS = 2000  # brackets at which no value begins
+# Brackets at which no JSON value begins.
+_MAX_STARTS = 2000
 
 
 class BadJson(ValueError):
-    """The text is no JSON value, or one that is forbidden."""
+    """Raised for text that is not a valid JSON value, or is a forbidden one."""
 
 
 class NoJson(BadJson):
-    """The text is no JSON value at all."""
+    """Raised for text that contains no JSON value."""
 
 
 def judge_json(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the last JSON value of the answer is valid by ``schema``, else 0.
+    """Score 1 if the answer's last JSON value satisfies ``schema``, else 0.
 
-    Reads ``schema`` and ``allow_surrounding_text``. The detail names the first violation's path and
-    the keyword that it violates. A duplicate key, NaN or Infinity is no JSON.
+    Reads ``schema`` and ``allow_surrounding_text``. The detail names the path of the first
+    violation and its keyword. Duplicate keys, NaN and Infinity are invalid.
     """
     validator = read_schema(problem)
     whole = completion.answer_text
@@ -61,9 +65,10 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
 
 
 def read_schema(problem: Problem) -> Any:
-    """Return the validator of a problem's schema; raises VerifierError where it is none."""
+    """Return the validator of a problem's schema. Raises VerifierError for an invalid schema."""
     schema = json.dumps(SCHEMA.read(problem))
-    if len(schema) > MOST_SCHEMA:  # to check one takes time that grows with it
+    # The time to check a schema grows with its size.
+    if len(schema) > MOST_SCHEMA:
         found, accepted = f"{len(schema):,} characters", f"at most {MOST_SCHEMA:,}"
         raise VerifierError(message("schema", found, accepted))
     try:
@@ -73,10 +78,12 @@ def read_schema(problem: Problem) -> Any:
 
 
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
-    """Return the last JSON value of a text, as it stands and as Python values; raises BadJson.
+    """Return the last JSON value of a text as (source, Python value).
 
-    An answer tag holds it, else the last fenced block, else it is the whole text; else, where text
-    may surround it, the last object or list outside of any other.
+    The value is searched in the answer tag, else in the last fenced block, else the whole text is
+    the value. With ``surrounding``, the last outermost object or list in the text is accepted too.
+
+    Raises BadJson if there is no valid value.
     """
     tagged = [mark for mark in marks(text) if text[mark.start] == "<" and mark.content.strip()]
     if tagged and surrounding:
@@ -97,9 +104,9 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
 
 
 def every_json(text: str) -> Iterator[Any]:
-    """Yield each object and list that stands in a text outside of any other; 1.0 is no integer.
+    """Yield each outermost object and list in a text. 1.0 stays a float.
 
-    Raises BadJson for one that is forbidden, or that the text denies.
+    Raises BadJson for a value that is forbidden or that the text negates.
     """
     for start, _, value in _values(text, typed=True):
         _check_affirmed(text[:start])
@@ -108,7 +115,7 @@ def every_json(text: str) -> Iterator[Any]:
 
 
 def _uncommented(text: str) -> str:
-    """Drop the HTML comments, which no reader sees; those inside a JSON value belong to it."""
+    """Remove HTML comments, which a reader does not see, except inside JSON values."""
     if "<!--" not in text:
         return text
     with suppress(NoJson):
@@ -134,7 +141,7 @@ def _whole(text: str) -> Any:
 
 
 def _last_of(text: str) -> tuple[str, Any]:
-    """Return the last object or list that stands in a text."""
+    """Return the last outermost object or list in a text."""
     found = list(_values(text))
     if not found:
         raise NoJson("no JSON value")
@@ -144,7 +151,7 @@ def _last_of(text: str) -> tuple[str, Any]:
 
 
 def _values(text: str, typed: bool = False) -> Iterator[tuple[int, int, Any]]:
-    """Yield where each outermost object and list begins, where it ends, and its value."""
+    """Yield (start, end, value) of each outermost object and list."""
     position, failed = 0, 0
     while start := _START.search(text, position):
         try:
@@ -152,22 +159,23 @@ def _values(text: str, typed: bool = False) -> Iterator[tuple[int, int, Any]]:
         except NoJson:
             failed += 1
             if failed > _MAX_STARTS:
-                raise NoJson("no JSON value: too many brackets that open none") from None
+                raise NoJson("no JSON value: too many brackets that open no value") from None
             position = start.end()
             continue
         yield start.start(), position, value
 
 
 def _check_affirmed(before: str) -> None:
-    """Raise BadJson where what stands before a value denies it: "the answer is not"."""
+    """Raise BadJson if the words before a value negate it: "the answer is not"."""
     if says("denied_json", before[-40:]):
         raise BadJson("a value that the text denies")
 
 
 def _decoded(text: str, position: int, typed: bool = False) -> tuple[Any, int]:
-    """Return the value that begins at a position and its end.
+    """Return the value that begins at a position, and its end.
 
-    A key twice, NaN or a number too long is bad JSON: nothing inside such a value counts either.
+    Raises BadJson for duplicate keys, NaN, and numbers that are too long. Values nested in such a
+    value do not count either.
     """
     try:
         return _decoder(typed).raw_decode(text, position)
@@ -196,11 +204,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> Any:
-    raise BadJson(f"{name}, which JSON does not know")
+    raise BadJson(f"{name}, which JSON does not allow")
 
 
 def _number(text: str) -> int | float:
-    """Return a number; 1.0 is the integer 1, as for schemas."""
+    """Convert a number. JSON schemas treat 1.0 as the integer 1."""
     if len(text) > MAX_DIGITS:
         raise BadJson(f"a number of more than {MAX_DIGITS} digits")
     if text.lstrip("-").isdigit():
@@ -216,7 +224,7 @@ def _real(text: str) -> float:
 
 
 def check_size(value: Any) -> None:
-    """Raise BadJson for a value that holds too many values, or nests too deep."""
+    """Raise BadJson for a value with too many elements or too much nesting."""
     level, count, depth = [value], 1, 1
     while level:
         inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
@@ -229,12 +237,13 @@ def check_size(value: Any) -> None:
 
 
 def _first_fault(validator: Any, value: Any, where: str) -> str:
-    """Return the path and the keyword of the first violation; what was expected stays unsaid."""
+    """Return the path and keyword of the first violation. The expected value is not revealed."""
     try:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    except Exception as trouble:  # a reference that leads nowhere, or round in a circle
+    # The reference has no target, or is circular.
+    except Exception as trouble:
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
@@ -261,11 +270,12 @@ def _validator(schema_text: str) -> Any:
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
     bounded: Any = validators.extend(kind, own)
-    return bounded(schema, registry=EMPTY_REGISTRY)  # an empty registry fetches nothing
+    # An empty registry fetches no remote schemas.
+    return bounded(schema, registry=EMPTY_REGISTRY)
 
 
 def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    """``pattern``, which no text may make run for minutes."""
+    """Check ``pattern`` with a CPU time limit, because a pattern can backtrack exponentially."""
     import regex
     from jsonschema import ValidationError
 
@@ -280,7 +290,7 @@ def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Ite
 
 
 def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[Any]:
-    """``uniqueItems`` in linear time."""
+    """Check ``uniqueItems`` in linear time."""
     from jsonschema import ValidationError
 
     if unique and isinstance(value, list):
@@ -290,7 +300,7 @@ def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iter
 
 
 def is_schema(value: Any) -> bool:
-    """Whether a value may be a schema that refers to nothing outside itself."""
+    """Return whether a value is a valid schema without references to other documents."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -306,7 +316,7 @@ JSON_SCHEMA = Verifier(
     version=3,
     judge=judge_json,
     check_spec=spec_check(read_schema),
-    domain="structured output: JSON by a schema",
+    domain="structured output: JSON that satisfies a schema",
     fields=(SCHEMA, SURROUNDING),
     accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last "
     f"object or list in it; at most {MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN "

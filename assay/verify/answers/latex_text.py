@@ -1,6 +1,6 @@
-"""Answers as text: one spelling of what can be written in many ways, and splitting it.
+"""Normalize and split LaTeX answers as text.
 
-Nothing here computes: these are string operations in front of the number and symbol stages.
+These are string operations before the number and symbol stages. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHARACTERS = str.maketrans(
 
 
 def read_rules(name: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return the patterns of a table of latex.toml, and what replaces each."""
+    """Return the patterns of a table in latex.toml with their replacements."""
     return [(re.compile(pattern), plain) for pattern, plain in _TABLE["rules"][name]]
 
 
@@ -36,13 +36,14 @@ _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*(?:[\d.]|\\(?:[dt]?frac|sqrt|pi
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
 _ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z!])!|(?<=[a-z]{2})!)+$")
 _LOGICAL = re.compile(r"\s*\\l(and|or)(?![a-zA-Z])\s*")
-_STATES = re.compile(r"[=<>]|\\(?:le|ge|ne|in) ")  # conditions, and no letters of logic
+# These conditions contain no letters of formal logic.
+_STATES = re.compile(r"[=<>]|\\(?:le|ge|ne|in) ")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")
 
 
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
-    """Return one spelling of an answer: no delimiters, no styling, plain characters."""
+    """Return the canonical spelling of an answer: no delimiters or styling, plain characters."""
     if text.isalnum() and text.isascii() and text not in ("pi", "inf", "oo", "infinity"):
         return text
     if not text.isascii():
@@ -79,7 +80,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def _keep_dollars(text: str) -> str:
-    """Mark the dollar signs of money: escaped ones beside a digit, and one without a partner."""
+    """Mark dollar signs of money: escaped ones next to a digit, and unpaired ones."""
     text = _ESCAPED_DOLLAR.sub("\0", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         text = _LONE_DOLLAR.sub(lambda m: (m[1] or "") + "\0", text, count=1)
@@ -87,7 +88,7 @@ def _keep_dollars(text: str) -> str:
 
 
 def _ascii_like(text: str) -> str:
-    """Replace characters outside ASCII by what LaTeX would write."""
+    """Replace characters outside ASCII by their LaTeX commands."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉ₙ]", lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
     text = text.translate(_CHARACTERS)
@@ -97,13 +98,13 @@ def _ascii_like(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return a canonical text without white space and without braces of single characters."""
+    """Remove white space, and braces around single characters, from a canonical text."""
     text = re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _top(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the characters of a text that stand outside every bracket, and their positions."""
+    """Yield the position and character of each character outside all brackets."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -112,15 +113,15 @@ def _top(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_wrapped(text: str) -> bool:
-    """Whether the first bracket of a text closes at its very end."""
+    """Return whether the first bracket of a text closes at the end of the text."""
     bracketed = len(text) > 1 and text[0] in "([{" and text[-1] in ")]}"
     return bracketed and next(_top(text), (0, ""))[0] == len(text) - 1
 
 
 def brackets_of(text: str) -> tuple[str, str]:
-    """Return (brackets, inside) where one pair encloses the whole text, as ``("[)", "2,5")``.
+    """Return (brackets, inside) if one pair encloses the whole text, such as ``("[)", "2,5")``.
 
-    The brackets are ``()``, ``[]``, ``[)``, ``(]`` or ``{}``; empty where nothing encloses it.
+    The brackets are ``()``, ``[]``, ``[)``, ``(]`` or ``{}``, or "" if no pair encloses the text.
     """
     plain = f"{{{text[2:-2]}}}" if text.startswith(r"\{") and text.endswith(r"\}") else text
     return (plain[0] + plain[-1], plain[1:-1].strip()) if _is_wrapped(plain) else ("", text)
@@ -130,7 +131,7 @@ _SEPARATOR = re.compile(r"\s*[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])[\s,;]
 
 
 def split_top(text: str, separators: str = ",;") -> list[str]:
-    """Split at separators that stand outside every bracket; semicolons bind weaker than commas."""
+    """Split at separators outside all brackets. Semicolons bind less tightly than commas."""
     if ";" in separators and any(found == ";" for _, found in _top(text)):
         separators = ";"
     pieces: list[str] = []
@@ -166,7 +167,7 @@ _LABEL = re.compile(
 
 
 def split_equals(text: str) -> list[str]:
-    """Split at equals signs outside every bracket."""
+    """Split at equals signs outside all brackets."""
     pieces: list[str] = []
     start = 0
     for position, character in _top(text) if "=" in text else ():
@@ -177,7 +178,7 @@ def split_equals(text: str) -> list[str]:
 
 
 def is_label(text: str) -> bool:
-    """Whether a text is only a name, as ``x``, ``f(2)``, ``S_{ABC}`` or ``(p, q)``."""
+    """Return whether a text is only a name, such as ``x``, ``f(2)``, ``S_{ABC}`` or ``(p, q)``."""
     text = text.strip()
     return len(text) <= 60 and bool(_LABEL.match(text))
 
@@ -186,7 +187,7 @@ _APPLIED = re.compile(r"[a-zA-Z]\([a-xz]\)")
 
 
 def same_name(a: str, b: str) -> bool:
-    """Whether two labels name one thing: ``f(x) = 2x`` may be written ``y = 2x``."""
+    """Return whether two labels name the same thing. ``f(x) = 2x`` may be written ``y = 2x``."""
     return (
         a == b
         or (a == "y" and bool(_APPLIED.fullmatch(b)))
@@ -195,7 +196,7 @@ def same_name(a: str, b: str) -> bool:
 
 
 def strip_label(text: str) -> tuple[str, str]:
-    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``; the label may be empty."""
+    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``. The label can be empty."""
     pieces = split_equals(text)
     if len(pieces) == 2 and all(pieces):
         if is_label(pieces[0]):

@@ -1,4 +1,4 @@
-"""Verifier ``math``: whether the answer that a completion commits to equals the expected one."""
+"""Verifier ``math``: check that a completion's final answer equals the expected one."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
 
 def judge_math(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the last answer outside the think block equals an accepted one, else 0.
+    """Score 1 if the last answer outside the think block equals an accepted one, else 0.
 
-    Reads ``answer`` (text, a number, or a list of accepted ones) and the options of `Policy`.
+    Reads ``answer`` (text, a number, or a list of accepted answers) and the options in `Policy`.
     """
     golds = expected_answers(problem)
     policy = read_policy(problem.spec)
     text = completion.answer_text
     if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
-        if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):  # the commonest pair by far
+        # By far the most common pair, so it is compared before the general path.
+        if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):
             return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])
         commitment = Commitment((short[1],))
     else:
@@ -50,16 +51,17 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
 
 
 def expected_answers(problem: Problem) -> tuple[str, ...]:
-    """Return the accepted answers of a problem; raises VerifierError where there is none to use."""
+    """Return the accepted answers of a problem. Raises VerifierError if there are none."""
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
-        return (answer,)  # the commonest kind by far
+        # By far the most common type.
+        return (answer,)
     return tuple(map(str, listed(ANSWER.read(problem))))
 
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str) -> str:
-    """Return the answer inside an expected text, which may be a boxed one or a worked solution."""
+    """Return the answer inside an expected text, which can be boxed or a worked solution."""
     if _INTEGER.fullmatch(text):
         return text.strip()
     if "boxed" in text or "####" in text or "<answer>" in text:
@@ -71,7 +73,7 @@ def read_gold(text: str) -> str:
 
 
 def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> bool:
-    """Whether a commitment is the expected answer: all of its parts are, and nothing besides."""
+    """Return whether an answer is the expected one: every part equal, and no additional parts."""
     gold, parts = read_gold(gold_text), commitment.parts
     together = ", ".join(parts)
     if len(parts) > 1 and is_single(gold):
@@ -88,19 +90,24 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 
 
 def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
-    """Whether words stand around the expected value: all of a phrase is it, or a box says it."""
+    """Return whether the words around the expected value allow it to count.
+
+    A phrase must be the value as a whole. A box can contain other words.
+    """
     (part,), phrase = commitment.parts, commitment.phrase
     if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():
         return True
     if phrase and re.search(r"\d!$", part) and equivalent(gold, part[:-1], policy):
-        return True  # a sentence may end in an exclamation
+        # A sentence can end with an exclamation mark, which is not a factorial.
+        return True
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
     if len(spoken) > MAX_SHORT or (is_altered(spoken) and not is_altered(gold)):
         return False
     if _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
         return False
     if read_number(part) is not None:
-        return False  # a number with a unit, which was compared
+        # A number with a unit was compared earlier.
+        return False
     value = of_one_sentence(spoken)
     if value is None or value == part or _is_factor(value, spoken):
         return False
@@ -119,9 +126,9 @@ _NEXT_WORD = re.compile(r"\s*([A-Za-z]{2,}|[°%])")
 
 
 def _is_factor(value: str, text: str) -> bool:
-    """Whether a value among words is only a factor there, as in ``5 x dollars``.
+    """Return whether a value in a text is only a factor, as in ``5 x dollars``.
 
-    So is a formula with a unit behind it, which was not read as part of the value.
+    A formula directly before a unit that was not parsed as part of the value is a factor too.
     """
     before, found, after = text.rpartition(value)
     if not found:
@@ -130,7 +137,8 @@ def _is_factor(value: str, text: str) -> bool:
         return True
     if match := _AFTER.match(after):
         letter = match["letter"]
-        return not (letter and after[0].isspace() and read_unit(letter))  # 5 m long
+        # As in "5 m long".
+        return not (letter and after[0].isspace() and read_unit(letter))
     word = _NEXT_WORD.match(after)
     unit = read_unit(word[1]) if word else None
     return bool(unit and (unit.factors or unit.scale)) and not read_number(value)

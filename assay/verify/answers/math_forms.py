@@ -1,6 +1,6 @@
-"""Answers of special forms: times, numbers in a base, ratios, phrases, sums still to be done.
+"""Special answer forms: times, numbers in a base, ratios, phrases, unevaluated sums.
 
-Each function takes canonical texts and says whether the form is there at all (None: it is not).
+The functions take canonical texts. Comparisons return None if a text does not have the form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMS = read_rules("forms")
 
 @lru_cache(maxsize=4096)
 def plain_form(text: str) -> str:
-    """Return a canonical answer in a form that the later stages read: brackets, phrases."""
+    """Rewrite brackets and phrases of a canonical answer into the form that later stages parse."""
     if len(text) > 2000:
         return text
     for _ in range(3):
@@ -40,7 +40,7 @@ _NOON = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 
 
 def same_time(gold: str, found: str) -> bool | None:
-    """Compare times of day, with or without am and pm; None where one of them is none."""
+    """Compare times of day, with or without am and pm. Return None if either is not a time."""
     expected, answered = _time(gold), _time(found)
     if expected is None or answered is None:
         return None
@@ -51,7 +51,7 @@ def same_time(gold: str, found: str) -> bool | None:
 
 
 def _time(text: str) -> tuple[int, bool] | None:
-    """Return (seconds since midnight, whether that half of the day is named)."""
+    """Return (seconds since midnight, whether am or pm is given)."""
     lowered = text.lower().strip()
     match = _CLOCK.fullmatch(_NOON.get(lowered, lowered))
     if match is None or match[0].isdigit():
@@ -83,10 +83,13 @@ def _based(text: str) -> tuple[str, str] | None:
 
 
 def same_based(gold: str, found: str) -> bool | None:
-    """Compare numbers in a base; one that names none is in the expected base, or in base ten."""
+    """Compare numbers in a base.
+
+    A number without a base is in the expected base, or in base ten.
+    """
     pair = _based(gold), _based(found)
     if pair == (None, None):
-        # Else the grammar would drop a base that it does not understand.
+        # The LaTeX grammar would silently drop a base that it does not understand.
         return False if _NUMERAL_BELOW.search(gold) or _NUMERAL_BELOW.search(found) else None
     (a, base_a), (b, base_b) = pair[0] or (squeeze(gold), ""), pair[1] or (squeeze(found), "")
     if a.lower() == b.lower() and base_a and base_b in (base_a, ""):
@@ -98,7 +101,7 @@ def same_based(gold: str, found: str) -> bool | None:
 
 
 def _value_of(text: str, digits: str, base: str) -> Fraction | None:
-    """Return the value of digits in a base, or of a text that names none; None: it has none."""
+    """Return the value of digits in a base, or of a text without a base. None: no value."""
     if not base:
         number = read_number(text)
         return None if number is None or number.unit or number.percent else number.value
@@ -113,7 +116,7 @@ def _value_of(text: str, digits: str, base: str) -> Fraction | None:
 
 
 def _ratio(text: str) -> list[str]:
-    """Return the terms of ``7:32`` or ``7 to 32``, or nothing."""
+    """Return the terms of ``7:32`` or ``7 to 32``, or an empty list."""
     if "=" in text:
         return []
     text = re.sub(r"(?<=\d) to (?=\d)", ":", text)
@@ -124,7 +127,7 @@ def _ratio(text: str) -> list[str]:
 
 
 def same_ratio(gold: str, found: str, equal: Equal) -> bool | None:
-    """Compare ratios, up to a common factor; one of two terms is also its quotient."""
+    """Compare ratios up to a common factor. A ratio of two terms also equals its quotient."""
     a, b = _ratio(gold), _ratio(found)
     if not a and not b:
         return None
@@ -151,11 +154,10 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def is_called(gold: str, text: str) -> bool:
-    r"""Whether a text calls a function that the expected constant does without: ``\gcd(12,18)``.
+    r"""Return whether a text contains a function that the expected constant lacks: ``\gcd(12,18)``.
 
-    Powers, roots, fractions, factorials and binomials write a number down; a function has a value
-    that is still to be found. One of the same family in the expected text (``\ln 2``) shows that
-    the question leaves it so.
+    Powers, roots, fractions, factorials and binomials are forms of a number. Other functions still
+    have to be evaluated, unless the expected text has a function of the same family (``\ln 2``).
     """
     head, remainder, _ = text.partition(r"\mod")
     if "=" in text or (remainder and squeeze(head) == squeeze(gold)):
@@ -168,7 +170,7 @@ def _families(text: str) -> set[str | None]:
 
 
 def is_constant(text: str) -> bool:
-    """Whether an expected answer has no letters but those of commands, e and i."""
+    """Return whether an expected answer has no letters except commands, e and i."""
     return not re.search("[a-df-hj-zA-Z]", _COMMAND.sub("", text))
 
 
@@ -177,23 +179,24 @@ _TAME = re.compile(
     r"\\(?:frac|cdot|times|le|ge|ne|in|infty|pi|cup|cap|mathbb|sqrt|pm|or|and|emptyset|setminus|approx|begin|end)\b"
 )
 _SIDES = re.compile(r"[=<>,]|\\(?:[lgn]e|in|approx) ")
-_RISING = re.compile(r"\^\s*(?:[a-zA-Z\\(]|\{[^{}]*[a-zA-Z\\(])")  # an unknown in an exponent
+# An unknown in an exponent.
+_RISING = re.compile(r"\^\s*(?:[a-zA-Z\\(]|\{[^{}]*[a-zA-Z\\(])")
 
 
 def is_simple(text: str) -> bool:
-    """Whether an expected value is a constant or constants in brackets, as ``5`` or ``(1, 2]``."""
+    """Return whether an expected value is a constant or bracketed constants: ``5``, ``(1, 2]``."""
     return is_constant(text) and len(text) <= 200
 
 
 def has_unknown(text: str) -> bool:
-    """Whether a text has letters other than e, i and I, so that no constant is meant."""
+    """Return whether a text has letters other than e, i and I, and so is not a constant."""
     return bool(re.search("[a-df-hj-zA-HJ-Z]", _KNOWN.sub("", text)))
 
 
 def is_tame(text: str, gold: str = "") -> bool:
-    r"""Whether a relation has polynomials, roots and expected functions alone: it is soon solved.
+    r"""Return whether sympy solves a relation fast: only polynomials, roots, expected functions.
 
-    ``\sin(x)^{x} = \cos(x)`` would keep it at work for ever, and stands for nothing simpler.
+    sympy would not terminate on ``\sin(x)^{x} = \cos(x)``, which is no form of a simpler answer.
     """
     expected = set(_COMMAND.findall(gold))
     for side in _SIDES.split(text):
@@ -207,14 +210,15 @@ def is_tame(text: str, gold: str = "") -> bool:
 _TIMES = re.compile(r"\s*(?:\\cdot|\\times|\*)(?![a-zA-Z])\s*")
 _SUM = re.compile(r"(?<=[\w)}\]!°])\s*[-+](?!\s*$)")
 _PRODUCT = re.compile(r"(?<=[\d)}])\*(?=[\d(\\])")
-_WRITTEN = re.compile(r"\^|!|binom|choose")  # how large numbers are written: 3 * 2^{10}
+# Scientific notation, such as 3 * 2^{10}, is allowed.
+_WRITTEN = re.compile(r"\^|!|binom|choose")
 
 
 def is_unsummed(gold: str, text: str, numeral: bool) -> bool:
-    """Whether a text has more sums or quotients to work out than the expected constant.
+    """Return whether a text has more unevaluated sums or quotients than the expected constant.
 
-    numeral: the constant is one number as digits, so that a product is to be worked out, too. A
-    complex number may be written as the sum of its parts.
+    numeral: the constant is a number in digits, so products must be evaluated too. A complex number
+        may be the sum of its parts.
     """
     gold, text = (_TIMES.sub("*", each) for each in (gold, text))
     most = max(len(_SUM.findall(gold)), int(bool(re.search(r"(?<![a-zA-Z\\])i(?![a-zA-Z])", text))))
@@ -227,7 +231,7 @@ _COMPARED = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>]")
 
 
 def is_unsolved(text: str) -> bool:
-    """Whether an inequality in one variable has it on no side alone, as in ``x - 2 > 0``."""
+    """Return whether an inequality in one variable is unsolved, such as ``x - 2 > 0``."""
     for piece in re.split(r"\s(?:or|and)\s|,|\\cup|\\cap", text):
         sides = [_COMMAND.sub(" ", side) for side in _COMPARED.split(piece)]
         named = [set(_VARIABLE.findall(side)) for side in sides]
@@ -250,7 +254,7 @@ _PARAMETER = re.compile(
 
 
 def split_parameter(text: str) -> tuple[str, str, str]:
-    r"""Return (formula, letter, set) of ``2k\pi, k \in \mathbb{Z}``; the letter may be empty."""
+    r"""Return (formula, letter, set) of ``2k\pi, k \in \mathbb{Z}``. The letter can be empty."""
     text = _SET_BUILT.sub(r"\1, \2", text) if _SET_BUILT.fullmatch(text) else text
     match = _PARAMETER.search(text)
     if match is None:
@@ -264,15 +268,15 @@ def split_parameter(text: str) -> tuple[str, str, str]:
 
 
 def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
-    """Return two answers without the sets of their parameters, in one letter; None: they differ.
+    """Return both answers with the same parameter letter, or None if the parameters' sets differ.
 
-    An answer may leave out that its parameter is an integer, and may say it where the expected one
+    An answer may omit that its parameter is an integer, and may state it if the expected answer
     does not.
     """
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:
         return gold, found
-    # x > 3 is of reals unless it says another set; 2k may leave out that k is an integer.
+    # "x > 3" is over the reals unless it names another set. "2k" may omit that k is an integer.
     implied = ("", "R") if _COMPARED.search(a) else ("", "R", "Z")
     if set_a != set_b and not ("" in (set_a, set_b) and {set_a, set_b} <= {*implied}):
         return None
@@ -291,7 +295,7 @@ _SHORT_WORDS = {"yes", "no", "odd", "up", "he", "she", "it", "am", "pm"}
 
 
 def is_words(text: str) -> bool:
-    """Whether an answer is language and no mathematics: Even, Monday, African wild dog."""
+    """Return whether an answer is plain language: "Even", "Monday", "African wild dog"."""
     if re.search(r"[\d\\^_={}<>+*/|]", text):
         return False
     words = re.findall(r"[^\W\d_]+", text)
@@ -306,7 +310,7 @@ _LEADING = ("a", "an", "the", "on", "in", "at", "it", "is", "its")
 
 
 def words_of(text: str, case: bool = False) -> str:
-    """Return the words alone, without an article or a preposition before them."""
+    """Return the words of a text without a leading article or preposition."""
     text = re.sub(r"\\(?![a-zA-Z])|[{}]", "", text)
     words = re.findall(r"[^\W_]+", text if case else text.casefold())
     while len(words) > 1 and words[0].lower() in _LEADING:
@@ -319,7 +323,7 @@ _PRIME = re.compile("(?<![A-Za-z])'|(?<=[A-Z])'(?![a-z])")
 
 
 def primes_in(text: str) -> int:
-    """Count the marks of a text that neither quote a part of it, nor stand in a word or end it."""
+    """Count primes (') that are neither quotation marks nor part of a word."""
     return len(_PRIME.findall(_QUOTED.sub(r"\1", text))) if "'" in text else 0
 
 
@@ -327,14 +331,14 @@ _JOINED = re.compile(r" (?:and|or|to) +", re.IGNORECASE)
 
 
 def is_qualified(text: str) -> bool:
-    """Whether words make something else of a value: a negation, an operation, a comparison."""
+    """Return whether words change a value: a negation, an operation, a comparison."""
     return any(
         not _JOINED.fullmatch(f" {m[0].strip()} ") for m in pattern("qualifiers").finditer(text)
     )
 
 
 def is_altered(text: str) -> bool:
-    """Whether a text in which a value is looked for denies it, goes on after it, or marks it."""
+    """Return whether a text negates, continues or marks a value that it contains."""
     return bool(says("qualifiers", text) or _CONTINUED.search(text))
 
 

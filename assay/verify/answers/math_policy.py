@@ -1,4 +1,4 @@
-"""Questions on which right-thinking graders differ: the options of the math verifier."""
+"""Options of the math verifier, for questions on which graders reasonably differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What counts as the same answer; each option is described in `OPTIONS`."""
+    """Rules of equality between answers. `OPTIONS` describes each option."""
 
     fallback: Fallback = "sentence"
     percent: Literal["either", "fraction", "number"] = "either"
@@ -36,8 +36,8 @@ OPTIONS = (
     choice(
         "fallback",
         *get_args(Fallback),
-        accepts="sentence (the value of a last sentence that concludes), none or last_number: what "
-        "counts as the answer where nothing marks it in a longer reply",
+        accepts="sentence (value of a concluding last sentence), none or last_number: source of "
+        "the answer if a longer reply has no mark",
     ),
     choice(
         "percent",
@@ -90,12 +90,12 @@ OPTIONS = (
         "to be solved) may stand for an expected value",
     ),
 )
-# A row that names an option says its value: None is refused.
+# An option in a row needs a value, so None is rejected.
 _OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:
-    """Return the options of a spec; raises VerifierError where one is malformed."""
+    """Return the options of a spec. Raises VerifierError for a malformed option."""
     given = tuple((name, _OPTIONS[name].of(spec, "spec")) for name in spec if name in _OPTIONS)
     return _policy(given) if given else DEFAULT
 

@@ -1,7 +1,7 @@
-r"""Notations that the LaTeX grammar would misread: derivatives, Γ and γ, transposes, connectives.
+r"""Notations that the LaTeX grammar misreads: derivatives, Γ and γ, transposes, connectives.
 
-The grammar drops primes, works \frac{dy}{dx} out to 0, and takes both gammas for one constant. Here
-each becomes a name that it keeps apart from all others.
+The grammar drops primes, evaluates \frac{dy}{dx} to 0, and reads both gammas as one constant. This
+module replaces each notation by a unique name.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LOWER_GAMMA = re.compile(r"\\gamma(?![a-zA-Z])(?!\s*_)")
 
 
 def as_names(text: str) -> str | None:
-    """Return a formula whose derivatives and other such notations are names of their own.
+    """Replace derivatives and similar notations by unique names.
 
-    None: there is a prime that the grammar would drop.
+    Returns None if the text has a prime that the grammar would drop.
     """
     if "d" in text or "\\partial" in text:
         text = _LEIBNIZ.sub(_leibniz, _SLASHED.sub(r"\\frac{d\1}{d\2}", text))
@@ -70,21 +70,23 @@ def _primed(match: re.Match[str]) -> str:
 def _leibniz(match: re.Match[str]) -> str:
     name = match["name"]
     if not (name.startswith("\\") or len(name) == 1):
-        return match[0]  # a product of several letters
+        # A product of several letters.
+        return match[0]
     by = sorted((letter, power or "1") for letter, power in _BY.findall(match["by"]))
     if len(by) == 1 and by[0][1] == "1" and name == by[0][0]:
-        return match[0]  # dx/dx, which is 1
-    # Both signs of one derivative by one variable mean the same of a function of it alone, but not
-    # of one of several.
+        # dx/dx is 1.
+        return match[0]
+    # The prime and the quotient notation are equal for a function of one variable, but not of
+    # several.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
-    # The space keeps it apart from a command before it, as in \pi\frac{dr}{dt}.
+    # The space separates the name from a preceding command, as in \pi\frac{dr}{dt}.
     return f" {name}_{{{_below(match['below'])}{sign}{''.join(map(''.join, by))}}}{of}"
 
 
 def _transposed(match: re.Match[str]) -> str:
     before = match.string[: match.start()].rstrip(" )]")
-    # Of a matrix as written the grammar works it out.
+    # The grammar transposes an explicit matrix itself.
     return match[0] if before.endswith("matrix}") else "^{T_{r}}"
 
 
@@ -98,15 +100,15 @@ _MODULUS = re.compile(r"\\mod(?![a-zA-Z])\s*")
 
 
 def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
-    r"""Compare statements joined by a sign that is no algebra, as ``A \lor B``; None: none is.
+    r"""Compare statements with logical connectives, such as ``A \lor B``. Return None without one.
 
-    The signs must be the same, and so must what stands between them.
+    Both the connectives and the operands must be equal.
     """
     (signs_a, a), (signs_b, b) = _connected(gold), _connected(found)
     if not signs_a and not signs_b:
         return _same_modulus(gold, found, equal)
     if signs_a != signs_b:
-        # "x \equiv 3" names what 3 is, as "x = 3" does
+        # "x \equiv 3" defines x like "x = 3".
         for signs, pieces, other in ((signs_a, a, found), (signs_b, b, gold)):
             if signs == ["equiv"] and is_label(pieces[0]) and not (signs_a and signs_b):
                 first, second = (pieces[1], other) if signs is signs_a else (other, pieces[1])
@@ -127,7 +129,7 @@ def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
 
 
 def _connected(text: str) -> tuple[list[str], list[str]]:
-    """Return the connectives of a text, and what stands between those outside of brackets."""
+    """Return the connectives of a text outside brackets, and the operands between them."""
     signs: list[str] = []
     pieces: list[str] = []
     start = 0
@@ -142,7 +144,7 @@ def _connected(text: str) -> tuple[list[str], list[str]]:
 
 
 def _same_modulus(gold: str, found: str, equal: Equal) -> bool | None:
-    """Compare ``3 \\mod 5`` with another residue; None where one of them names no modulus."""
+    r"""Compare ``3 \mod 5`` with another residue. Return None if either has no modulus."""
     a, b = (_MODULUS.split(text) for text in (gold, found))
     if len(a) != 2 or len(b) != 2:
         return None
@@ -159,11 +161,11 @@ _TERM = re.compile(r"(?<!\^)(?<!\{)[-+=,;&]|\\\\")
 
 
 def same_order(gold: str, found: str) -> bool:
-    r"""Whether products that do not commute have their factors in one order.
+    r"""Return whether noncommutative products have their factors in the same order.
 
-    They are taken for such where a capital has an inverse or a transpose beside another letter
-    (``PDP^{-1}``), or where vectors are multiplied by ``\times``. An inverse of a whole product is
-    not worked out.
+    A product counts as noncommutative if a capital letter with an inverse or transpose is next to
+    another letter (``PDP^{-1}``), or if vectors are multiplied with ``\times``. The inverse of a
+    whole product is not expanded.
     """
     if "\\vec" in gold + found and "\\times" in gold + found:
         return _factors(gold, True) == _factors(found, True)
@@ -177,7 +179,7 @@ def _is_ordered(text: str) -> bool:
 
 
 def _is_conjugate(text: str) -> bool:
-    """Whether a letter and its inverse stand in one product, which sympy would cancel."""
+    """Return whether a letter and its inverse are in one product, which sympy would cancel."""
     for term in _TERM.split(text):
         for match in re.finditer(rf"([A-Z])\s*{_INVERTED}", term):
             if term.count(match[1]) > 1 and len(set(_letters(term))) > 1:

@@ -1,4 +1,4 @@
-"""Numbers in words: ``twenty-five``, ``two and a half``, ``three quarters``."""
+"""Parse numbers in words: ``twenty-five``, ``two and a half``, ``three quarters``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBER_WORDS = {*_WORDS, *SCALES, *_PARTS} - {"half", "halve", "quarter"}
 
 
 def read_words(text: str) -> Fraction | None:
-    """Return the number that words are, or None."""
+    """Return the number in words, or None."""
     words = re.findall(r"[a-z]+", text.lower())
     if not words or len(words) > 12 or re.search(r"[^A-Za-z\s-]", text):
         return None
@@ -36,7 +36,8 @@ def _integer(words: list[str]) -> Fraction | None:
                 and current % 100
                 and not (current % 100 >= 20 > 9 >= _WORDS[word])
             ):
-                return None  # "one two" is no number
+                # "one two" is not a number.
+                return None
             current = (current or 0) + _WORDS[word]
         elif word in SCALES and (current is not None or word == "dozen"):
             current = (current or 1) * SCALES[word]
@@ -50,13 +51,14 @@ def _integer(words: list[str]) -> Fraction | None:
 
 
 def _fraction(words: list[str]) -> Fraction | None:
-    """Read ``half``, ``one half``, ``three quarters``, ``two and a half``, ``two thirds``."""
+    """Parse ``half``, ``one half``, ``three quarters``, ``two and a half``, ``two thirds``."""
     part = words[-1].removesuffix("s") if words else ""
     if part not in _PARTS:
         return None
     ahead = words[:-1]
     if not ahead:
-        return Fraction(1, 2) if part == "half" else None  # a third alone is an ordinal
+        # "third" alone is an ordinal.
+        return Fraction(1, 2) if part == "half" else None
     if "and" in ahead:
         position = ahead.index("and")
         whole = _integer(ahead[:position])

@@ -1,6 +1,6 @@
-"""Answers that are plain numbers, read and compared exactly, without sympy.
+"""Parse and compare plain numbers exactly, without sympy.
 
-Integers, decimals (either decimal sign), thousands separators, fractions, mixed and repeating
+Integers, decimals (with point or comma), thousands separators, fractions, mixed and repeating
 numbers, scientific notation, number words, percent, degrees, currency, units.
 """
 
@@ -17,10 +17,13 @@ from assay.verify.answers.number_words import SCALES, read_words
 from assay.verify.answers.units import NO_UNIT, PERCENT, Unit, convert, read_unit
 
 MAX_DIGITS = 300
-ROUNDED_DIGITS = 6  # significant digits from which a decimal may stand for a number it cannot hold
+# Minimum significant digits for a decimal that stands for a number without a finite decimal form.
+ROUNDED_DIGITS = 6
 ROUNDED_TOLERANCE = Fraction(1001, 10**9)
-MAX_WHOLE_SHARE = 10  # 200% is 2, but nobody means 25 by 2500%
-FLOAT_DIGITS = 12  # significant digits from which a decimal is taken for a printed float
+# 200% is 2, but nobody writes 25 as 2500%.
+MAX_WHOLE_SHARE = 10
+# Minimum significant digits for a decimal that counts as a printed float.
+FLOAT_DIGITS = 12
 FLOAT_TOLERANCE = Fraction(1, 10**9)
 
 _SIMPLE = re.compile(r"-?\d{1,18}")
@@ -55,10 +58,11 @@ _MARKS = {"'": "ft", "''": "in"}
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number as it was written.
+    """A number and its notation.
 
-    digits: significant digits of a decimal, 0 for an integer or a fraction. places: digits behind
-    its decimal sign. listed: the text could also be a list of two numbers, as ``1,22``.
+    digits: significant digits of a decimal, 0 for an integer or a fraction.
+    places: digits after the decimal sign.
+    listed: the text can also be a list of two numbers, such as ``1,22``.
     """
 
     value: Fraction
@@ -73,9 +77,9 @@ class PlainNumber:
 def read_number(
     text: str, attached: bool = False, european: European = "auto"
 ) -> PlainNumber | None:
-    """Return the number that an answer is, or None where it is anything else or too long.
+    """Parse a plain number. Return None for any other or too long text.
 
-    attached: a single letter that follows the number without a space is a unit, as in ``5m``.
+    attached: a single letter directly after the number is a unit, as in ``5m``.
     """
     if _SIMPLE.fullmatch(text):
         return PlainNumber(Fraction(int(text)))
@@ -129,7 +133,7 @@ def _without_digits(text: str) -> PlainNumber | None:
 
 
 def _americanized(text: str) -> str:
-    """Write 1.234,5 as 1,234.5: the comma is the decimal sign, points group thousands."""
+    """Rewrite 1.234,5 as 1,234.5. The comma is the decimal sign and points group thousands."""
 
     def swap(match: re.Match[str]) -> str:
         number = match[0]
@@ -197,12 +201,13 @@ def _decimal(text: str) -> PlainNumber:
 
 
 def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
-    """Return (percent, unit) of what follows a number; None for anything but a unit."""
+    """Return (percent, unit) of the text after a number, or None if it is not a unit."""
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT
     if not tail.strip("' "):
-        return False, None  # a derivative, or feet that are said without a word
+        # A derivative, or feet without a word.
+        return False, None
     if tail[0] == "%":
         return True, read_unit(tail[1:])
     if percent := _PERCENT.match(tail):
@@ -211,7 +216,10 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
 
 
 def _compound(text: str) -> PlainNumber | None:
-    """Read ``2 hours 30 minutes``: each next unit of the same kind, and smaller."""
+    """Parse ``2 hours 30 minutes``.
+
+    Each unit is smaller than the previous one and of the same kind.
+    """
     position, total, first, last = 0, Fraction(0), None, None
     while position < len(text):
         match = _COMPOUND.match(text, position)
@@ -237,14 +245,15 @@ _LAST_WORDS = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
-    """Return a canonical formula without its unit, and that unit; a percent sign counts as one."""
+    """Split a canonical formula from its unit. A percent sign counts as a unit."""
     if money := _MONEY.match(text):
         return money[1] + money[3], read_unit(money[2]) or NO_UNIT
     if percent := _SHARE.search(text):
         return text[: percent.start()].strip(), PERCENT
     match = _LAST_WORDS.search(text)
     if match and match[1][0] == "°" and re.search("sin|cos|tan|cot|sec|csc", text):
-        return text, NO_UNIT  # the sine of an angle is none
+        # The sine of an angle is not an angle.
+        return text, NO_UNIT
     if match and re.search(r"[\d\\]", text[: match.start()]):
         unit = read_unit(match[1])
         if unit:
@@ -253,10 +262,10 @@ def split_unit(text: str) -> tuple[str, Unit]:
 
 
 def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT) -> bool:
-    """Whether two written numbers agree.
+    """Return whether two written numbers are equal.
 
-    Two known units are converted, and differ where their dimensions do. What a percent sign means
-    and whether an expected unit may be left out is the policy's.
+    Known units are converted. Different dimensions are unequal. ``policy`` decides the meaning of a
+    percent sign and whether an expected unit may be omitted.
     """
     if policy.units == "required" and gold.unit and not number.unit:
         return False
@@ -264,7 +273,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
     if b is None:
         return False
     if gold.percent != number.percent and (number.unit if gold.percent else gold.unit):
-        return False  # a share is no length, no price and no count
+        # A percentage is not a length, a price or a count.
+        return False
     if gold.percent == number.percent:
         return _agree(a, b, gold, number, policy)
     if policy.units == "required" and gold.percent and abs(number.value) >= 1:
@@ -283,7 +293,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
 def _agree(
     a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy
 ) -> bool:
-    # A tolerance of 0 is exact; without one, a decimal may round what it cannot hold.
+    # A tolerance of 0 is exact. Without a tolerance, a decimal may round a number that it cannot
+    # represent.
     if a == b or (policy.tolerance != 0 and _close(a, b, gold.digits, number.digits)):
         return True
     if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):
@@ -295,9 +306,9 @@ def _agree(
 
 
 def _close(a: Fraction, b: Fraction, a_digits: int, b_digits: int) -> bool:
-    """Exact equality, or a decimal that rounds what it cannot hold, by a relative tolerance.
+    """Compare exactly, or within a relative tolerance for a decimal that rounds a number.
 
-    1e-7 is not 0, and 3.333333 may stand for 10/3 while 3.33 may not.
+    1e-7 is not 0. 3.333333 equals 10/3, and 3.33 does not.
     """
     if a == b:
         return True

@@ -1,4 +1,4 @@
-"""The value that a sentence is about, and those of replies in which nothing marks an answer."""
+"""Extract the value of a sentence, and of a reply without an answer mark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from assay.verify.answers.units import read_unit
 
 MAX_SHORT = 80
 MAX_SENTENCE = 200
-MAX_ENDING = 4000  # characters in which the last line or sentence of a reply is looked for
+# Characters searched for the last line or sentence of a reply.
+MAX_ENDING = 4000
 MATH_PHRASES = ("result", "answer_line", "final_answer", "language")
 
 DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
-# a dollar sign before a digit is money: $6 + $18 is no formula
+# A dollar sign before a digit is money: "$6 + $18" is not a formula.
 _INLINE = (
     r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$(?!\d)|\\\(.{1,1000}?\\\)"
 )
@@ -35,7 +36,7 @@ _NUMBER = re.compile(
 _INTERVAL = re.compile(r"(?<![\w}\\])([(\[][^()\[\]=\n]{1,60},[^()\[\]=\n]{1,60}[)\]])[\s.*$]*\Z")
 _SAYING = r"\b(?:is|are|was|equals|gets?|gives?|makes?|obtain|yields?|leaves?)\s{1,3}"
 _IS_VALUE = re.compile(_SAYING + r"(-?\d[\d.,]*)[\s.!*]*\Z")
-# a condition that an equation follows: if it has 5 sides, then it has 5 * 2 = 10
+# An equation can follow a condition: "if it has 5 sides, then it has 5 * 2 = 10".
 _IF = re.compile(
     r"\A\W{0,4}if\b[^.?]{1,300}?,?\s(?:then\s)(?=[^.?]*\d\s*=)|\A\W{0,4}if\b[^.?,]{1,300},\s(?=[^.?]*\d\s*=)",
     re.I,
@@ -73,7 +74,7 @@ _OPEN_AFTER = re.compile(r"\s*(?:\\|[+&|~^_{}\[\]*/…]|\.\.)")
 
 
 def is_answer_alone(text: str) -> bool:
-    """Whether a text is only an answer: a value, a formula or a few words, without prose."""
+    """Return whether a text is only an answer: a value, a formula or a few words, without prose."""
     text = text.strip().strip("*").strip()
     if "\n" in text or len(text) > 300:
         return False
@@ -89,12 +90,12 @@ def is_answer_alone(text: str) -> bool:
 
 
 def is_phrase(text: str) -> bool:
-    """Whether a phrase in a text marks an answer."""
+    """Return whether a phrase in a text marks an answer."""
     return bool(pattern(*MATH_PHRASES).search(text))
 
 
 def value_of(sentence: str) -> str | None:
-    """Return the one value that a sentence ends in or is about, or None where that is not clear."""
+    """Return the sentence's final or only value, or None if it is ambiguous."""
     sentence = sentence.strip().rstrip(".。").strip()
     if not sentence or is_answer_alone(sentence):
         return sentence.strip("*").strip() or None
@@ -105,15 +106,18 @@ def value_of(sentence: str) -> str | None:
     for each in (_BOLD, _MATH):
         found = list(each.finditer(sentence))
         if found and re.search(r"\w", sentence[found[-1].end() :]):
-            found = [match for match in found if re.search(r"[\d\\=]", match[0])]  # no mere names
+            # Plain names are not values.
+            found = [match for match in found if re.search(r"[\d\\=]", match[0])]
         if not found:
             continue
         first, last = found[0], found[-1]
         if is_value := _IS_VALUE.search(sentence, last.end()):
-            return is_value[1]  # the number right after $42$ is 43
+            # The number directly after "$42$" is 43.
+            return is_value[1]
         if len(found) > 1 and _OF_ALL.fullmatch(sentence, found[-2].end(), last.start()):
             if len(found) == 2 and not re.search(r"\w", sentence[last.end() :]):
-                return sentence[first.start() : last.end()]  # x = 3k for all integers k
+                # As in "x = 3k for all integers k".
+                return sentence[first.start() : last.end()]
         elif not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
             if says("beside_it", sentence, 0, last.start()):
                 return None
@@ -125,8 +129,7 @@ def value_of(sentence: str) -> str | None:
 
 
 def _number_of(sentence: str) -> str | None:
-    """Return the number a sentence is about: after its last equals sign, the only one, at its end,
-    or money."""
+    """Return the number after the last equals sign, the only number, the last one, or money."""
     equals = sentence.rpartition("=")[2].replace("**", "") if "=" in sentence else ""
     if equals and (after := numbers_of(equals)):
         if not _is_in_formula(equals, *after[0]):
@@ -148,11 +151,12 @@ def _number_of(sentence: str) -> str | None:
 
 
 def _is_in_formula(text: str, start: int, end: int, number: str) -> bool:
-    """Whether a number is only a part of a formula around it, as 1 in ``2x + 1`` is."""
+    """Return whether a number is part of a formula, like 1 in ``2x + 1``."""
     before = text[:start].rstrip()
     if _OPEN_BEFORE.search(before) or before[-1:] in ("-", "−") or _WORKED_ON.match(text, end):
         return True
-    return text[start:end].strip() != number  # a minus before it
+    # A minus sign precedes the number.
+    return text[start:end].strip() != number
 
 
 def numbers_of(text: str) -> list[tuple[int, int, str]]:
@@ -162,7 +166,8 @@ def numbers_of(text: str) -> list[tuple[int, int, str]]:
         number = match[0].strip()
         before = text[: match.start()].rstrip()
         if number[0] in "-−" and before and (before[-1].isalnum() or before[-1] in ")]}"):
-            number = number[1:]  # a subtraction, not a sign
+            # The minus is a subtraction, not a sign.
+            number = number[1:]
         following = text[match.end() : match.end() + 1]
         if not (following.isascii() and following.isalnum()):
             found.append((match.start(), match.end(), number))
@@ -170,7 +175,7 @@ def numbers_of(text: str) -> list[tuple[int, int, str]]:
 
 
 def with_unit(text: str, start: int, end: int, number: str) -> str:
-    """Return a number with the unit of measurement after it; other words are no part of it."""
+    """Return a number with its unit of measurement. Other words after it are excluded."""
     following = _FOLLOWING.match(text, end)
     words = following[0] if following else ""
     while words:
@@ -183,9 +188,9 @@ def with_unit(text: str, start: int, end: int, number: str) -> str:
 
 
 def of_one_sentence(text: str) -> str | None:
-    """Return the one value of a reply that is a single short sentence, or None.
+    """Return the only value of a reply that is a single short sentence, or None.
 
-    A number that the sentence denies is none of its values; one that hedges has no value at all.
+    Negated numbers do not count. A sentence with a hedge has no value.
     """
     if "\n" in text or len(text) > MAX_SENTENCE or says("hedge", text) or says("supposed", text):
         return None
@@ -219,7 +224,7 @@ def of_one_sentence(text: str) -> str | None:
 
 
 def is_anothers(sentence: str) -> bool:
-    """Whether a sentence only reports what another says, or denies what its phrases mark."""
+    """Return whether a sentence only quotes someone else or negates its own answer phrases."""
     said = says("says_so", sentence)
     if said is not None and not says("own", sentence, 0, said.start()):
         return True
@@ -228,7 +233,7 @@ def is_anothers(sentence: str) -> bool:
 
 
 def _stands_alone(text: str) -> bool:
-    """Whether the numbers of a sentence are whole: no digits or signs go on with them."""
+    """Return whether a sentence's numbers are complete, without adjacent digits or signs."""
     start = 0
     for first, end, _ in numbers_of(text):
         if _OPEN_BEFORE.search(text[start:first]) or _OPEN_AFTER.match(text, end):
@@ -238,9 +243,9 @@ def _stands_alone(text: str) -> bool:
 
 
 def of_last_line(text: str) -> str | None:
-    """Return the last line, or the formula that ends a reply, where it is only an answer.
+    """Return the last line, or the final formula, if it is only an answer.
 
-    A line of an enumeration is none: one with a bullet, or one of several that are values alike.
+    A line of an enumeration does not count: a line with a bullet, or one of several similar values.
     """
     lines = [line.strip() for line in _protected(text[-MAX_ENDING:]).split("\n") if line.strip()]
     if len(lines) < 2:
@@ -259,7 +264,7 @@ def of_last_line(text: str) -> str | None:
 
 
 def _are_listed(before: str, last: str) -> bool:
-    """Whether two lines or sentences are values alike, as those of an enumeration are."""
+    """Return whether two lines or sentences are similar values, like those of an enumeration."""
     if not (_MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before))):
         return False
     pair = (pattern("connective").sub("", each) for each in (before, last))
@@ -271,7 +276,7 @@ def _are_listed(before: str, last: str) -> bool:
 
 
 def of_final_emphasis(text: str) -> str | None:
-    """Return the bold value that the last sentence ends in, where it is the only one."""
+    """Return the bold value at the end of the last sentence, if it is the only bold value."""
     sentences = _sentences(text)
     sentence = sentences[-1] if sentences else ""
     bold = list(_BOLD.finditer(sentence))
@@ -285,10 +290,10 @@ def of_final_emphasis(text: str) -> str | None:
 
 
 def of_last_sentence(text: str) -> tuple[str, str] | None:
-    """Return (value, sentence) of the last sentence that concludes, else of the one before it.
+    """Return (value, sentence) of the last sentence that concludes, else of the sentence before it.
 
-    A value without words is none, unless a word draws it as a conclusion: `of_last_line` has judged
-    whether it is one of a list.
+    A bare value counts only if a word introduces it as a conclusion. `of_last_line` has already
+    decided whether it is an item of a list.
     """
     sentences = _sentences(text)[-2:]
     for sentence in reversed(sentences):
@@ -326,7 +331,7 @@ def of_last_sentence(text: str) -> tuple[str, str] | None:
 
 
 def _names_others(sentence: str, value: str) -> bool:
-    """Whether a sentence has numbers beside its value, and does not say the value of them."""
+    """Return whether a sentence has other numbers and does not assign its value to them."""
     if "=" in sentence or _MATH.search(sentence) or _BARE.search(sentence):
         return False
     named, found = (
@@ -338,11 +343,11 @@ def _names_others(sentence: str, value: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences at the end of a text that have words or numbers."""
+    """Return the last sentences of a text that contain words or numbers."""
     found = _SENTENCE.split(_protected(text[-MAX_ENDING:]))
     return [each.replace("\0", "\n") for each in found if re.search(r"\w", each)]
 
 
 def _protected(text: str) -> str:
-    """Keep displayed formulas in one line, so that a sentence may hold one."""
+    """Join the lines of a displayed formula, so that a sentence can contain it."""
     return _MATH.sub(lambda m: m[0].replace("\n", "\0"), text)

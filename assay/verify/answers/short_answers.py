@@ -1,4 +1,4 @@
-"""Verifiers ``exact`` and ``regex``: an answer equals an accepted text, or matches a pattern."""
+"""Verifiers ``exact`` and ``regex``: the answer equals an accepted text, or matches a pattern."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from assay.verify.base import ANSWER, Limits, Part, Verifier
 
 PLACES = ("auto", "whole", "last_line", "marked")
 LETTERS = "imsx"
-MATCH_SECONDS = 1.0  # of CPU time that one text may spend on one pattern
+# CPU time for matching one text with one pattern.
+MATCH_SECONDS = 1.0
 
 _PLACE = (
     "auto (the last tag, box or 'the answer is'; else the whole answer), whole, last_line or "
@@ -31,9 +32,9 @@ _PLACE = (
 
 
 def judge_exact(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the answer equals an accepted text after normalization, else 0.
+    """Score 1 if the answer equals an accepted text after normalization, else 0.
 
-    Reads ``answer``, ``where`` and the ``ignore_*`` options of the spec.
+    Reads ``answer``, ``where`` and the ``ignore_*`` options from the spec.
     """
     golds = listed(ANSWER.read(problem))
     where = EXACT_PLACE.read(problem)
@@ -41,7 +42,8 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     if found is None:
         return Part(0.0, detail="no answer")
     spellings = spellings_of(found)
-    if where == "auto":  # the accepted text may hold a mark itself
+    # The accepted text can itself contain an answer mark.
+    if where == "auto":
         spellings.add(clipped(completion.answer_text))
     wanted = {normalized(str(gold), problem) for gold in golds}
     right = any(normalized(spelling, problem) in wanted for spelling in sorted(spellings))
@@ -49,9 +51,9 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
 
 
 def spellings_of(found: str) -> set[str]:
-    """Return an answer as it stands and without what is around it: emphasis, a stop, ", not Rome".
+    """Return an answer as written, and without emphasis, final period and ", not Rome".
 
-    A sentence's own end is no part of an answer, unless the accepted text has one too.
+    A final period is part of the answer only if the accepted text has one.
     """
     heads = {found}
     if other := says("and_not", found):
@@ -62,11 +64,11 @@ def spellings_of(found: str) -> set[str]:
 
 
 def judge_regex(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the pattern matches, else 0.
+    """Score 1 if the pattern matches, else 0.
 
-    Reads ``pattern``, ``mode``, ``flags`` and ``where`` of the spec. A text on which the pattern
-    backtracks for more than a second of CPU time fails: judging the pattern is the author's
-    work, and no text may buy itself out of a judgement.
+    Reads ``pattern``, ``mode``, ``flags`` and ``where`` from the spec. A text fails if the pattern
+    backtracks on it for more than a second of CPU time. It is not *not judged*, because a policy
+    could otherwise avoid a judgment by writing such texts.
     """
     compiled = _compiled(PATTERN.read(problem), FLAGS.read(problem))
     match, where = getattr(compiled, MODE.read(problem)), REGEX_PLACE.read(problem)
@@ -87,7 +89,7 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
 
 
 def place(completion: Completion, where: str) -> str | None:
-    """Return the part of an answer that ``spec.where`` names, None where there is none."""
+    """Return the part of an answer that ``spec.where`` names, or None if it is missing."""
     whole = completion.text if where == "trace" else completion.answer_text
     if len(whole) > MAX_TEXT:
         return None
@@ -103,7 +105,7 @@ def place(completion: Completion, where: str) -> str | None:
 
 
 def normalized(text: str, problem: Problem) -> str:
-    """Return a text as the ``ignore_*`` options of a problem compare it."""
+    """Normalize a text by the ``ignore_*`` options of a problem."""
     text = unicodedata.normalize("NFC", text.strip())
     if IGNORE_ACCENTS.read(problem):
         letters = unicodedata.normalize("NFD", text)
@@ -148,7 +150,7 @@ EXACT = Verifier(
     name="exact",
     version=3,
     judge=judge_exact,
-    domain="answers that are one text: a name, a word, a line",
+    domain="answers that are a short text: a name, a word, a line",
     fields=(
         ANSWER,
         EXACT_PLACE,

@@ -1,4 +1,4 @@
-"""Verifier ``drop``: how much of the expected spans, numbers or dates an answer holds."""
+"""Verifier ``drop``: F1 between the answer's spans, numbers or dates and the expected ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from assay.verify.answers.short_answers import place
 from assay.verify.base import Part, Verifier
 
 BETWEEN = "|"
-MAX_ACCEPTED = 1000  # answers of one row
-MAX_SPANS = 50  # parts of one answer; DROP's own have at most some ten
+# Accepted answers per row.
+MAX_ACCEPTED = 1000
+# Spans per answer. Answers in DROP have about ten at most.
+MAX_SPANS = 50
 _TOKENS = re.compile("[ -]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", punctuation)
@@ -24,10 +26,10 @@ Bag = frozenset[str]
 
 
 def judge_spans(problem: Problem, completion: Completion) -> Part:
-    """Score the F1 of the answer's words, passed where it matches exactly (Dua et al. 2019, DROP).
+    """Score the F1 of the answer's words. Only an exact match passes (Dua et al. 2019, DROP).
 
-    Reads ``answers`` of the spec: several accepted ones, of which the best counts. The answer is
-    what a box, an answer tag or "the answer is" holds, else all that was said.
+    Reads ``answers`` from the spec. The best of several accepted answers counts. The answer is the
+    content of a box, of an answer tag or after "the answer is", else the whole text.
     """
     found = place(completion, "auto")
     if found is None:
@@ -43,10 +45,10 @@ def judge_spans(problem: Problem, completion: Completion) -> Part:
 
 
 def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, float]:
-    """Return whether two answers match exactly, and their F1, rounded to two digits as DROP's is.
+    """Return (exact match, F1 rounded to two digits as in DROP).
 
-    Every expected span is compared with one of the answer's, so that the sum of their F1 is the
-    largest; its mean is over the larger number of spans, so that too many cost as too few do.
+    Expected and predicted spans are paired so that the sum of F1 is maximal. The mean is over the
+    larger number of spans, so additional spans lower the score as much as missing ones.
     """
     first, second = ([normalized(str(span)) for span in spans] for spans in (predicted, expected))
     rows, columns = ([frozenset(text.split()) for text in texts] for texts in (second, first))
@@ -58,7 +60,7 @@ def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, fl
 
 @lru_cache(maxsize=4096)
 def normalized(text: str) -> str:
-    """Return a span as DROP compares it: without case, articles and punctuation; 3.0 for 3."""
+    """Normalize a span as DROP does: no case, articles or punctuation, and 3.0 becomes 3."""
     return " ".join(" ".join(map(_normalized_token, _TOKENS.split(text.lower()))).split())
 
 
@@ -77,7 +79,7 @@ def is_number(text: str) -> bool:
 
 
 def bag_f1(predicted: Bag, expected: Bag) -> float:
-    """Return the F1 of two sets of words; 0 where the expected numbers are not among them."""
+    """Return the F1 of two sets of words, or 0 if the predicted words lack the expected numbers."""
     numbers = {word for word in expected if is_number(word)}
     common = len(predicted & expected)
     if (numbers and not numbers & predicted) or (not common and predicted | expected):
@@ -86,10 +88,10 @@ def bag_f1(predicted: Bag, expected: Bag) -> float:
 
 
 def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
-    """Return the largest sum of a table's entries of which no two share a row or a column.
+    """Return the largest sum of table entries that share no row or column.
 
-    The Hungarian method (Kuhn 1955) on the table, filled up with zeros to a square: row by row, the
-    cheapest path to a free column, by prices that make every reduced cost at least 0.
+    The Hungarian method (Kuhn 1955) on the table padded with zeros to a square. For each row, it
+    finds the cheapest path to a free column. Prices keep every reduced cost at least 0.
     """
     cost = [[0.0] * size for _ in range(size)]
     for row, values in enumerate(table):

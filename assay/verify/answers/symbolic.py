@@ -1,9 +1,9 @@
-"""Equality of symbolic answers: math-verify beneath, with its known faults fixed in front of it.
+"""Compare symbolic answers with math-verify, with fixes for its known faults.
 
-math-verify's own time limits (signals) are off: the worker that runs this is killed from outside.
-Its comparison of numbers is replaced, because it rounds to an absolute number of decimals, which
-takes 1/2004! for 1/2006! and 1e-7 for 0. Texts reach sympy through a LaTeX grammar only (never
-`sympify`, which evaluates Python; of a text it sees numerals alone); their size is bounded before.
+math-verify's own time limits (signals) are off, because the service kills a worker at its deadline.
+Its comparison of numbers is replaced: it rounds to an absolute number of decimals, so 1/2004! would
+equal 1/2006! and 1e-7 would equal 0. Texts reach sympy only through a LaTeX grammar, never through
+`sympify`, which evaluates Python code. Their size is limited before parsing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
 MAX_CONDITIONS = 12
 MAX_NAMES = 30
-MAX_DEGREE = 12  # of a relation that is solved
+MAX_DEGREE = 12  # of a relation that sympy solves
 MAX_GROWTH = 1_000_000
 PRECISION = 40  # decimal digits of numeric comparison
-CLOSE = 1e-30  # relative difference of exact numbers that are the same
+CLOSE = 1e-30  # relative difference between equal exact numbers
 FLOAT_CLOSE = 1e-12
-ROUNDED_CLOSE = 1.001e-6  # a decimal against a number that it cannot hold
+ROUNDED_CLOSE = 1.001e-6  # relative difference between a decimal and a number that it rounds
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
-# (2n+1)! has a letter in a short sum, and no power: its values are small enough to be compared.
+# (2n+1)!: a letter in a short sum without a power has values small enough to compare.
 _NAMED_FACTORIAL = re.compile(
     r"\((?=[^()]*[a-zA-Z])(?!\s*\d{4})[a-zA-Z\d\s]{1,9}(?:[-+]\s*[a-zA-Z\d]{1,3}\s*){0,3}\)\s*!(?!\s*!)"
 )
@@ -50,7 +50,7 @@ _SPECIAL = re.compile(r"\\(?:zeta|Gamma|psi|Beta|operatorname)[^+=,]{0,40}?(?:\^
 
 
 def too_big(text: str) -> str:
-    """Return why a text must not be handed to sympy, or an empty string."""
+    """Return the reason why a text is too large for sympy, or ""."""
     if len(text) > MAX_LENGTH:
         return f"longer than {MAX_LENGTH} characters"
     if _FOREIGN.search(text):
@@ -90,14 +90,14 @@ def too_big(text: str) -> str:
 
 
 def _is_hard(text: str) -> bool:
-    """Whether a relation takes sympy long to solve."""
+    """Return whether sympy needs long to solve a relation."""
     highest = max((int(each) for each in _EXPONENT.findall(text)), default=1)
     rooted = highest > 2 and "\\sqrt" in text
     return highest > MAX_DEGREE or rooted or (text.count("|") > 2 and highest > 1)
 
 
 def _power_depth(text: str) -> int:
-    """Return how many exponents stand inside one another."""
+    """Return the nesting depth of exponents."""
     opened: list[bool] = []
     deepest = 0
     for position, character in enumerate(text):
@@ -110,7 +110,7 @@ def _power_depth(text: str) -> int:
 
 
 def _growth(text: str) -> int:
-    """Return the largest product of exponents that act on one another, as in ((x+1)^{99})^{99}."""
+    """Return the largest product of nested exponents, as in ((x+1)^{99})^{99}."""
     within, closed = [1], 1
     for position, character in enumerate(text):
         if character in "([{":
@@ -125,10 +125,11 @@ def _growth(text: str) -> int:
 
 
 def same_expression(gold: str, text: str, tolerance: float | None = None) -> bool:
-    """Whether two canonical answers denote the same mathematical object.
+    """Return whether two canonical answers denote the same mathematical object.
 
-    3/2x is read as three over 2x, and then as three halves of x: people write both.
-    tolerance: the relative error that a number may have; 0: a decimal is its digits, no rounding.
+    tolerance: maximum relative error of a number. 0: decimals are exact.
+
+    3/2x is read as 3/(2x) and then as (3/2)x, because people write both.
     """
     if _same_expression(gold, text, tolerance):
         return True
@@ -161,20 +162,20 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
             raise_on_error=True,
         )
     except MemoryError:
-        raise  # the checker failed: no judgement
+        raise  # the worker ran out of memory: not judged
     except Exception:  # sympy raises many kinds for what it cannot compare
         return False
 
 
 def _digits_only(expression: Any) -> Any:
-    """Take each decimal for the fraction that its digits are."""
+    """Replace each decimal by the exact fraction of its digits."""
     from sympy import Float, Rational
 
     return expression.xreplace({each: Rational(str(each)) for each in expression.atoms(Float)})
 
 
 def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
-    """Whether a constant is within a relative error of the expected one."""
+    """Return whether a constant is within a relative error of the expected one."""
     from sympy import Expr
 
     if not isinstance(gold, Expr) or not isinstance(found, Expr):
@@ -186,7 +187,7 @@ def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
 
 
 def _is_decided(expression: Any) -> bool:
-    """Whether a relation has no unknown: 1 = 6 is false, and so equal to no other falsehood."""
+    """Return whether a relation has no unknown: 1 = 6 would equal any other false relation."""
     from sympy.logic.boolalg import Boolean
 
     return isinstance(expression, Boolean) and not expression.free_symbols
@@ -196,7 +197,7 @@ _ZERO = re.compile(r"([^=<>]+)=\s*0")
 
 
 def _proportional(gold: str, text: str) -> bool:
-    """Whether two equations of the form ``... = 0`` differ by a constant factor alone."""
+    """Return whether two equations ``... = 0`` differ only by a constant factor."""
     matches = [_ZERO.fullmatch(each.strip()) for each in (gold, text)]
     if not all(matches):
         return False
@@ -216,12 +217,12 @@ def _proportional(gold: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def parse_latex(text: str) -> Any:
-    """Return the sympy object of a canonical answer, or None where it is no mathematics."""
+    """Return the sympy object of a canonical answer, or None if it is not mathematics."""
     _grader()
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import normalize_latex
 
-    # Units are taken off before: math-verify's own list would read the variable in 3c as one.
+    # Units are removed earlier, because math-verify would read the variable c in 3c as a unit.
     normalization = NormalizationConfig(
         basic_latex=True,
         units=False,
@@ -240,7 +241,7 @@ def parse_latex(text: str) -> Any:
 
 
 def _converted(latex: str) -> Any:
-    """Read LaTeX by the grammar; of an equation that it cannot read, the last side."""
+    """Parse LaTeX with the grammar. If it cannot parse an equation, parse the last side."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.parser import get_last_eq, should_treat_as_complex
 
@@ -256,7 +257,7 @@ def _converted(latex: str) -> Any:
                 conversion_config=config,
             )
         except MemoryError:
-            raise  # the checker failed: no judgement
+            raise  # the worker ran out of memory: not judged.
         except Exception:  # the grammar raises many kinds for what it cannot read
             continue
     return None
@@ -266,7 +267,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def _is_misread(latex: str) -> bool:
-    r"""Whether the grammar does not know a command: it would read ``\ln`` in ``\lnot``."""
+    r"""Return whether the grammar lacks a command. It would read ``\ln`` in ``\lnot``."""
     from antlr4 import InputStream
     from latex2sympy2_extended.antlr_parser import PSLexer
 
@@ -280,9 +281,10 @@ def _is_misread(latex: str) -> bool:
 
 
 def _without_functions(expression: Any) -> Any:
-    """Take functions of unknown law, and what is derived from them, for names.
+    """Replace undefined functions and their derivatives by symbols.
 
-    A derivative of a letter by another one is a name, too: sympy would say that it is 0.
+    The derivative of one letter by another becomes a symbol too, because sympy would evaluate it to
+    0.
     """
     from sympy import Basic, Derivative, Integral, MatrixBase, Symbol
     from sympy.core.function import AppliedUndef
@@ -308,7 +310,7 @@ def _without_functions(expression: Any) -> Any:
 
 
 def _plain_symbols(expression: Any) -> Any:
-    """Read i as the imaginary unit, and other symbols as real ones, not as complex ones."""
+    """Read i as the imaginary unit, and other symbols as real instead of complex."""
     from sympy import I, Symbol
 
     try:
@@ -323,7 +325,7 @@ def _plain_symbols(expression: Any) -> Any:
 
 
 def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
-    """Whether two unions of conditions (intervals and inequalities) are one set."""
+    """Return whether two unions of conditions (intervals and inequalities) are the same set."""
     texts = [text for side in (gold, found) for piece in side for text in piece]
     if len(texts) > MAX_CONDITIONS or any(too_big(text) for text in texts):
         return False
@@ -347,7 +349,7 @@ def _as_set(text: str) -> Any:
         if isinstance(expression, Set):
             return expression
         if isinstance(expression, Expr):
-            return None  # "x > 3 or 17": no condition, and not what is asked for
+            return None  # "x > 3 or 17": the second part is not a condition
         return _grader().unwrap_fcs(expression).as_set()
     except Exception:  # as above
         return None
@@ -355,7 +357,7 @@ def _as_set(text: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _grader() -> Any:
-    """Import math-verify, silence it, and put exact comparisons in place of its rounding ones."""
+    """Import and silence math-verify, and replace its rounding comparisons by exact ones."""
     with slow_import():
         from math_verify import grader
 
@@ -368,7 +370,10 @@ def _grader() -> Any:
 
 
 def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
-    """Compare two constants, or two matrices, by relative difference; formulas come later."""
+    """Compare two constants, or two matrices, by relative difference.
+
+    Formulas are compared later.
+    """
     from sympy import Expr, MatrixBase, MatrixExpr
 
     matrices = (MatrixBase, MatrixExpr)
@@ -384,13 +389,13 @@ def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int 
 
 
 def _same_symbol(a: Any, b: Any) -> bool:
-    """Compare names as they are written: math-verify's own comparison ignores their case."""
+    """Compare names as written. math-verify's own comparison ignores case."""
     names = [_letters_of(each) for each in (a, b)]
     return bool(names[0] and names[0] == names[1])
 
 
 def _letters_of(expression: Any) -> str:
-    """Return the letters of a name, or of a product of names, as ``abc`` may be either."""
+    """Return the letters of a name or of a product of names. ``abc`` can be either."""
     from sympy import E, Mul, Symbol
 
     factors: tuple[Any, ...] = expression.args if isinstance(expression, Mul) else (expression,)
@@ -400,7 +405,7 @@ def _letters_of(expression: Any) -> str:
 
 
 def _same_formula(a: Any, b: Any) -> bool:
-    """Compare two formulas: at random points, which is cheap and often decides, then by algebra."""
+    """Compare two formulas: first at points, which is fast and often decides, then by algebra."""
     from sympy import Expr, MatrixBase, simplify
 
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
@@ -420,7 +425,7 @@ def _same_formula(a: Any, b: Any) -> bool:
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Return eight points, the same each time: all signs, no exact fractions, whose powers grow."""
+    """Return eight fixed points of mixed signs that are no exact fractions."""
     from sympy import Float
 
     draw = random.Random(20240607)
@@ -436,7 +441,7 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
 
 
 def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
-    """Compare the values at a point; None where one of them has no finite value there."""
+    """Compare the values at a point. Return None if either has no finite value."""
     from sympy import Float
 
     floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
@@ -462,7 +467,7 @@ def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
 
 
 def _terminates(value: Any) -> bool:
-    """Whether a number is an integer or a short decimal, which needs no rounding."""
+    """Return whether a number is an integer or a short decimal, and so was not rounded."""
     scaled = value * 10**9
     return not value.has(_imaginary()) and bool(abs(scaled - round(scaled)) < 1e-18)
 
@@ -474,7 +479,7 @@ def _imaginary() -> Any:
 
 
 def _complex(expression: Any) -> Any:
-    """Return a number of `PRECISION` digits, or None."""
+    """Return a number with `PRECISION` digits, or None."""
     try:
         value = _done(expression).evalf(PRECISION)
         real, imaginary = value.as_real_imag()
@@ -486,7 +491,7 @@ def _complex(expression: Any) -> Any:
 
 
 def _is_tiny(expression: Any) -> bool:
-    """Whether a value is so small that it may be zero in disguise."""
+    """Return whether a value is so small that it may be exactly zero."""
     value = _complex(expression)
     return value is None or bool(abs(value) < CLOSE)
 

@@ -1,4 +1,4 @@
-"""The tables of this room (toml), and the phrases of answers, compiled when first asked for."""
+"""Load this package's TOML tables, and compile the answer phrases on first use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FRAGMENT = re.compile("<([A-Z_]+)>")
 
 @cache
 def read_table(name: str) -> dict[str, dict[str, Any]]:
-    """Return a data file of this room."""
+    """Return a table of this package."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @cache
 def _entries() -> dict[str, str]:
-    """Return each entry as one expression; a fragment's name is in capitals."""
+    """Return each entry as one expression. Names of fragments are in capitals."""
     found: dict[str, str] = {}
     for table in read_table("phrases.toml").values():
         for name, entry in table.items():
@@ -30,7 +30,7 @@ def _entries() -> dict[str, str]:
 
 @cache
 def pattern(*names: str) -> re.Pattern[str]:
-    """Return the expression that matches where one of the named entries does."""
+    """Return the expression that matches any of the named entries."""
     text = "|".join(_entries()[name] for name in names)
     while _FRAGMENT.search(text):
         text = _FRAGMENT.sub(lambda match: _entries()[match[1]], text)
@@ -38,10 +38,10 @@ def pattern(*names: str) -> re.Pattern[str]:
 
 
 def says(name: str, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
-    """Return the first place in a text that has the named words."""
+    """Return the first match of the named words in a text."""
     return pattern(name).search(text, start, end)
 
 
 def opens(name: str, text: str) -> re.Match[str] | None:
-    """Return the named words where a text begins with them."""
+    """Return the match of the named words at the beginning of a text."""
     return pattern(name).match(text)

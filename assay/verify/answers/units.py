@@ -1,7 +1,7 @@
-"""Units of measurement: what follows a number, and what two of them make of one another.
+"""Parse and convert units of measurement.
 
-A small table, exact as fractions. Words that are not in it are nouns (``apples``): they are never
-converted, and two different ones never agree.
+A small table with exact fractions. Other words are nouns (``apples``). Nouns are never converted,
+and two different nouns are never equal.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What follows a number.
+    """A unit of measurement, or nouns.
 
-    factors: powers of the base dimensions. size: in those of the table. nouns: words outside the
-    table. scale: of a temperature, ``C`` or ``F``.
+    factors: powers of the base dimensions.
+    size: factor to the base units of the table.
+    nouns: words that are not in the table.
+    scale: of a temperature, ``C`` or ``F``.
     """
 
     factors: tuple[tuple[str, int], ...] = ()
@@ -44,7 +46,8 @@ class Unit:
 
 
 NO_UNIT = Unit()
-PERCENT = Unit((("percent", 1),), Fraction(1))  # of a formula; a plain number says it apart
+# The unit of a formula. Plain numbers store it separately.
+PERCENT = Unit((("percent", 1),), Fraction(1))
 
 
 Known = tuple[dict[str, int], Fraction]
@@ -72,9 +75,9 @@ _IRREGULAR = _TABLE["irregular"]
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str, attached: bool = False) -> Unit | None:
-    """Return the unit that a canonical text after a number is, or None where it is anything else.
+    """Parse the unit after a number in a canonical text, or return None.
 
-    attached: it follows the number without a space, so that single letters are variables.
+    attached: the unit follows the number without a space, so single letters are variables.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -89,8 +92,9 @@ def read_unit(text: str, attached: bool = False) -> Unit | None:
 
 
 def _read_words(text: str, attached: bool) -> Unit | None:
-    """Read ``kg m / s^2``, ``square feet``, ``miles per hour``, ``red apples``."""
-    taken: list[tuple[Known, int]] = []  # units and their powers
+    """Parse ``kg m / s^2``, ``square feet``, ``miles per hour``, ``red apples``."""
+    # Units and their powers.
+    taken: list[tuple[Known, int]] = []
     nouns: set[str] = set()
     sign, ahead, raisable = 1, 1, False
     tokens = list(_tokens(text))
@@ -110,7 +114,8 @@ def _read_words(text: str, attached: bool) -> Unit | None:
         elif known := _UNITS.get(token) or (_UNITS.get(lowered) if len(token) > 2 else None):
             lettered = attached and n == 0 and len(token) == 1 and token.isalpha()
             if lettered and tokens[1:2] != ["^2"] and tokens[1:2] != ["^3"]:
-                return None  # 2m may be twice m; 2m^2 hardly is
+                # "2m" can be twice m. "2m^2" rarely is.
+                return None
             taken.append((known, sign * ahead))
             ahead, raisable = 1, True
         elif lowered in _NOT_UNITS or (
@@ -134,7 +139,7 @@ def _read_words(text: str, attached: bool) -> Unit | None:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield words, signs of units, "/" and powers as ``^2``; "?" for anything else."""
+    """Yield words, unit signs, "/" and powers such as ``^2``, and "?" for anything else."""
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -159,9 +164,9 @@ def _singular(noun: str) -> str:
 
 
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    """Return a value of one unit in another; None where they measure or name different things.
+    """Convert a value to another unit. Return None if the dimensions or nouns differ.
 
-    A unit that one side leaves out agrees with any: whether that may be the caller decides.
+    A missing unit agrees with any unit. The caller decides whether a unit may be missing.
     """
     if not source or not target:
         return value
@@ -174,8 +179,10 @@ def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
     if source.factors == target.factors:
         return value * source.size / target.size
     if not source.factors or not target.factors:
-        # "5 marbles in all" against "5 cm": a noun is no measure, unless it only stands beside one
+        # "5 marbles in all" against "5 cm": a noun is not a unit of measurement, unless it only
+        # accompanies one.
         return value if a & b else None
     powers = [unit.factors[0][1] for unit in (source, target) if len(unit.factors) == 1]
-    plain = "unit" in (source.factors[0][0], target.factors[0][0])  # 5 square units
+    # As in "5 square units".
+    plain = "unit" in (source.factors[0][0], target.factors[0][0])
     return value if plain and len(powers) == 2 and powers[0] == powers[1] else None
