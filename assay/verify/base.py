@@ -1,7 +1,7 @@
-"""The contract of verifiers: what one is, what it may say, and how several make one verdict.
+"""Types of the verifier contract: `Verifier`, `Part`, `Limits`, and the conversion of results.
 
-A verifier looks at one completion (or at a whole group) and returns a `Part`. An expression such as
-``math*1.0 + think_format*0.1`` names the parts and their weights; the first one is the correctness.
+A verifier judges one completion (or a whole group) and returns a `Part`. An expression such as
+``math*1.0 + think_format*0.1`` names verifiers and their weights. The first one is the correctness.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from assay.verify.expression import BUILT_IN, REMOTE
 
 Takes = Literal["completion", "group", "verdicts", "batch"]
 
-MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
+# Characters of `extracted` and `detail` in a verdict.
+MAX_TEXT = 2000
 MAX_COMPONENTS = 64
-MAX_SOURCE = 1_000_000  # characters of a module that a run keeps
+# Characters of a module's source that a run records.
+MAX_SOURCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """A way in which a verifier is known to be wrong, with an example that is also a test."""
+    """A known misjudgment of a verifier, with an example that is also a test."""
 
     what: str
     spec: Mapping[str, Any]
@@ -50,7 +52,7 @@ ANSWER = Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True
 
 
 def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a `Verifier.check_spec` that complains as the reader of a problem does."""
+    """Return a `Verifier.check_spec` that raises the errors of ``read(problem)``."""
 
     def check(spec: Mapping[str, Any]) -> None:
         try:
@@ -63,10 +65,11 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a verifier lets one completion cost; None: no bound of its own.
+    """Resource limits for one completion. None: no limit of its own.
 
-    seconds: wall time, where the service's deadline is not the bound. cpu_seconds: of one test.
-    memory_mib: of a worker's data while it judges, or of a program in a sandbox.
+    seconds: wall time. The service's deadline applies if it is None.
+    cpu_seconds: CPU time of one test.
+    memory_mib: memory of a worker's data during a judgment, or of a program in a sandbox.
     """
 
     seconds: float | None = None
@@ -78,11 +81,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one verifier says of one completion, before weights.
+    """The unweighted result of one verifier for one completion.
 
-    value: what its weight multiplies, any finite number; None when not judged. score: correctness
-    in [0, 1], needed of the first term only; None: the value serves. passed: whether it passed;
-    None: a score of 1 passes.
+    value: any finite number, which the weight multiplies. None: not judged.
+    score: correctness in [0, 1]. Needed only for the first term. None: use the value.
+    passed: whether the completion passed. None: it passed if the score is 1.
     """
 
     value: float | None
@@ -97,50 +100,56 @@ class Part:
 
     @property
     def correctness(self) -> float | None:
-        """The score; where it has none of its own, the value."""
+        """The score, or the value if there is no score."""
         return self.value if self.score is None else self.score
 
     @property
     def accepted(self) -> bool:
-        """Whether it is a judgement that the completion passed."""
+        """Whether the completion was judged and passed."""
         right = (self.correctness or 0.0) >= 1.0 if self.passed is None else self.passed
         return right and self.value is not None
 
     @classmethod
     def not_judged(cls, reason: NotJudgedReason, detail: str, seconds: float = 0.0) -> Part:
-        """Return the part of a verifier that could not do its work."""
+        """Return the part of a verifier that could not judge."""
         return cls(None, reason=reason, detail=_text(detail), seconds=seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """A checker and everything that must be known of it.
+    """A checker with its options, limits and metadata.
 
-    judge: by `takes` one of
+    judge: function whose signature depends on `takes`:
 
-    - ``completion``: ``(problem, completion) -> result``, a result being whatever `as_part` reads;
-    - ``group``: ``(problem, group) -> list of results``;
-    - ``verdicts``: ``(problem, group, parts) -> list of results``, where ``parts`` are those of the
-      expression's first term, aligned with the completions (length rewards read correctness there);
-    - ``batch``: ``(list of (problem, completion)) -> list of results``, of any groups together.
+    - ``completion``: ``(problem, completion) -> result``. `as_part` lists the accepted results.
+    - ``group``: ``(problem, group) -> list of results``.
+    - ``verdicts``: ``(problem, group, parts) -> list of results``. ``parts`` are the parts of the
+      expression's first term, aligned with the completions. Length rewards read correctness there.
+    - ``batch``: ``(list of (problem, completion)) -> list of results``, with mixed groups.
 
-    lane: where it runs. ``worker``: in a process that is killed at its deadline; all code of users
-    does. ``thread``: in threads of this process, for waiting on a network. ``device``: in one
-    thread of this process, beside the learner's device. ``inline``: at once, in this process:
-    arithmetic. weight: its weight in a sum where none is written and it is not the first term.
-    bounds: of its value, where known. limits: what its worker, or its sandbox, enforces. text_only:
-    it reads a completion's text, think format and finish reason, and neither tokens nor the
-    rendered prompt, so that they need not travel. cached: equal text, spec and version give an
-    equal verdict, so that it may be looked up. by_itself: it takes verdicts and judges each
-    completion by its own. modules, packages: what the content hash covers
-    besides the module of ``judge``, of a built-in verifier all of its room.
-    extra: the optional dependency that it needs. check_options: raises VerifierError where the
-    options together, or this machine, do not let it work; called before a run. check_spec: raises
-    VerifierError, whose text begins with the key, for a spec that is wrong though each of its keys
-    is right; called as rows are loaded. evidence: what a run notes of the options besides their
-    digest, as the hash of a named model.
+    lane: where the verifier runs. ``worker``: in a process that is killed at its deadline, required
+        for user code. ``thread``: in threads of this process, for network calls. ``device``: in one
+        thread of this process that shares the learner's device. ``inline``: directly in the calling
+        thread, for arithmetic.
+    weight: default weight of a later term in a sum.
+    bounds: range of the value, if known.
+    limits: limits that the worker or the sandbox enforces.
+    text_only: the verifier reads a completion's text, think format and finish reason only. Tokens
+        and the rendered prompt are then not sent to the worker.
+    cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
+    by_itself: the verifier takes verdicts, but judges each completion independently.
+    modules, packages: modules and packages in the content hash besides the module of ``judge``. For
+        a built-in verifier the hash always covers its whole package.
+    extra: optional dependency.
+    check_options: called before a run. Raises VerifierError if the options are inconsistent or this
+        machine does not support them.
+    check_spec: called when rows are loaded. Raises VerifierError for a spec that is invalid
+        although each key is valid. The message begins with the key.
+    evidence: function of the options. Returns facts that a run records, such as the hash of a
+        model.
 
-    The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
+    The problem passed to ``judge`` contains the configured options in its spec, under the row's
+    keys.
     """
 
     name: str
@@ -172,12 +181,12 @@ class Verifier:
 
     @property
     def compares_siblings(self) -> bool:
-        """Whether what it says of a completion may depend on the others of its group."""
+        """Whether the result for a completion can depend on the other completions of its group."""
         return self.takes in ("group", "verdicts") and not self.by_itself
 
     @cached_property
     def known_errors(self) -> tuple[KnownError, ...]:
-        """Those of a built-in verifier."""
+        """Known misjudgments, recorded for built-in verifiers only."""
         return known_errors(self.name)
 
     @cached_property
@@ -194,7 +203,7 @@ class Verifier:
 
     @cached_property
     def source(self) -> dict[str, str]:
-        """The text of each module that the content hash covers; of a built-in verifier none."""
+        """Source text of each module in the content hash. Empty for a built-in verifier."""
         home = str(getattr(self.judge, "__module__", ""))
         modules = dict.fromkeys([home, *self.modules])
         if home.startswith("assay."):
@@ -203,17 +212,17 @@ class Verifier:
 
 
 def known_errors(name: str) -> tuple[KnownError, ...]:
-    """Return a built-in verifier's rows of ``labelled/known_errors.jsonl``; none of any other."""
+    """Return a built-in verifier's rows of ``labelled/known_errors.jsonl``, or none."""
     text = Path(__file__).with_name("labelled").joinpath("known_errors.jsonl").read_text("utf-8")
     rows = map(json.loads, text.splitlines())
     return tuple(KnownError(**row) for row in rows if row.pop("verifier") == name)
 
 
 def resolve(name: str) -> Verifier:
-    """Return a built-in verifier, or the one that ``package.module:object`` names.
+    """Return the built-in verifier or the object named by ``package.module:object``.
 
-    Such an object is a `Verifier`, or a function of ``(problem, completion)`` or of
-    ``(problem, group)``: the second parameter's name tells which. Raises VerifierError.
+    The object is a `Verifier`, or a function of ``(problem, completion)`` or ``(problem, group)``.
+    The name of the second parameter decides. Raises VerifierError.
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
@@ -259,10 +268,11 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
 
 
 def _source_of(module: str) -> bytes:
-    """Return a module's source; of a package, that of every file in its folder, tables included."""
+    """Return a module's source. For a package, return the source of all its files and tables."""
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:  # the program that was started, or none
+    # The module is the script that was started, or unknown.
+    except ValueError:
         return b""
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
@@ -272,8 +282,9 @@ def _source_of(module: str) -> bytes:
 
 
 def _version_of(package: str) -> str:
-    """An extra may be absent where a verifier needs it for some rows only."""
-    from importlib.metadata import PackageNotFoundError, version  # a sixth of a worker's start
+    """Return a package's version, or a note if an optional dependency is not installed."""
+    # Importing importlib.metadata takes a sixth of a worker's start, so it is imported here.
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version(package)
@@ -282,15 +293,15 @@ def _version_of(package: str) -> str:
 
 
 def as_part(result: Any, seconds: float = 0.0) -> Part:
-    """Read what a verifier returned: a Part, Verdict, number, bool, dict with ``score``, or None.
+    """Convert a verifier's result: a Part, Verdict, number, bool, dict with ``score``, or None.
 
-    Anything else, NaN and infinity included, is not judged, and the detail says what was returned.
+    Any other value, NaN and infinity are not judged. The detail then describes the value.
     """
     try:
         part = _as_part(result)
         extracted = None if part.extracted is None else _text(part.extracted)
         return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
-    except Exception as error:  # the result's own methods may raise
+    except Exception as error:  # the result's own methods can raise
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
 
 
@@ -322,7 +333,7 @@ def _of_verdict(verdict: Verdict) -> Part:
 
 
 def _of_mapping(result: Mapping[str, Any]) -> Part:
-    """Read a dict: ``score``, ``extracted``, ``detail``; every other key is a component."""
+    """Convert a dict: ``score``, ``extracted`` and ``detail``. Other keys become components."""
     if "score" not in result:
         raise ValueError('accepted: a dict with the key "score"')
     if result["score"] is None:
@@ -339,7 +350,8 @@ def _of_mapping(result: Mapping[str, Any]) -> Part:
 
 def _number(value: Any) -> float:
     if not isinstance(value, Real) and hasattr(value, "item"):
-        value = value.item()  # numpy and torch scalars
+        # Scalars of numpy and torch.
+        value = value.item()
     if not isinstance(value, Real):
         raise TypeError("accepted: a number, a dict with score, a Verdict or None")
     number = float(value)
@@ -363,5 +375,5 @@ def _shown(value: Any) -> str:
 
 
 def _text(text: Any) -> str:
-    """Cut a text, and make it one that UTF-8 can hold."""
+    """Truncate a text and replace characters that UTF-8 cannot encode."""
     return str(text)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

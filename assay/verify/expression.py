@@ -1,7 +1,7 @@
-"""Verifier expressions: ``math|judge*1.0 + think_format*0.1`` as terms.
+"""Parse verifier expressions such as ``math|judge*1.0 + think_format*0.1``.
 
-``+`` and ``-`` join terms, ``*`` gives one a weight, and ``|``, which binds tightest, names
-alternatives: the later is asked only for what no earlier one accepted.
+``+`` and ``-`` join terms, ``*`` sets a weight, and ``|`` joins alternatives and binds tightest. A
+later alternative judges only completions that no earlier one accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from assay.errors import VerifierError, did_you_mean, message
 
-# Where each built-in verifier is defined; anything else is named as package.module:object.
+# Modules of the built-in verifiers. Any other verifier is named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
     "code": "assay.verify.programs.code_tests:CODE",
@@ -49,7 +49,7 @@ BUILT_IN = {
 }
 
 REMOTE = "remote:"
-"""What the name of a verifier begins with that a server has (`assay.verify.remote`)."""
+"""Prefix of the name of a verifier on a server (`assay.verify.remote`)."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -61,14 +61,16 @@ _TOKEN = re.compile(
 )
 
 
-MOST_CHARACTERS = 4000  # of an expression
+# Maximum length of an expression.
+MOST_CHARACTERS = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One part of a sum: a verifier, or alternatives joined by ``|``, and its weight.
+    """One term of a sum: a verifier, or alternatives joined by ``|``, and a weight.
 
-    weight: None where none is written, until `resolved`. negative: subtracted, of such a term.
+    weight: None until `resolved` if no weight is written.
+    negative: the term is subtracted. Used only without a weight.
     """
 
     name: str
@@ -77,11 +79,11 @@ class Term:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The verifiers, in the order in which they are asked."""
+        """The verifiers, in the order of their calls."""
         return tuple(self.name.split("|"))
 
     def resolved(self, default: float) -> Term:
-        """Return the term with a weight: ``default`` where none is written."""
+        """Return the term with a weight, ``default`` if no weight is written."""
         if self.weight is not None:
             return self
         return replace(self, weight=-default if self.negative else default, negative=False)
@@ -89,33 +91,36 @@ class Term:
 
 @lru_cache(maxsize=1024)
 def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
-    """Return the terms of a weighted sum; the first is the correctness.
+    """Return the terms of a weighted sum. The first term is the correctness.
 
-    A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier,
-    optionally pinned to a version (``math@1``), or ``package.module:object``, or several with ``|``
-    between them. The first term weighs 1 where no number is written, a later one what its verifier
-    says. Raises VerifierError, whose message names ``where`` and the column.
+    A term is ``name``, ``name*number`` or ``number*name``. A name is a built-in verifier,
+    optionally with a version (``math@1``), ``package.module:object``, or several names joined by
+    ``|``. Without a number the first term has weight 1, and a later term has its verifier's default
+    weight.
+
+    Raises VerifierError. Its message contains ``where`` and the column.
     """
-    if len(text) > MOST_CHARACTERS:  # a server parses what strangers send
+    # A server parses untrusted expressions.
+    if len(text) > MOST_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
         raise VerifierError(message(where, found, accepted))
     return _Parser(text, where).terms()
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a verifier is one of ours, a server's (``remote:NAME``) among them."""
+    """Return whether a verifier is built in, or a verifier on a server (``remote:NAME``)."""
     bare = name.partition("@")[0]
     return bare in BUILT_IN or bare.startswith(REMOTE)
 
 
 def is_allowed(name: str, allow: Collection[str]) -> bool:
-    """Whether code may be imported by this name: it or its module is among ``allow``."""
+    """Return whether code may be imported by this name: ``allow`` has the name or its module."""
     bare = name.partition("@")[0]
     return is_built_in(bare) or bare in allow or bare.partition(":")[0] in allow
 
 
 def check_importable(allow: Iterable[str]) -> None:
-    """Raise VerifierError for an allowed name whose package is nowhere; nothing is imported."""
+    """Raise VerifierError for an allowed name whose package does not exist. Imports nothing."""
     for name in allow:
         package = re.split("[.:]", name)[0]
         beside = any(Path(package + end).exists() for end in ("", ".py"))
@@ -178,7 +183,7 @@ class _Parser:
                 return Term(name, weight + 0.0)
 
     def alternatives(self) -> str:
-        """Take ``name|name``; the weight that follows is that of all of them."""
+        """Parse ``name|name``. A following weight applies to all alternatives."""
         names: list[str] = []
         while True:
             if self.kind != "name":
@@ -202,5 +207,5 @@ class _Parser:
 
 
 def nearest_built_in(name: str) -> str:
-    """Return ``did you mean math?`` where a built-in verifier is spelled nearly so."""
+    """Return ``did you mean math?`` if a built-in verifier has a similar name."""
     return did_you_mean(name, BUILT_IN, 0.5)

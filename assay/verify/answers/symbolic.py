@@ -257,7 +257,7 @@ def _converted(latex: str) -> Any:
                 conversion_config=config,
             )
         except MemoryError:
-            raise  # the worker ran out of memory: not judged.
+            raise  # the worker ran out of memory: not judged
         except Exception:  # the grammar raises many kinds for what it cannot read
             continue
     return None
@@ -283,8 +283,7 @@ def _is_misread(latex: str) -> bool:
 def _without_functions(expression: Any) -> Any:
     """Replace undefined functions and their derivatives by symbols.
 
-    The derivative of one letter by another becomes a symbol too, because sympy would evaluate it to
-    0.
+    So does a derivative of one letter by another, which sympy would evaluate to 0.
     """
     from sympy import Basic, Derivative, Integral, MatrixBase, Symbol
     from sympy.core.function import AppliedUndef
@@ -370,10 +369,7 @@ def _grader() -> Any:
 
 
 def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
-    """Compare two constants, or two matrices, by relative difference.
-
-    Formulas are compared later.
-    """
+    """Compare two constants, or two matrices, by relative difference."""
     from sympy import Expr, MatrixBase, MatrixExpr
 
     matrices = (MatrixBase, MatrixExpr)

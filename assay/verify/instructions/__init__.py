@@ -1,1 +1,1 @@
-"""Verifier ``instructions``: IFEval's types, strict and loose; languages."""
+"""Verifier ``instructions``: IFEval's instruction types, and language detection."""

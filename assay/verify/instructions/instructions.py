@@ -1,12 +1,15 @@
-"""Verifier ``instructions``: whether a completion does what IFEval's checkable instructions ask.
+"""Verifier ``instructions``: check IFEval's verifiable instructions.
 
 The 25 instruction types, strict and loose, of Zhou et al., "Instruction-Following Evaluation for
-Large Language Models", arXiv:2311.07911, section 2. Verdicts are those of the public scorer, which
-``bench/instruction_agreement.py`` measures, but where that scorer does not repeat itself or draws
-at random: languages are detected with a fixed seed; a letter to count that is no letter (``#``) is
-counted, where it takes another at random; arguments that are missing or 0 mean what they say, where
-it draws some; keywords are plain text, where it reads them as patterns and fails on ``C++``; and an
-invisible character is no word.
+Large Language Models", arXiv:2311.07911, section 2. Verdicts equal those of the public scorer, as
+``bench/instruction_agreement.py`` measures, except where that scorer is not deterministic:
+
+- Languages are detected with a fixed seed.
+- A letter to count that is not a letter (``#``) is counted. The public scorer draws a random
+  letter.
+- Missing arguments and 0 are used literally. The public scorer draws random values for some.
+- Keywords are plain text. The public scorer reads them as patterns and fails on ``C++``.
+- An invisible character is not a word.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ STRICTER = flag(
 
 
 def judge_instructions(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the answer follows every instruction, else 0; the detail names the others.
+    """Score 1 if the answer follows every instruction, else 0. The detail names the violated ones.
 
-    Reads ``instruction_id_list``, ``kwargs``, ``mode``, ``credit`` and ``stricter`` of the spec.
-    Components: ``strict`` and ``loose`` (all instructions followed, 0 or 1), ``share_followed``,
-    and each instruction's id (0 or 1), the last two in the mode asked for.
+    Reads ``instruction_id_list``, ``kwargs``, ``mode``, ``credit`` and ``stricter`` from the spec.
+    Components: ``strict`` and ``loose`` (1 if all instructions are followed), ``share_followed``,
+        and each instruction's id (0 or 1). The last two use the configured mode.
     """
     instructions = read_instructions(problem)
     loosely, in_part = MODE.read(problem) == "loose", CREDIT.read(problem) == "fraction"
@@ -79,12 +82,13 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
 
 def _answer(completion: Completion) -> str:
     text = completion.answer_text
-    # The line ends behind a think block are the template's, and no first line or paragraph.
+    # Line breaks after a think block belong to the template. They are not an empty first line or
+    # paragraph.
     return text if len(text) == len(completion.text) else text.lstrip("\r\n")
 
 
 def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> dict[str, float]:
-    """Return 1 or 0 by id; an id that stands several times is followed where all of them are."""
+    """Return 1 or 0 by id. A repeated id is followed if all its instructions are."""
     found: dict[str, float] = {}
     for each, ok in zip(instructions, followed, strict=True):
         found[each.name] = min(found.get(each.name, 1.0), float(ok))
@@ -92,7 +96,10 @@ def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> d
 
 
 def read_instructions(problem: Problem) -> tuple[Instruction, ...]:
-    """Return the instructions of a problem; raises VerifierError, which says which and where."""
+    """Return the instructions of a problem.
+
+    Raises VerifierError with the instruction's position.
+    """
     where = f"problem {problem.id}: spec"
     names, tables = IDS.read(problem), TABLES.read(problem)
     if len(names) != len(tables):

@@ -1,4 +1,4 @@
-"""Which language, and which scripts, a text is written in: the same answer on every call."""
+"""Detect a text's language and scripts deterministically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from assay.errors import VerifierError
 from assay.host.imports import slow_import
 
-# What langdetect can answer: ISO 639-1, Chinese by its two ways of writing.
+# Languages that langdetect can return: ISO 639-1 codes, and two codes for Chinese.
 _CODES = """
     af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne
     nl no pa pl pt ro ru sk sl so sq sv sw ta te th tl tr uk ur vi zh-cn zh-tw
@@ -24,12 +24,13 @@ _RENAMED = {"CJK": "HAN", "KANGXI": "HAN", "KATAKANA-HIRAGANA": "KATAKANA"}
 
 @lru_cache(maxsize=512)
 def detect_language(text: str) -> str | None:
-    """Return the code of `LANGUAGES` that a text's letter sequences make likeliest.
+    """Return the most probable language code of `LANGUAGES` for a text, by its letter sequences.
 
-    None where nothing in it tells: no letters, or only web and mail addresses. A few words are
-    guessed at, and often wrongly; the guess is always the same. Only the first 10,000 characters
-    count. Raises VerifierError where the extra ``language`` is not installed. Source: langdetect,
-    seeded for each call, its profiles read in a fixed order.
+    Returns None for a text without usable letters, such as only web and mail addresses. The result
+    for a few words is often wrong, but always the same. Only the first 10,000 characters are read.
+    Uses langdetect with a fixed seed for each call and profiles in a fixed order.
+
+    Raises VerifierError if the extra ``language`` is not installed.
     """
     with slow_import():
         factory, no_features = _factory()
@@ -44,16 +45,16 @@ def detect_language(text: str) -> str | None:
 
 
 def is_language(text: str, code: str) -> bool | None:
-    """Whether a text is in a language; None where nothing tells. ``zh``: Chinese in either way."""
+    """Return whether a text is in a language, or None if undetectable. ``zh``: any Chinese."""
     found = detect_language(text)
     return None if found is None else code in (found, found.partition("-")[0])
 
 
 def script_share(text: str) -> dict[str, float]:
-    """Return the share of a text's letters that each script has, the largest first.
+    """Return the share of a text's letters in each script, in descending order.
 
-    Keys are Unicode's names in lower case: ``latin``, ``han``, ``hiragana``, ``cyrillic``. A text
-    without letters gives an empty dict.
+    Keys are Unicode script names in lower case: ``latin``, ``han``, ``hiragana``, ``cyrillic``. The
+    result is empty for a text without letters.
     """
     counts: Counter[str] = Counter()
     for char, count in Counter(text).items():
@@ -67,7 +68,7 @@ def script_share(text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def _script(char: str) -> str:
-    # Styled letters (mathematical bold, full width) belong to the script that they imitate.
+    # Styled letters (mathematical bold, full width) count for the script that they imitate.
     plain = unicodedata.normalize("NFKC", char)[:1] or char
     first = unicodedata.name(plain, "UNKNOWN").partition(" ")[0]
     return _RENAMED.get(first, first).lower()
@@ -75,7 +76,10 @@ def _script(char: str) -> str:
 
 @lru_cache(maxsize=1)
 def _factory() -> tuple[Any, type[Exception]]:
-    """Return a factory of our own; the seed and profiles of langdetect's stay untouched."""
+    """Return a private detector factory.
+
+    The global seed and profiles of langdetect are unchanged.
+    """
     try:
         from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
         from langdetect.lang_detect_exception import LangDetectException
@@ -84,7 +88,7 @@ def _factory() -> tuple[Any, type[Exception]]:
             "language detection needs langdetect: install it with  pip install 'assay-rl[language]'"
         ) from error
     factory = DetectorFactory()
-    # langdetect reads them in the order of the file system, on which sums and ties depend.
+    # langdetect reads its profiles in file system order, which affects sums and ties.
     files = sorted(path for path in Path(PROFILES_DIRECTORY).iterdir() if path.is_file())
     factory.load_json_profile([path.read_text(encoding="utf-8") for path in files])
     return factory, LangDetectException

@@ -1,4 +1,4 @@
-"""Instructions of a problem: their arguments read and checked, and whether a text follows them."""
+"""Parse and validate the instructions of a problem, and check them on a text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from assay.verify.instructions.languages import LANGUAGES
 from assay.verify.instructions.rules import RULES
 from assay.verify.instructions.words import visible
 
-MAX_WORDS = 10_000  # of a list of keywords
+# Maximum length of a list of keywords.
+MAX_WORDS = 10_000
 
-# Of these, characters of no width may be joints of the letters: they are read as they are written.
+# Zero-width characters can be joiners inside words, so these texts are read as written.
 AS_WRITTEN = {"language:response_language"}
 
 _RELATIONS = ("less than", "at least")
@@ -25,7 +26,7 @@ _NUMBERS = """
 """
 _TEXTS = "keyword first_word postscript_marker section_spliter prompt_to_repeat end_phrase"
 _GROUPS: tuple[tuple[str, str, Any], ...] = (
-    # Tables of numbers with gaps come back from some formats as floats.
+    # Some formats return integer columns with missing values as floats.
     (_NUMBERS, "a whole number, 0 or more", lambda n: is_number(n, 0) and float(n).is_integer()),
     (
         "relation let_relation capital_relation",
@@ -51,15 +52,15 @@ NEEDED = {name: list(inspect.signature(rule).parameters)[2:] for name, rule in R
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a problem, its arguments read and checked."""
+    """One instruction of a problem, with validated arguments."""
 
     name: str
     arguments: Mapping[str, Any]
 
     def is_followed(self, text: str, stricter: bool = False) -> bool:
-        """Whether a text follows it. An empty text follows nothing.
+        """Return whether a text follows the instruction. An empty text follows none.
 
-        stricter: what a reader sees of the text must also be what the instruction means.
+        stricter: the visible text must also follow the instruction's meaning.
         """
         rule = RULES[self.name]
         if not text.strip() or not rule(text, False, **self.arguments):
@@ -70,23 +71,22 @@ class Instruction:
         return bool(seen.strip()) and rule(seen, True, **self.arguments)
 
     def is_followed_loosely(self, text: str, stricter: bool = False) -> bool:
-        """Whether a text follows it, or would without its first or last line or its asterisks."""
+        """Return whether a text follows the instruction in any of its `loose_variants`."""
         return any(self.is_followed(variant, stricter) for variant in loose_variants(text))
 
 
 def loose_variants(text: str) -> tuple[str, ...]:
-    """Return the text and what is left without its first line, its last, both, and any asterisk."""
+    """Return the text and variants without its first line, last line, both, and asterisks."""
     lines = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return tuple(dict.fromkeys([*cut, *(each.replace("*", "") for each in cut)]))
 
 
 def read_instruction(name: Any, given: Any, where: str, index: int) -> Instruction:
-    """Return instruction number ``index`` of a problem.
+    """Parse instruction number ``index`` of a problem.
 
-    Raises VerifierError for an unknown id, and for an argument that is missing, of another kind, or
-    not one of the instruction's. An argument that holds None is as good as absent: tables of rows
-    fill up every column.
+    Raises VerifierError for an unknown id, and for a missing, unknown or invalid argument. None
+    counts as absent, because tables of rows fill every column.
     """
     if not isinstance(name, str) or name not in RULES:
         remedy = did_you_mean(str(name), RULES, 0.5)

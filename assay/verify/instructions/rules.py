@@ -1,10 +1,10 @@
 """The 25 instruction types, each a function of the text and the instruction's arguments.
 
-A rule reads a text as the public scorer does (Zhou et al., "Instruction-Following Evaluation for
-Large Language Models", arXiv:2311.07911). With ``strict`` it asks for what the instruction means:
-words in place of marks, content in place of empty constructs. All take time linear in the text.
-Keywords are plain text. `RULES` has the rules by their ids, whose second half is the function's
-name.
+A rule reads a text like the public scorer (Zhou et al., "Instruction-Following Evaluation for Large
+Language Models", arXiv:2311.07911). With ``strict``, the text must also follow the instruction's
+meaning: words instead of marks, and content instead of empty constructs. All rules take time linear
+    in the text. Keywords are plain text. `RULES` has the rules by id. The second half of the id is
+    the function's name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def letter_frequency(
 
 
 def response_language(text: str, strict: bool, language: str) -> bool:
-    # A text of which no language can be told (only digits) breaks no rule, says the public scorer.
+    # As in the public scorer, a text without a detectable language (only digits) passes.
     found = is_language(text, language)
     return found is True if strict else found is not False
 
@@ -84,7 +84,7 @@ def nth_paragraph_first_word(
     paragraphs = text.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
         return False
-    # Empty paragraphs do not count towards the number, and yet towards n.
+    # As in the public scorer, empty paragraphs count for n but not for the number of paragraphs.
     paragraph = paragraphs[nth_paragraph - 1].strip() if nth_paragraph <= num_paragraphs else ""
     if not paragraph:
         return False
@@ -238,14 +238,14 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def _num(pieces: Iterable[str], strict: bool) -> int:
-    """Return how many pieces there are; if ``strict``, of those with a letter or a digit."""
+    """Return the number of pieces. With ``strict``, count only pieces with a letter or a digit."""
     return sum(1 for piece in pieces if not strict or has_content(piece))
 
 
 def _between_marks(pieces: list[str]) -> list[str] | None:
-    """Return what stands between marks; None where two marks have nothing between them.
+    """Return the texts between marks, or None if two marks have nothing between them.
 
-    An empty first or last piece is only a mark at the edge of the text.
+    An empty first or last piece only means a mark at the edge of the text.
     """
     if not all(piece.strip() for piece in pieces[1:-1]):
         return None
@@ -253,7 +253,7 @@ def _between_marks(pieces: list[str]) -> list[str] | None:
 
 
 def _placeholders(text: str) -> Iterator[str]:
-    """Yield what stands in square brackets, each within one line."""
+    """Yield the contents of square brackets within one line."""
     for line in text.split("\n"):
         start = line.find("[")
         while start >= 0 and (end := line.find("]", start)) >= 0:
@@ -262,7 +262,7 @@ def _placeholders(text: str) -> Iterator[str]:
 
 
 def _titles(text: str) -> Iterator[str]:
-    """Yield what stands between the first << and the last >> of each line."""
+    """Yield the text between the first << and the last >> of each line."""
     for line in text.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
         if start >= 0 and start + 2 < end:
@@ -270,5 +270,6 @@ def _titles(text: str) -> Iterator[str]:
 
 
 def _is_english(text: str) -> bool:
-    # The case tells nothing of the language, and text all in capitals is hard to tell.
+    # Language detection is unreliable for text in capitals, and case carries no information about
+    # the language.
     return "en" in (detect_language(text), detect_language(text.lower()))

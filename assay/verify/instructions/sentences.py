@@ -1,9 +1,9 @@
-"""How many sentences a text has, as the public scorer of instruction following counts them.
+"""Count sentences like the public scorer of instruction following.
 
-That scorer counts with Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
-Detection", Computational Linguistics 32(4), 2006) and its English model. The decisions here are
-those of the paper's section 4. Of the model there is only what matters in English prose: the
-abbreviations that it knows, and the words that it takes for the start of a sentence behind one.
+The public scorer uses Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
+Detection", Computational Linguistics 32(4), 2006) with its English model. The decisions here follow
+section 4 of the paper. Of the model, only the parts relevant to English prose are included: its
+abbreviations, and the words that often start a sentence after an abbreviation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import string
 import tomllib
 from pathlib import Path
 
-# A mark ends a sentence only before one of these, or before white space and something more.
+# A mark ends a sentence only before one of these, or before white space and more text.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
 _CANDIDATE = re.compile(rf"[.?!](?=(?P<mark>{_INSIDE_NO_WORD})|\s+(?P<following>\S+))")
 _LAST_PART = re.compile(rf"['‘’“”«»?!]?(?:(?!{_INSIDE_NO_WORD}|--|\.\.)\S)*\Z")
@@ -24,7 +24,8 @@ _NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*")
 _NAME = re.compile(r"(?:[A-Z]\S* |\A|[\n(\"])[A-Z]\Z")
 _NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
-_LONGEST = 200  # characters of a word that are looked at: a longer one is no abbreviation
+# Characters of a word that are examined. A longer word is not an abbreviation.
+_LONGEST = 200
 
 _WORDS = {
     name: frozenset(words.split())
@@ -33,16 +34,17 @@ _WORDS = {
     ).items()
 }
 ABBREVIATIONS, STARTERS = _WORDS["abbreviations"], _WORDS["starters"]
-COMMON = (STARTERS | _WORDS["common"]) - {"i"}  # which is never written small
+# This word is always capitalized.
+COMMON = (STARTERS | _WORDS["common"]) - {"i"}
 
 
 def num_sentences(text: str) -> int:
-    """Return the number of sentences of a text."""
+    """Return the number of sentences in a text."""
     return len(sentences(text))
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, in order, without the white space between them.
+    """Return the sentences of a text in order, without the white space between them.
 
     A closing quote or bracket belongs to its sentence.
     """
@@ -59,7 +61,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str) -> list[tuple[int, int]]:
-    """Return where each sentence but the last ends, and where the one behind it starts."""
+    """Return the end of each sentence but the last, and the start of the next sentence."""
     candidates = list(_CANDIDATE.finditer(text))
     found: list[tuple[int, int]] = []
     for index, match in enumerate(candidates):
@@ -67,7 +69,8 @@ def _ends(text: str) -> list[tuple[int, int]]:
         if index + 1 < len(candidates):
             starts_word = not start or text[start - 1] in string.whitespace
             if not starts_word and not _has_space(text, end, candidates[index + 1].start()):
-                continue  # a later mark of the same word decides
+                # A later mark of the same word decides.
+                continue
         if match[0] != "." or _is_end(text[max(0, start - _LONGEST) : start], match):
             found.append((end, match.start("following") if match["following"] else end))
     return found
@@ -78,7 +81,7 @@ def _has_space(text: str, start: int, end: int) -> bool:
 
 
 def _is_end(before: str, match: re.Match[str]) -> bool:
-    """Whether a period ends a sentence; so it does where one ends inside the words around it."""
+    """Return whether a period ends a sentence, also if the sentence ends inside a quotation."""
     following = match["mark"] or match["following"][:_LONGEST]
     chunk = before.split()[-1] if before and not before[-1].isspace() else ""
     if _ends_inside(chunk + ".") or _ends_inside(following):
@@ -94,11 +97,12 @@ def _ends_inside(chunk: str) -> bool:
 
 
 def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
-    """Whether a period behind ``chunk``, at the end of ``before``, ends a sentence."""
+    """Return whether a period after ``chunk``, at the end of ``before``, ends a sentence."""
     part = _LAST_PART.search(chunk)
     word = part[0].lower().lstrip(_NO_WORD_STARTS_WITH) if part else ""
     lookup = following.lower().rstrip(".")
-    if chunk.endswith("."):  # an ellipsis
+    # An ellipsis.
+    if chunk.endswith("."):
         return following[0].isupper() and lookup in STARTERS
     is_initial = len(word) == 1 and word.isalpha()
     if word in ABBREVIATIONS or word.rpartition("-")[2] in ABBREVIATIONS:
@@ -112,7 +116,7 @@ def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
 
 
 def _is_name(before: str, lookup: str, gap: str) -> bool:
-    """Whether an initial and the capitalized word behind it are a name, as in "Ann J. Baker"."""
+    """Return whether an initial and the next capitalized word are a name, as in "Ann J. Baker"."""
     if lookup in COMMON or gap != " ":
         return False
     is_short = len(lookup) == 1 or "." in lookup or lookup in ABBREVIATIONS

@@ -1,4 +1,4 @@
-"""Words as the public scorer of instructions counts them, and what of a text is visible."""
+"""Count words like the public scorer of instructions, and extract visible text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from functools import lru_cache
 
 _WORD = re.compile(r"\w+")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
-_JOINERS = "\u200c\u200d"  # they shape the letters between which they stand
-_BLANK_LETTERS = "\u115f\u1160\u3164\uffa0"  # Unicode calls these letters; nobody sees them
-# Where its tokenizer, NLTK's word_tokenize, cuts a word: the cut marks hold no letters.
+# These characters shape adjacent letters.
+_JOINERS = "\u200c\u200d"
+# Unicode classifies these as letters, but they are invisible.
+_BLANK_LETTERS = "\u115f\u1160\u3164\uffa0"
+# Word boundaries of NLTK's word_tokenize, which the public scorer uses. Boundaries contain no
+# letters.
 _CUT = re.compile(
     r"""[\s«»“”‘’„`"@#$%&;?!*\[\](){}<>\u2012-\u2015]|''|--|\.\.+|[:,](?!\d)"""
     r"""|(?<!\w)'(?!(?i:re|ve|ll|m|t|s|d|n)\b)(?=\w)"""
 )
-# What it splits off a word's end, and where it splits a contraction in two.
+# Endings that the tokenizer splits off a word, and split points of contractions.
 _CLITIC = re.compile(r"(.*[^'])('[sSmMdD]|'ll|'LL|'re|'RE|'ve|'VE|n't|N'T|')")
 _PAIR = re.compile(
     r"(?i)\b(can)(not)\b|\b(d)('ye)\b|\b(gim)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(lem)(me)\b"
@@ -25,11 +28,11 @@ _CONTENT = re.compile(r"[^\W_]")
 
 
 def num_words(text: str) -> int:
-    """Return the number of runs of letters with their marks, decimal digits and underscores.
+    r"""Return the number of runs of letters with their marks, decimal digits and underscores.
 
-    That is ``\\w+`` of the ``regex`` package, which NLTK 3.10 uses, but that nothing invisible is a
-    word by itself. (``\\w`` of the standard library, which NLTK used before, cuts Indic words at
-    their vowel signs and takes ``½`` for a word.)
+    This is ``\w+`` of the ``regex`` package, as in NLTK 3.10, except that invisible characters
+    alone are not a word. (``\w`` of the standard library, as in older NLTK, splits Indic words at
+    vowel signs and counts ``½`` as a word.)
     """
     if not text.isascii():
         text = _BEYOND_ASCII.sub(lambda match: _stand_in(match[0]), text)
@@ -38,7 +41,7 @@ def num_words(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _stand_in(char: str) -> str:
-    """Return what a character is to the counting of words: part of one, nothing, or a gap."""
+    """Return a character's replacement for word counting: a letter, nothing, or a gap."""
     category = unicodedata.category(char)
     if category[0] == "M" or char in _JOINERS:
         return ""
@@ -47,9 +50,9 @@ def _stand_in(char: str) -> str:
 
 
 def num_capital_words(text: str) -> int:
-    """Return the number of tokens without a small letter and with a capital one.
+    """Return the number of tokens with a capital letter and no small letter.
 
-    ``I`` is one, ``DON'T`` are two (``DO``, ``N'T``), ``WELL-KNOWN`` is one.
+    ``I`` is one, ``DON'T`` is two (``DO``, ``N'T``), ``WELL-KNOWN`` is one.
     """
     return sum(_num_capital_tokens(piece) for piece in _CUT.split(text) if piece)
 
@@ -65,7 +68,7 @@ def _num_capital_tokens(piece: str) -> int:
 
 
 def visible(text: str) -> str:
-    """Return a text as a reader sees it: without HTML comments and characters of no width."""
+    """Return the visible text, without HTML comments and zero-width characters."""
     if "<!--" in text:
         first, *comments = text.split("<!--")
         text = first + "".join(comment.partition("-->")[2] for comment in comments)
@@ -75,5 +78,5 @@ def visible(text: str) -> str:
 
 
 def has_content(text: str) -> bool:
-    """Whether a text holds a letter or a digit."""
+    """Return whether a text contains a letter or a digit."""
     return _CONTENT.search(text) is not None

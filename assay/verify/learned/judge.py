@@ -15,12 +15,13 @@ from assay.verify.learned.rubrics import RUBRIC_FIELDS, Rubric, context, read_ru
 
 
 def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
-    """Judge one completion by the problem's rubric, by the majority of the judges' votes.
+    """Judge one completion by the problem's rubric and the majority of the judges' votes.
 
     Reads ``rubric``, ``answer`` or ``reference``, ``criteria``, ``scale``, ``pass_at`` and
-    ``reads`` of the spec, and the options. Not judged where more than half of all votes do not
-    agree: a tie is nobody's verdict. Raises VerifierError for a spec or an option that cannot be
-    used.
+    ``reads`` from the spec, and the options. A completion is not judged unless more than half of
+    all votes agree.
+
+    Raises VerifierError for an invalid spec or option.
     """
     rubric = read_rubric(problem)
     quotes = context(problem, rubric)
@@ -50,7 +51,7 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
 def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
-        return _undecided(votes, "no majority of the votes is there")
+        return _undecided(votes, "too many votes are missing for a majority")
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -81,11 +82,11 @@ def _decided(
     agreement: float,
     **more: float,
 ) -> Part:
-    """Return a part with the reasoning of one vote, after what is wrong with missing ones.
+    """Return a part with the reasoning of one vote. The detail names missing votes first.
 
-    Its components: the share on the winning side, how many judged, and the tokens of the replies
-    that were used, also where they come from the store, so that a verdict repeats; what was really
-    spent is in `judge_costs`.
+    Components: the share of votes on the winning side, the number of votes, and the tokens of the
+        replies. Stored replies count too, so that a verdict is reproducible. `judge_costs` has the
+        tokens that were actually spent.
     """
     missing = [vote.detail for vote in votes if vote.finding is None]
     note = f"{len(missing)} of {len(votes)} votes missing: {missing[0]}; " if missing else ""

@@ -1,8 +1,8 @@
-"""Which of two completions is better: a judge asked in both orders, and the win rate of many.
+"""Compare two completions with judges in both orders, and estimate win rates.
 
-A judge that prefers a place to a text contradicts itself when the texts change places; such a pair
-is a tie. Win rates count ties as half, with standard errors clustered by problem. The
-length-controlled win rate is what the win rate would be if both texts were equally long.
+A judge with a position bias contradicts itself when the order is swapped. Such a pair is a tie. Win
+rates count ties as half, with standard errors clustered by problem. The length-controlled win rate
+estimates the win rate for texts of equal length.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from assay.verify.learned.rubrics import PAIRWISE, context
 Array = NDArray[np.float64]
 Outcome = Literal["first", "second", "tie"]
 
-OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")  # by the lead of the first: 0, 1, -1
+# Indexed by the lead of the first completion: 0, 1, -1.
+OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
-RIDGE = 1e-3  # on both coefficients: keeps a fit finite where one side wins every comparison
+# Ridge penalty on both coefficients. It keeps the fit finite if one side wins every comparison.
+RIDGE = 1e-3
 MAX_ITERATIONS = 100
-EPS = 1e-10  # the size of a step that ends a fit
+# Step size at which the fit ends.
+EPS = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the judges say of two completions of one problem.
+    """The judges' comparison of two completions of one problem.
 
-    outcome: None where it was not judged, for ``reason``. consistent: whether both orders gave the
-    same outcome; where they did not, the outcome is a tie. lengths: of the texts that were
-    compared, in characters. places: the points of the first where it was shown first, and where it
-    was shown second; None where it was not asked about.
+    outcome: None if not judged, for ``reason``.
+    consistent: both orders gave the same outcome. Otherwise the outcome is a tie.
+    lengths: characters of the compared texts.
+    places: points of the first completion when shown first and when shown second. None if only one
+        order was asked.
     """
 
     problem_id: str
@@ -62,11 +66,12 @@ def compare(
     *,
     reads: Literal["answer", "trace"] = "answer",
 ) -> Comparison:
-    """Ask which completion is better, in both orders.
+    """Return which completion is better, asked in both orders.
 
-    options: as in ``[verification.options.judge]``; a problem cannot set them. ``criteria`` and
-    ``reference`` of its spec are shown. Safe from any thread. Raises VerifierError for a spec or an
-    option that cannot be used.
+    options: as in ``[verification.options.judge]``. A problem cannot override them.
+
+    The judges see ``criteria`` and ``reference`` of the problem's spec. Safe to call from any
+    thread. Raises VerifierError for an invalid spec or option.
     """
     panel = panel_for(options or {})
     texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
@@ -86,9 +91,9 @@ def compare(
 
 
 def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
-    """Return 1 where more votes are for the first text, as A, -1 for the second, 0 for a tie.
+    """Return 1 if a majority of votes prefers the first text (A), -1 for the second, 0 for a tie.
 
-    Where no majority of the votes is there, one that is missing.
+    Without a majority, return one of the missing votes.
     """
     most = panel.settings.max_chars
     shown = [(each.name, each.text) for each in context(problem, PAIRWISE)]
@@ -103,13 +108,14 @@ def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """How often the first side is preferred, ties counted half.
+    """Share of comparisons that the first side wins. Ties count half.
 
-    standard_error: None of fewer than two problems. length_effect: what one standard deviation of
-    the length difference adds to the log-odds of the first side; None where length is not
-    controlled. inconsistent: pairs in which the judges followed the place and not the text.
-    by_place: the rate in the order that shows the first side first, and in the other; what lies
-    between them is the judges' position bias. None where nothing was asked in both.
+    standard_error: None for fewer than two problems.
+    length_effect: increase of the first side's log-odds per standard deviation of the length
+        difference. None if length is not controlled.
+    inconsistent: number of pairs with contradictory outcomes in the two orders.
+    by_place: win rate when the first side is shown first, and when it is shown second. Their
+        difference is the judges' position bias. None if no pair was asked in both orders.
     """
 
     rate: float
@@ -128,8 +134,8 @@ class WinRate:
 def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the mean of the points, with its standard error clustered by problem.
 
-    Of G problems: SE^2 = G/(G-1) * sum over problems of (sum of (points - rate))^2 / N^2. Raises
-    ValueError where nothing was judged.
+    For G problems: SE^2 = G/(G-1) * sum over problems of (sum of (points - rate))^2 / N^2. Raises
+    ValueError if no comparison was judged.
     """
     judged, points = _judged(comparisons)
     rate = float(points.mean())
@@ -142,10 +148,12 @@ def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the win rate at equal lengths, by a logistic regression on the length difference.
 
     log-odds of the first side = theta + phi * tanh(difference / its standard deviation), fitted to
-    the points; the rate is that of theta alone. Its standard error is by the delta method, from a
-    covariance that is robust and clustered by problem. The generalized linear model of Dubois et
-    al., arXiv:2404.04475, without its term for the difficulty of an instruction, which is estimated
-    over many models. Raises ValueError where nothing was judged.
+    the points. The rate uses theta alone. Its standard error follows from the delta method with a
+    covariance that is robust and clustered by problem. This is the generalized linear model of
+    Dubois et al., arXiv:2404.04475, without the term for instruction difficulty, which needs many
+    models.
+
+    Raises ValueError if no comparison was judged.
     """
     judged, points = _judged(comparisons)
     differences = np.array([one.lengths[0] - one.lengths[1] for one in judged], np.float64)
@@ -163,11 +171,13 @@ def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
 
 
 def fit_logistic(features: Array, points: Array) -> Array:
-    """Return the coefficients of the most likely logistic model, by Newton steps.
+    """Fit a logistic model by Newton's method and return its coefficients.
 
-    features: (rows, coefficients). points: (rows,), each in [0, 1]; a half is half a win. Maximizes
-    sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A step is
-    halved until it climbs.
+    features: [rows, coefficients].
+    points: [rows], each in [0, 1]. A half counts as half a win.
+
+    Maximizes sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A
+    step is halved until the objective increases.
     """
 
     def likelihood(coefficients: Array) -> float:
@@ -200,7 +210,10 @@ def _sigmoid(logits: Array) -> Array:
 
 
 def _clustered(judged: Sequence[Comparison], rows: Array) -> Array | None:
-    """Return G/(G-1) times the sum of squares of the rows' sums by problem; None of one problem."""
+    """Return G/(G-1) times the sum over problems of the squared sum of rows.
+
+    None for one problem.
+    """
     index = {name: n for n, name in enumerate(dict.fromkeys(one.problem_id for one in judged))}
     sums = np.zeros((len(index), rows.shape[1]))
     np.add.at(sums, [index[one.problem_id] for one in judged], rows)

@@ -1,4 +1,4 @@
-"""A panel: every judge of a configuration with its votes, one store of replies, one budget."""
+"""A panel of judges with their votes, a shared store of replies and one budget."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from assay.verify.learned.store import JudgeStore, reply_key
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one judge said once.
+    """One vote of a judge.
 
-    finding: a verdict, a choice or a score; None where it gave none, for ``reason``. detail: its
-    reasoning, or what is wrong.
+    finding: a verdict, a choice or a score. None if the vote is missing, for ``reason``.
+    detail: the judge's reasoning, or the error.
     """
 
     finding: Any
@@ -36,13 +36,13 @@ class Vote:
 
     @classmethod
     def of(cls, said: tuple[Any, str], reply: Reply) -> Vote:
-        """Return the vote of a reply that was read; said: its finding and its reasoning."""
+        """Return the vote in a parsed reply. said: (finding, reasoning)."""
         finding, reasoning = said
         return cls(finding, detail=reasoning, usage=reply.usage)
 
 
 class Panel:
-    """Asks the judges of some settings; safe from any thread."""
+    """The judges of one configuration. Safe to use from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -52,14 +52,15 @@ class Panel:
 
     @property
     def store(self) -> JudgeStore:
-        """Where its replies are kept: as the settings say, else where `keep_replies` did."""
+        """The store of replies: from the settings, else from `keep_replies`."""
         path = self.settings.replies or _kept_at
         return self._store if path is None else _store_at(path)
 
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
         """Return every vote, in the order of the judges: a verdict, a choice or a score each."""
         deadline = time.monotonic() + self.settings.patience
-        asked: Counter[str] = Counter()  # a model may stand in the list more than once
+        # The list can contain the same model several times.
+        asked: Counter[str] = Counter()
         found: list[Vote] = []
         for client in self.clients:
             for _ in range(self.settings.votes):
@@ -76,7 +77,8 @@ class Panel:
         number: int,
         deadline: float,
     ) -> Vote:
-        code = code_for(quotes, rubric.label, number)  # another vote has another code
+        # Each vote has its own code.
+        code = code_for(quotes, rubric.label, number)
         messages = render(rubric, quotes, code)
         schema = rubric.schema(code)
 
@@ -92,7 +94,7 @@ class Panel:
                 return Vote(None, "unavailable", f"offline: no stored reply {key[:12]}")
             with self.store.asking(key, deadline) as mine:
                 if not mine:
-                    return Vote(None, "timeout", "an equal request took too long")
+                    return Vote(None, "timeout", "an identical request took too long")
                 if (vote := self._stored(model, key, read)) is not None:
                     return vote
                 said, reply, body = client.ask(messages, schema, read, deadline, key)
@@ -108,13 +110,14 @@ class Panel:
         try:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
-        except EndpointFailure:  # the file was edited: ask again
+        # The file was edited, so the judge is asked again.
+        except EndpointFailure:
             return None
         count(model, reused=1)
         return vote
 
     def close(self) -> None:
-        """Close the connections; the next question opens them again."""
+        """Close the connections. The next question opens new ones."""
         for client in self.clients:
             client.close()
 
@@ -126,7 +129,7 @@ _kept_at: Path | None = None
 
 
 def panel_for(options: Mapping[str, Any]) -> Panel:
-    """Return the panel that some options ask for: one for equal settings; raises VerifierError."""
+    """Return the panel for some options. Equal options share a panel. Raises VerifierError."""
     settings = read_settings(options)
     with _lock:
         if settings not in _panels:
@@ -135,7 +138,7 @@ def panel_for(options: Mapping[str, Any]) -> Panel:
 
 
 def keep_replies(path: Path, read_only: bool = False) -> None:
-    """Keep the replies of judges whose options name no file here, until `close_judges`."""
+    """Store replies in ``path`` for judges without a configured file, until `close_judges`."""
     global _kept_at
     _store_at(path, read_only)
     _kept_at = path
@@ -149,7 +152,7 @@ def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
 
 
 def close_judges() -> None:
-    """Close every connection and file; panels and their budgets start anew when next used."""
+    """Close all connections and files. Panels and budgets start again at their next use."""
     global _kept_at
     with _lock:
         open_ones = [*_panels.values(), *_stores.values()]

@@ -1,10 +1,10 @@
-"""Quote texts as data for a judge: none can end its block, start a line, or become a token.
+r"""Quote texts for a judge so that they cannot end their block, start a line, or become a token.
 
-A quoted text is one JSON string on one line, between two lines that carry a code. The code is a
-hash over everything quoted, made again until no quoted text holds it, so that a text cannot know
-it; a JSON string has no line break, so that a text cannot begin a line; and what chat templates
-would read as a token (``<|im_end|>``, ``[INST]``) or no reader would see (zero width, direction
-marks) is written as a ``\\u`` escape. `json.loads` of the line gives back the very text.
+A quoted text is one JSON string on one line, between two lines with a code. The code is a hash over
+all quoted texts, regenerated until no text contains it, so a text cannot predict it. A JSON string
+has no line break, so a text cannot start a line. Sequences that chat templates read as tokens
+(``<|im_end|>``, ``[INST]``) and invisible characters (zero width, direction marks) are written as
+``\u`` escapes. `json.loads` of the line returns the original text.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CODE_DIGITS = 16
-KEY_DIGITS = 8  # of the code, in the key of a reply: a small judge copies these without a slip
+# Digits of the code in the key of a reply. Small judges copy these without error.
+KEY_DIGITS = 8
 
-# What tokenizers of chat models take for one special token: <|im_end|>, <start_of_turn>, <s>,
-# <<SYS>>, [INST], [gMASK], >>QUESTION<<. The first character is escaped, which breaks the token.
+# Control tokens of chat models: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, [INST], [gMASK],
+# >>QUESTION<<. Escaping the first character breaks the token.
 _CONTROL = re.compile(
     r"<(?=[|｜]|<?/?[A-Za-z_][\w:.-]{0,60}[>|])"
     r"|\[(?=/?\w{0,60}[A-Z]{2}\w{0,60}\])"
     r"|>(?=>[A-Z]{2,60}<<)"
 )
-# Blank or without width, yet printable for Python: fillers and variation selectors.
+# Blank or zero-width characters that Python considers printable: fillers, variation selectors.
 _HIDDEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f"
     "\uffa0\U000e0100-\U000e01ef]"
@@ -34,7 +35,11 @@ _HIDDEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A text to be quoted; name: what it is, as ``problem``; note: what is said of it."""
+    """A text to be quoted.
+
+    name: kind of the text, such as ``problem``.
+    note: a remark for the judge outside the block.
+    """
 
     name: str
     text: str
@@ -42,7 +47,7 @@ class Quote:
 
 
 def quoted(text: str) -> str:
-    """Return a text as one line of JSON that shows every character and holds no control token."""
+    """Return a text as one line of JSON with all characters visible and no control tokens."""
     line = json.dumps(text, ensure_ascii=False)
     if not line.isprintable() or _HIDDEN.search(line):
         line = "".join(
@@ -53,7 +58,7 @@ def quoted(text: str) -> str:
 
 
 def code_for(quotes: Sequence[Quote], *salt: object) -> str:
-    """Return the code of the blocks that hold these texts; none of the texts holds it."""
+    """Return the code of the blocks with these texts. None of the texts contains it."""
     texts = [quote.text.casefold() for quote in quotes]
     number = 0
     while True:
@@ -65,7 +70,7 @@ def code_for(quotes: Sequence[Quote], *salt: object) -> str:
 
 
 def blocks(quotes: Sequence[Quote], code: str) -> str:
-    """Return the texts in their blocks, one after the other."""
+    """Return the texts in consecutive blocks."""
     found: list[str] = []
     for quote in quotes:
         note = f" ({quote.note})" if quote.note else ""
@@ -78,11 +83,10 @@ def blocks(quotes: Sequence[Quote], code: str) -> str:
 
 
 def cut_middle(name: str, text: str, max_chars: int, note: str = "") -> Quote:
-    """Return a quote of at most ``max_chars`` characters of a text: its beginning and its end.
+    """Quote at most ``max_chars`` characters of a text: its beginning and its end.
 
-    A longer text loses its middle, because a final answer stands at the end and the question that
-    it answers is taken up at the beginning. The note, outside the block, says how much is missing
-    where.
+    The middle of a longer text is removed, because the final answer is usually at the end and the
+    approach at the beginning. The note outside the block gives the length and position of the gap.
     """
     if len(text) <= max_chars:
         return Quote(name, text, note)

@@ -1,4 +1,4 @@
-"""What judges are asked: the rubrics of ``rubrics.toml``, and rubrics that a row brings along."""
+"""Rubrics for judges: the templates of ``rubrics.toml``, and rubrics in a row."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ PAIR_CHOICES = ("A", "B", "tie")
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """One way to judge.
+    """Instructions for one type of judgment.
 
-    reads: ``answer``, what stands outside the think block, or ``trace``, the whole completion.
-    kind: ``verdict`` (correct or incorrect), ``score`` (a number of `scale`) or ``pair`` (A, B or
-    tie). pass_at: the lowest score that passes, in the units of the scale.
+    reads: ``answer``, the text outside the think block, or ``trace``, the whole completion.
+    kind: ``verdict`` (correct or incorrect), ``score`` (a number in `scale`) or ``pair`` (A, B or
+        tie).
+    pass_at: lowest passing score, in units of the scale.
     """
 
     name: str
@@ -45,11 +46,11 @@ class Rubric:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What a verdict may say."""
+        """The possible values of a verdict."""
         return CHOICES if self.kind == "verdict" else PAIR_CHOICES
 
     def key(self, code: str) -> str:
-        """Return the key of the verdict in the reply to a request with this code."""
+        """Return the verdict's key in the reply to a request with this code."""
         return f"{'score' if self.kind == 'score' else 'verdict'}_{code[:KEY_DIGITS]}"
 
     def schema(self, code: str) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class Rubric:
         }
 
     def form(self, code: str) -> str:
-        """Return the form of the reply in words; no example of it is itself a verdict."""
+        """Describe the reply's format in words. Examples never contain a verdict."""
         low, high = self.scale
         holds = {
             "score": f"a number from {low:g} (worst) to {high:g} (best)",
@@ -80,7 +81,7 @@ class Rubric:
         )
 
     def read(self, reply: Reply, code: str) -> tuple[Any, str]:
-        """Return the finding of a reply and its reasoning; raises EndpointFailure."""
+        """Return (finding, reasoning) of a reply. Raises EndpointFailure."""
         value, reasoning = finding_of(reply, self.key(code))
         if self.kind == "score":
             return read_score(value, *self.scale), reasoning
@@ -95,14 +96,14 @@ TEMPLATES = {name: _RUBRICS[name] for name in ("equivalence", "helpfulness", "ha
 
 
 def is_rubric(value: Any) -> bool:
-    """Whether a value names a template or is a rubric's own text: more than one word."""
+    """Return whether a value is a template's name, or a rubric text of more than one word."""
     if not isinstance(value, str):
         return False
     return value in TEMPLATES or not re.fullmatch(r"\s*[\w.-]*\s*", value, re.ASCII)
 
 
 def is_scale(value: Any) -> bool:
-    """Whether a value is a list of two finite numbers that grow."""
+    """Return whether a value is a list of two increasing finite numbers."""
     ends = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
     return len(ends) == 2 and all(is_number(end, -1e9, 1e9) for end in ends) and ends[0] < ends[1]
 
@@ -138,7 +139,7 @@ _FIELDS = {field.name: field for field in RUBRIC_FIELDS}
 
 
 def read_rubric(problem: Problem) -> Rubric:
-    """Return the rubric of a problem, its scale, bound and what it reads; raises VerifierError."""
+    """Return the rubric of a problem with its scale and pass mark. Raises VerifierError."""
     text = problem.spec.get("rubric", EQUIVALENCE.name)
     if not is_rubric(text):
         place, remedy = f"problem {problem.id}: spec.rubric", did_you_mean(str(text), TEMPLATES)
@@ -163,7 +164,7 @@ def read_rubric(problem: Problem) -> Rubric:
 
 
 def context(problem: Problem, rubric: Rubric) -> list[Quote]:
-    """Return what the judge is shown besides the completion; raises VerifierError."""
+    """Return the texts shown to the judge besides the completion. Raises VerifierError."""
     found = [Quote("problem", _asked(problem))]
     text = _FIELDS["rubric"].read(problem)
     if text not in TEMPLATES and rubric.kind == "score":
@@ -184,7 +185,7 @@ def context(problem: Problem, rubric: Rubric) -> list[Quote]:
 
 
 def _asked(problem: Problem) -> str:
-    """Return the question, or a conversation of several turns as a transcript, no system turn."""
+    """Return the question, or a conversation as a transcript without the system turn."""
     if isinstance(problem.prompt, str):
         return problem.prompt
     turns = [turn for turn in problem.prompt if turn["role"] != "system"]
@@ -194,7 +195,7 @@ def _asked(problem: Problem) -> str:
 
 
 def render(rubric: Rubric, quotes: Sequence[Quote], code: str) -> list[dict[str, str]]:
-    """Return the messages that ask for one judgement; code: of `code_for` these quotes."""
+    """Return the messages of one request. code: `code_for` these quotes."""
     lines = [rubric.task]
     if any(quote.name == "criterion" for quote in quotes):
         lines.append("Each criterion that is given to you counts as part of the task.")

@@ -1,4 +1,4 @@
-"""The raw replies of judges, kept so that a verdict can be reproduced without asking again."""
+"""Store the raw replies of judges, so that a verdict can be reproduced without a new request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from assay.errors import VerifierError
 
-MAX_IN_MEMORY = 20_000  # replies that a store without a file keeps
+# Replies kept by a store without a file.
+MAX_IN_MEMORY = 20_000
 
 
 def reply_key(
@@ -25,9 +26,10 @@ def reply_key(
     sampling: Mapping[str, Any],
     vote: int,
 ) -> str:
-    """Return the sha256 of everything that a reply depends on; the endpoint's address is no part.
+    """Return the sha256 over all inputs of a reply, except the endpoint's address.
 
-    rubric: ``name@version``. vote: 0 for the first reply of this model to these messages.
+    rubric: ``name@version``.
+    vote: 0 for the first reply of this model to these messages.
     """
     parts = [model, rubric, list(map(dict, messages)), dict(sampling), vote]
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
@@ -35,12 +37,15 @@ def reply_key(
 
 
 class JudgeStore:
-    """Replies by key: in a JSON Lines file where a path is given, else the last ones in memory.
+    """Replies by key, in a JSON Lines file if a path is given, else the most recent ones in memory.
 
-    A line is one reply, appended by one write, so that threads, and processes on one file system,
-    may share a file; of a file only the places of its lines are held in memory. Lines that cannot
-    be read (the last one, after a crash) are passed over and counted in `num_unreadable`.
-    read_only: new replies stay in memory, and the file as it is. Safe from any thread.
+    One line is one reply and is appended by one write, so that threads, and processes on one file
+    system, can share a file. Only the positions of lines are kept in memory. Unreadable lines (the
+    last one, after a crash) are skipped and counted in `num_unreadable`.
+
+    read_only: new replies stay in memory and the file is unchanged.
+
+    Safe to use from any thread.
     """
 
     def __init__(self, path: Path | str | None = None, read_only: bool = False) -> None:
@@ -49,7 +54,8 @@ class JudgeStore:
         self.num_unreadable = 0
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._places: dict[bytes, tuple[int, int]] = {}  # where a line begins, and its length
+        # (start, length) of a line.
+        self._places: dict[bytes, tuple[int, int]] = {}
         self._asking: dict[str, tuple[threading.Lock, int]] = {}
         self._file: int | None = None
         if self.path is not None:
@@ -74,7 +80,8 @@ class JudgeStore:
             ) from error
         if (
             not line.endswith(b"\n") and not self.read_only
-        ):  # a torn line must not swallow the next one
+            # A partially written line must not absorb the next one.
+        ):
             os.write(self._file, b"\n")
 
     def _index(self, line: bytes, start: int) -> None:
@@ -97,7 +104,7 @@ class JudgeStore:
         return row[1] if row is not None and row[0] == key else None
 
     def put(self, key: str, reply: dict[str, Any], **facts: Any) -> None:
-        """Keep a reply; facts (model, rubric, vote) stand beside it in the file."""
+        """Store a reply. The facts (model, rubric, vote) are written to the file too."""
         line = json.dumps({"key": key, **facts, "reply": reply}).encode() + b"\n"
         with self._lock:
             if self._file is None or self.read_only:
@@ -107,15 +114,18 @@ class JudgeStore:
                 return
             _write_all(self._file, line)
             end = os.lseek(
-                self._file, 0, os.SEEK_CUR
-            )  # where this write ended, whoever else writes
+                self._file,
+                0,
+                os.SEEK_CUR,
+                # The end of this write, even if other processes append to the file.
+            )
             self._places[key.encode()] = end - len(line), len(line)
 
     @contextmanager
     def asking(self, key: str, deadline: float) -> Generator[bool]:
-        """Let one thread at a time ask for a reply, so that equal completions are paid for once.
+        """Let one thread at a time request a reply, so that identical requests are paid for once.
 
-        Yields False where the clock (`time.monotonic`) reached ``deadline`` first.
+        Yields False if ``time.monotonic()`` reached ``deadline`` first.
         """
         with self._lock:
             lock, waiting = self._asking.get(key, (threading.Lock(), 0))
@@ -132,7 +142,7 @@ class JudgeStore:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file: what is in it is not found any more; what comes stays in memory."""
+        """Close the file. Its replies are no longer found, and new replies stay in memory."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -140,7 +150,7 @@ class JudgeStore:
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Return the key and the reply of a line, or None for one that holds no reply."""
+    """Return (key, reply) of a line, or None for a line without a valid reply."""
     try:
         row: Any = json.loads(line)
         key, reply = row["key"], row["reply"]

@@ -1,7 +1,7 @@
-"""Verifier ``argument_structure``: how much of an argument's form is there: a small shaping term.
+"""Verifier ``argument_structure``: a small shaping term for the form of an argument.
 
-It sees form, not truth: steps that say what they rest on, that add something, and a conclusion at
-the end. The value is a share of the steps, so that more of them earn nothing.
+It checks form, not truth: steps with stated support, steps that add something new, and a conclusion
+at the end. The value is a share of the steps, so additional steps earn nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from assay.verify.base import Part, Verifier
 
 MAX_STEPS = 200
 MIN_STEPS = 2
-SAME = 0.8  # share of common words from which one step restates another
+# Share of common words above which a step restates another.
+SAME = 0.8
 PASSES = 0.5
 
 _NUMBERED = re.compile(
@@ -62,10 +63,10 @@ PART = choice("part", "answer", "reasoning", accepts="answer, or reasoning: the 
 
 
 def judge_argument(problem: Problem, completion: Completion) -> Part:
-    """Return the share of steps that are supported, new and connected; it passes from a half.
+    """Return the share of steps that are supported, new and connected. A half passes.
 
-    Reads ``premises`` and ``part``. Half of the value is lost where the last step is no conclusion,
-    all of it where the conclusion stands at the beginning already, or where there are no two steps.
+    Reads ``premises`` and ``part``. The value is halved if the last step is not a conclusion. It is
+    0 if the conclusion is already at the beginning, or if there are fewer than two steps.
     """
     in_answer, premises = PART.read(problem) == "answer", PREMISES.read(problem)
     text = completion.answer_text if in_answer else completion.reasoning_text
@@ -75,14 +76,15 @@ def judge_argument(problem: Problem, completion: Completion) -> Part:
 
 
 def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]]) -> Part:
-    """Return the part that numbered steps earn; premises: their words."""
+    """Return the part for numbered steps. premises: their words."""
     if not MIN_STEPS <= len(steps) <= MAX_STEPS:
         detail = f"{len(steps)} steps; accepted: {MIN_STEPS} to {MAX_STEPS}"
         return Part(0.0, score=0.0, passed=False, detail=detail)
     said: list[frozenset[str]] = []
     numbers: set[int] = set(range(1, len(premises) + 1))
     supported = repeated = starts = 0
-    fresh = ""  # the last step that repeats none before it
+    # The last step that does not repeat an earlier one.
+    fresh = ""
     for number, text in steps:
         words = words_of(text)
         known = frozenset[str]().union(*premises, *said)
@@ -92,7 +94,8 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
             continue
         fresh = text
         if not words - _NUMBERS or not _rests_on(text, number, numbers):
-            starts += not supported  # what the argument starts from is no step of it
+            # A repeated premise is not a step.
+            starts += not supported
         elif known & words and not any(_same(words, each) for each in premises):
             supported += 1
         said.append(words)
@@ -113,13 +116,14 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
 
 
 def steps_of(text: str) -> list[tuple[int, str]]:
-    """Return (number, text) of each step: numbered lines where there are two, else sentences."""
+    """Return (number, text) of each step: numbered lines if there are two, else sentences."""
     numbered: list[tuple[int, str]] = []
     for line in filter(str.strip, text.splitlines()):
         if match := _NUMBERED.match(line):
             numbered.append((int(match[1]), match[2].strip()))
         elif numbered and not line[:1].isspace() and _CONCLUSION.search(line):
-            numbered.append((numbered[-1][0] + 1, line.strip()))  # a conclusion below the list
+            # A conclusion below the list.
+            numbered.append((numbered[-1][0] + 1, line.strip()))
         elif numbered:
             number, before = numbered[-1]
             numbered[-1] = (number, f"{before} {line.strip()}")
@@ -130,14 +134,14 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text that carry meaning, without the plural's s."""
+    """Return the content words of a text, without a plural s."""
     words = (word.casefold() for word in _WORD.findall(text))
     telling = (word for word in words if word not in _EMPTY)
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in telling)
 
 
 def _rests_on(text: str, number: int, numbers: set[int]) -> bool:
-    """Whether a step has a connective, or refers to another step or premise that there is."""
+    """Return whether a step has a connective or refers to an existing step or premise."""
     if _CONNECTIVE.search(text):
         return True
     referred = {int(one or other) for one, other in _REFERENCE.findall(text)}

@@ -1,7 +1,7 @@
-"""Verifier ``countdown``: an arithmetic expression that uses given numbers and reaches a target.
+"""Verifier ``countdown``: an arithmetic expression over given numbers that equals a target.
 
-Signs and numbers are checked one by one before Python's parser sees them; the tree that it gives is
-computed here in exact fractions. No text of a model is evaluated.
+Characters and numbers are checked before Python's parser reads the expression. Its syntax tree is
+evaluated here with exact fractions. No model output is executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, uncommented, unwrapped
 from assay.verify.base import Part, Verifier, spec_check
 
-MAX_EXPRESSION = 1000  # characters
+# Characters.
+MAX_EXPRESSION = 1000
 MAX_DEPTH = 50
 MAX_DIGITS = 18
 
@@ -36,10 +37,13 @@ _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _SIGN = r"[-+*/()]|[xX](?=[\s(0-9])"
 _EXPRESSION = re.compile(rf"(?:\s*(?:[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|{_SIGN}))*\s*")
 _TOKEN = re.compile(rf"0*([0-9]+)|{_SIGN}")
-_UNSIGNED = re.compile(r"([0-9)]) \(")  # a product without its sign, as in 2(3 + 4)
-_DANGLING = re.compile(r"[(+*/-] [+*/]|[+*/-] -")  # a minus may open an expression, no plus does
+# A product without a sign, as in 2(3 + 4).
+_UNSIGNED = re.compile(r"([0-9)]) \(")
+# An expression can begin with a minus, but not with a plus.
+_DANGLING = re.compile(r"[(+*/-] [+*/]|[+*/-] -")
 _DIGITS = re.compile("[0-9]+")
-_RATIO = re.compile(r"(?<=[0-9)\]])\s{0,3}[:∶]\s{0,3}(?=[0-9(\[])")  # 8 : 4
+# As in 8 : 4.
+_RATIO = re.compile(r"(?<=[0-9)\]])\s{0,3}[:∶]\s{0,3}(?=[0-9(\[])")
 _LEAD = re.compile(
     r"\A(?:so|thus|hence|therefore|then|finally|one\s+way)\b\s*[:,]?\s*", re.IGNORECASE
 )
@@ -57,7 +61,7 @@ _COMPUTE: Mapping[type[ast.operator], Callable[[Any, Any], int | Fraction]] = {
 
 
 class NotArithmetic(ValueError):
-    """The text is no expression of whole numbers, + - * / and parentheses."""
+    """Raised for text other than whole numbers, + - * / and parentheses."""
 
 
 NUMBERS = Field(
@@ -80,9 +84,9 @@ METADATA = Field(
 
 
 def judge_countdown(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the last expression uses the numbers as asked and reaches the target, else 0.
+    """Score 1 if the last expression uses the numbers correctly and equals the target, else 0.
 
-    Reads ``numbers``, ``target`` (or both from ``metadata``) and ``use`` of the spec.
+    Reads ``numbers``, ``target`` (or both from ``metadata``) and ``use`` from the spec.
     """
     numbers, target, use = read_countdown(problem)
     found = expression_of(uncommented(clipped(completion.answer_text)))
@@ -93,7 +97,7 @@ def judge_countdown(problem: Problem, completion: Completion) -> Part:
 
 
 def read_countdown(problem: Problem) -> tuple[list[int], int, str]:
-    """Return numbers, target and use of a problem; raises VerifierError."""
+    """Return (numbers, target, use) of a problem. Raises VerifierError."""
     where, facts = f"problem {problem.id}: spec", METADATA.read(problem) or {}
     given = {**facts, **{key: value for key, value in problem.spec.items() if value is not None}}
     numbers, target = (field.of(given, where) for field in _NEEDED)
@@ -101,7 +105,7 @@ def read_countdown(problem: Problem) -> tuple[list[int], int, str]:
 
 
 def fault_of(text: str, numbers: Sequence[int], target: int, use: str = "all") -> str:
-    """Return what is wrong with an expression, an empty text where nothing is."""
+    """Return the fault of an expression, or "" if it is correct."""
     given = sorted(numbers)
     try:
         value, used = evaluate(text, given)
@@ -118,25 +122,26 @@ def fault_of(text: str, numbers: Sequence[int], target: int, use: str = "all") -
 
 
 def marked_or_last(text: str) -> tuple[str, ...]:
-    """Return what a text marks as its answer, else its last line; several: alternatives."""
+    """Return the contents of a text's answer marks, or its last line. Several are alternatives."""
     lines = [line for line in unwrapped(text).splitlines() if line.strip(" `$")]
     return committed(text) or tuple(lines[-1:])
 
 
 def expression_of(text: str) -> str | None:
-    """Return the expression that a text commits to."""
+    """Return the final expression of a text."""
     found = marked_or_last(text)
     if len(found) > 1:
-        return " | ".join(found)  # alternatives: no expression
+        # Alternatives are not an expression.
+        return " | ".join(found)
     content = bare(found[0].partition(", not ")[0]) if found else ""
     return bare(_LABEL.sub("", _LEAD.sub("", content, count=1), count=1)) or None
 
 
 def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
-    """Return the exact value of an expression and the numbers in it, in order of size.
+    """Return the exact value of an expression, and its numbers in ascending order.
 
-    One ``= value`` may follow or precede it. Raises NotArithmetic for anything else, for a number
-    that is not among ``numbers`` often enough, and ZeroDivisionError.
+    One ``= value`` may precede or follow it. Raises NotArithmetic for anything else and for a
+    number that is not in ``numbers`` often enough, and ZeroDivisionError.
     """
     if len(text) > MAX_EXPRESSION:
         raise NotArithmetic(f"more than {MAX_EXPRESSION} characters")
@@ -147,7 +152,8 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
         sides.reverse()
     spaced = _spaced(sides[0])
     used = sorted(map(int, _DIGITS.findall(spaced)))
-    if used != numbers and Counter(used) - Counter(numbers):  # before values can grow large
+    # Checked before the evaluation, in which values can grow large.
+    if used != numbers and Counter(used) - Counter(numbers):
         raise NotArithmetic("a number that is not given, or is used too often")
     try:
         tree = ast.parse(spaced, mode="eval")
@@ -162,7 +168,7 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
 
 
 def _plain(text: str) -> str:
-    """Return an expression in ASCII, without LaTeX."""
+    """Return an expression in ASCII without LaTeX."""
     text = _RATIO.sub("/", text.translate(_SIGNS))
     if "\\" not in text:
         return text.strip()
@@ -176,9 +182,9 @@ def _plain(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """Return an expression as Python reads it, with a space between tokens."""
+    """Return an expression in Python syntax, with spaces between tokens."""
     if not _EXPRESSION.fullmatch(text):
-        raise NotArithmetic("no expression of numbers, + - * / and parentheses")
+        raise NotArithmetic("not an expression of numbers, + - * / and parentheses")
     tokens = (match[1] or match[0] for match in _TOKEN.finditer(text))
     spaced = _UNSIGNED.sub(r"\1 * (", " ".join(tokens).replace("x", "*").replace("X", "*"))
     if _DANGLING.search(f"( {spaced}"):
@@ -190,7 +196,7 @@ def _spaced(text: str) -> str:
 
 
 def _value(node: ast.expr) -> int | Fraction:
-    """Return the exact value: whole numbers stay whole up to the first division."""
+    """Return the exact value. Whole numbers stay integers until the first division."""
     match node:
         case ast.BinOp(left=left, op=sign, right=right):
             return _COMPUTE[type(sign)](_value(left), _value(right))

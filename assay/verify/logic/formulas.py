@@ -1,12 +1,12 @@
-r"""Formulas of propositional and simple first-order logic: ASCII, words, Unicode, LaTeX.
+r"""Parse propositional and simple first-order formulas in ASCII, words, Unicode and LaTeX.
 
     not A, ~A, !A, ¬A, \neg A, A'          A and B, A & B, A && B, A /\ B, A ∧ B, A * B, A · B
     A or B, A | B, A || B, A \/ B, A + B   A xor B, A ^ B, A ⊕ B
     A implies B, A -> B, A => B, A → B     A iff B, A <-> B, A <=> B, A ↔ B, A ≡ B
     forall x (P(x) -> Q(x)), ∀x ∃y R(x, y), a = b, a != b, true, false
 
-From the tightest: not and quantifiers, and, xor, or, implies (to the right), iff. A quantifier
-followed by a dot or a colon reaches as far as it can.
+Precedence from tightest to loosest: not and quantifiers, and, xor, or, implies (right-associative),
+iff. A quantifier followed by a dot or a colon extends as far as possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-MAX_FORMULA = 4000  # characters
+# Characters.
+MAX_FORMULA = 4000
 MAX_DEPTH = 60
 
 Connective = Literal["not", "and", "or", "xor", "implies", "iff", "forall", "exists"]
@@ -34,7 +35,10 @@ class LogicTerm:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """One node. name: of an atom, a quantified variable, or ``true`` / ``false``."""
+    """One node of a formula.
+
+    name: of an atom, of a quantified variable, or ``true`` / ``false``.
+    """
 
     kind: Kind
     name: str = ""
@@ -42,7 +46,7 @@ class Formula:
     parts: tuple[Formula, ...] = ()
 
     def walk(self) -> Iterator[Formula]:
-        """Yield this formula and all inside it."""
+        """Yield this formula and all its subformulas."""
         stack: list[Formula] = [self]
         while stack:
             formula = stack.pop()
@@ -51,12 +55,12 @@ class Formula:
 
     @property
     def atoms(self) -> tuple[str, ...]:
-        """The names of its propositional variables and predicates, sorted."""
+        """Sorted names of its propositional variables and predicates."""
         return tuple(sorted({each.name for each in self.walk() if each.kind == "atom"}))
 
     @property
     def is_propositional(self) -> bool:
-        """Whether it holds no terms and no quantifiers."""
+        """Whether it contains no terms and no quantifiers."""
         return all(
             each.kind not in ("forall", "exists", "equal") and not each.terms
             for each in self.walk()
@@ -64,7 +68,10 @@ class Formula:
 
 
 class NotAFormula(ValueError):
-    """The text is no formula; the message says why, without quoting it."""
+    """Raised for text that is not a formula.
+
+    The message gives the reason without quoting the text.
+    """
 
 
 _SPELLINGS = {
@@ -100,14 +107,15 @@ _OVER = re.compile(r"\\(?:overline|bar)\s*\{([^{}]*)\}|\\bar\s*([A-Za-z])")
 
 
 def parse_formula(text: str) -> Formula:
-    """Return the formula that a text is; raises NotAFormula."""
+    """Parse a formula. Raises NotAFormula."""
     return _Parser(_tokens(text)).formula()
 
 
 def parse_letters(text: str, letters: frozenset[str]) -> Formula:
-    """Return a formula of single letters, in which AB, A.B and A(B + C) are conjunctions.
+    """Parse a formula of single letters, in which AB, A.B and A(B + C) are conjunctions.
 
-    letters: the variables, in lower case; a name of other letters stays one. Raises NotAFormula.
+    letters: the variables in lower case. A name with other letters is one variable. Raises
+        NotAFormula.
     """
     found: list[tuple[str, str]] = []
     for symbol, name in _tokens(text):
@@ -136,7 +144,7 @@ def _plain(text: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Return (symbol, name) pairs; a name has the symbol ``name``."""
+    """Return (symbol, name) pairs. The symbol of a name is ``name``."""
     if len(text) > MAX_FORMULA:
         raise NotAFormula(f"more than {MAX_FORMULA} characters")
     found: list[tuple[str, str]] = []
@@ -144,12 +152,12 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotAFormula("a sign that no formula has")
+            raise NotAFormula("an unknown symbol")
         position = match.end()
         if match["latex"]:
             symbol = _SYMBOLS.get(match["latex"])
             if symbol is None:
-                raise NotAFormula("a LaTeX command that no formula has")
+                raise NotAFormula("an unknown LaTeX command")
             found.append((symbol, ""))
         elif match["name"]:
             found.extend(_of_name(match["name"]))
@@ -207,7 +215,8 @@ class _Parser:
         parts = [self._binary(level + 1)]
         while self._take(kind):
             parts.append(self._binary(level + 1))
-        if kind == "implies":  # to the right
+        # Right-associative.
+        if kind == "implies":
             return reduce(lambda right, left: Formula(kind, parts=(left, right)), reversed(parts))
         return reduce(lambda left, right: Formula(kind, parts=(left, right)), parts)
 
@@ -233,7 +242,8 @@ class _Parser:
             self.tokens[self.index : self.index + 1] = [
                 ("name", run[1]),
                 ("name", run[2]),
-            ]  # ∃xP(x)
+                # As in ∃xP(x).
+            ]
         names = [self._need("name", "a quantifier without a variable")]
         while self._peek() == "," and self._peek(1) == "name" and self._peek(2) != "(":
             self.index += 1
@@ -247,7 +257,7 @@ class _Parser:
     def _atom(self) -> Formula:
         if self._take("("):
             inner = self._binary(0)
-            self._need(")", "a parenthesis that does not close")
+            self._need(")", "an unclosed parenthesis")
             return inner
         for constant in ("true", "false"):
             if self._take(constant):
@@ -261,7 +271,7 @@ class _Parser:
         return Formula("atom", term.name, term.arguments)
 
     def _term(self) -> LogicTerm:
-        name = self._need("name", "a connective without a formula")
+        name = self._need("name", "a connective without an operand")
         if not self._take("("):
             return LogicTerm(name)
         self.depth += 1
@@ -270,6 +280,6 @@ class _Parser:
         arguments = [self._term()]
         while self._take(","):
             arguments.append(self._term())
-        self._need(")", "a parenthesis that does not close")
+        self._need(")", "an unclosed parenthesis")
         self.depth -= 1
         return LogicTerm(name, tuple(arguments))

@@ -1,9 +1,8 @@
-"""Guards and checks beside reasoning-gym's own scorers, for where these are not to be trusted.
+"""Guards and additional checks for reasoning-gym's unreliable scorers.
 
-They were read in version 0.1.25, where a scorer is a method of its task. Three faults are met here.
-A scorer evaluates the model's text, or a short text makes it run for minutes: `GATES` keep such
-texts away from it. A scorer gives full marks for something that is not the answer: a check in
-`STRICT` must agree, or stands in the scorer's place.
+In reasoning-gym 0.1.25 a scorer is a method of its task. Some scorers evaluate the model's text,
+and some run for minutes on a short text. `GATES` reject such texts beforehand. Some scorers give
+full marks for wrong answers. A check in `STRICT` must then agree, or replaces the scorer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FUNCTIONS = frozenset(_NAMES.split())
 
 
 def is_literal(text: str, entry: Entry) -> bool:
-    """Whether a text is a Python literal, for which ``eval`` does nothing but read it."""
+    """Return whether a text is a Python literal, so that ``eval`` executes no code."""
     if len(text) > MAX_LITERAL:
         return False
     try:
@@ -40,10 +39,11 @@ def is_literal(text: str, entry: Entry) -> bool:
 
 
 def is_algebra(text: str, entry: Entry) -> bool:
-    """Whether a text is plain algebra that sympy reads and differentiates in moments.
+    """Return whether a text is plain algebra that sympy parses and differentiates quickly.
 
-    Numbers of at most 12 digits, single letters and known functions; a power is a whole number up
-    to 60, a fraction of such, or holds a letter, and never a power of a power.
+    Allowed are numbers of at most 12 digits, single letters and known functions. An exponent is a
+    whole number up to 60, a fraction of such numbers, or contains a letter. Powers of powers are
+    rejected.
     """
     if len(text) > MAX_ALGEBRA or "\n" in text:
         return False
@@ -81,9 +81,9 @@ def _is_small(power: ast.BinOp) -> bool:
 
 
 def is_antiderivative(text: str, entry: Entry) -> bool:
-    """Whether plain algebra has the right slope at a few points, so far as floats can tell.
+    """Return whether an expression has the expected derivative at a few points, in floating point.
 
-    The library simplifies the difference of derivatives: minutes, for what is far from 0.
+    The library simplifies the difference of the derivatives, which takes minutes for wrong answers.
     """
     if not is_algebra(text, entry):
         return False
@@ -97,13 +97,14 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
         slope = api.diff(api.parse_expr(text, local_dict=names), x)
         wanted = api.parse_expr(metadata["integrand"], local_dict=names)
         functions = [api.lambdify((x, names["C"]), f, modules=["cmath"]) for f in (slope, wanted)]
-    except Exception:  # foreign code: sympy's reader, fed by a model
+    except Exception:  # foreign code: sympy's parser on model output
         return False
     for point in (0.731, 1.37, 2.19):
         try:
             given, expected = (complex(function(point, 0.5)) for function in functions)
         except (NameError, TypeError):
-            return True  # a function that cmath lacks: the library must look
+            # cmath lacks this function, so the library must decide.
+            return True
         except (ArithmeticError, ValueError):
             continue
         if not abs(given - expected) <= 1e-6 * max(1.0, abs(expected)):
@@ -112,15 +113,15 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
 
 
 def _form(pattern: str) -> Callable[[str, Entry], bool]:
-    """Return a gate for texts that match a pattern as a whole."""
+    """Return a gate for texts that fully match a pattern."""
     compiled = re.compile(pattern, re.DOTALL | re.IGNORECASE)
     return lambda text, entry: compiled.fullmatch(text) is not None
 
 
-# Tasks whose scorer calls eval on the model's text: only a plain Python literal reaches it.
+# Tasks whose scorer calls eval on the model's text: it gets only plain Python literals.
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# Tasks whose scorer calls sympy.parse_expr, and so eval: only plain algebra reaches it, and of the
-# last two nothing does, since a check stands in its place.
+# Tasks whose scorer calls sympy.parse_expr, and so eval: it gets only plain algebra. For the last
+# two tasks, a check replaces the scorer.
 ALGEBRA = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
 EVALUATES = (*LITERALS, *ALGEBRA, "countdown", "puzzle24")
 
@@ -128,20 +129,26 @@ _SHORT_NUMBERS = _form(r"(?!.*\d{3}).*")
 _NO_LETTERS = _form(r"[\W\d_]*")
 _FINITE = _form(r"(?!.*(?:nan|inf)).*")
 
-# A text that does not pass its gate scores 0 without the library's scorer.
+# A text that does not pass its gate scores 0 without a call of the library's scorer.
 GATES: Mapping[str, Callable[[str, Entry], bool]] = {
     **dict.fromkeys(LITERALS, is_literal),
     "intermediate_integration": is_antiderivative,
     "simple_integration": is_antiderivative,
     "polynomial_multiplication": is_algebra,
-    "rubiks_cube": _SHORT_NUMBERS,  # "F999999999" is spelled out before it is turned
+    # The scorer expands "F999999999" before it applies the moves.
+    "rubiks_cube": _SHORT_NUMBERS,
     "rush_hour": _SHORT_NUMBERS,
-    "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),  # it reads the letters A, B, C out of any prose
-    "sokoban": _form(r"[UDLR\s,]*"),  # it skips what is no move
-    "kakurasu": _NO_LETTERS,  # they skip what is no number
+    # The scorer reads the letters A, B, C from any prose.
+    "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),
+    # The scorer skips invalid moves.
+    "sokoban": _form(r"[UDLR\s,]*"),
+    # The scorers skip text that is not a number.
+    "kakurasu": _NO_LETTERS,
     "survo": _NO_LETTERS,
-    "number_sorting": _FINITE,  # NaN is within any tolerance of anything
-    "complex_arithmetic": _FINITE,  # min(1, exp(-NaN)) is 1
+    # NaN is within any tolerance of any number.
+    "number_sorting": _FINITE,
+    # min(1, exp(-NaN)) is 1.
+    "complex_arithmetic": _FINITE,
 }
 
 
@@ -150,7 +157,7 @@ def _countdown(text: str, entry: Entry) -> bool:
 
 
 def _puzzle24(text: str, entry: Entry) -> bool:
-    """The library accepts any four numbers of its range; the puzzle names four."""
+    """Accept only the puzzle's four numbers. The library accepts any four numbers in range."""
     return not fault_of(text, [int(number) for number in entry["metadata"]["numbers"]], 24)
 
 
@@ -164,19 +171,19 @@ def _same_words(text: str, entry: Entry) -> bool:
 
 
 def _one_number(text: str, entry: Entry) -> bool:
-    """The library reads the first number of a text; here the text is one number."""
+    """Accept only one number. The library reads the first number of a text."""
     number = re.fullmatch(r"[$€£]?\s*(-?\d[\d,]*(?:\.\d+)?)\s*%?\.?", text.strip())
     return number is not None and float(number[1].replace(",", "")) == float(entry["answer"])
 
 
 def _same_numbers(text: str, entry: Entry) -> bool:
-    """The library allows each number to be off by 1."""
+    """Compare numbers exactly. The library allows each number to be off by 1."""
     given, expected = (json.loads(each.replace("'", '"')) for each in (text, str(entry["answer"])))
     return [float(number) for number in given] == [float(number) for number in expected]
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """The library gives full marks for the first digits of the answer alone."""
+    """Compare the whole answer. The library gives full marks for its first digits."""
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
     given, expected = (Fraction(each.replace(",", "").strip()) for each in (text, entry["answer"]))
@@ -184,13 +191,13 @@ def _coin_flip(text: str, entry: Entry) -> bool:
 
 
 def _new_conclusion(text: str, entry: Entry) -> bool:
-    """The library accepts a premise again as a conclusion."""
+    """Reject premises. The library accepts a premise as a new conclusion."""
     squeezed = re.sub(r"[\s()]", "", text)
     return squeezed not in {re.sub(r"[\s()]", "", p) for p in entry["metadata"]["premises"]}
 
 
 def _fits_shape(text: str, entry: Entry) -> bool:
-    """The library compares as many cells as the answer has, and ignores the rest."""
+    """Check the grid's size. The library compares only as many cells as the answer has."""
     given, expected = json.loads(text), json.loads(str(entry["answer"]))
     is_grid = bool(expected) and isinstance(expected[0], list)
     same = len(given) == len(expected)
@@ -198,7 +205,7 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """The library reads the first number or time and ignores what follows."""
+    """Accept only one number or time. The library ignores text after the first."""
     form = r"(-?\d+ *(?:days?)?,? *)?([\d:.]+)?"
     given, expected = re.fullmatch(form, text.strip()), re.fullmatch(form, str(entry["answer"]))
     if given is None or expected is None:
@@ -207,7 +214,7 @@ def _interval(text: str, entry: Entry) -> bool:
 
 
 def _one_fraction(text: str, entry: Entry) -> bool:
-    """The library reads the first fraction of a text; here the text is one fraction."""
+    """Accept only one fraction. The library reads the first fraction of a text."""
     form = r"[\s$]*-?(?:\\[dt]?frac\s*\{-?\d+\}\s*\{-?\d+\}|\d+\s*/\s*-?\d+)[\s$.]*"
     return re.fullmatch(form, text) is not None
 
@@ -217,17 +224,18 @@ def _zebra(text: str, entry: Entry) -> bool:
 
 
 def _knights_knaves(text: str, entry: Entry) -> bool:
-    """Whether a text gives every inhabitant exactly one role, and the right one."""
+    """Return whether a text gives every inhabitant exactly one role, and the right one."""
     names, solution = entry["metadata"]["names"], entry["metadata"]["solution"]
     right = {str(name).casefold(): bool(truth) for name, truth in zip(names, solution, strict=True)}
     return role_claims(text, entry["metadata"]) == right
 
 
 def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | None:
-    """Return who is said to be truthful, None where the text says anything twice or unclearly.
+    """Return each inhabitant's role (True: truthful), or None if a statement is repeated or
+    unclear.
 
-    "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David and
-    Ella are knaves" all say so; a role that belongs to no one, a denial and a second role do not.
+    Accepts "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David
+    and Ella are knaves". A role without a name, a negation and a second role are unclear.
     """
     terms = cast("Mapping[str, str]", metadata["knight_knave_terms"])
     knight, knave = (rf"{re.escape(terms[key].casefold())}(?:e?s)?" for key in ("knight", "knave"))
@@ -252,22 +260,27 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
     return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
-# (check, whether it replaces the library's scorer): a replaced one has no partial credit; otherwise
-# the library's full marks stand only where the check agrees.
+# (check, whether it replaces the library's scorer). A replaced scorer gives no partial credit.
+# Otherwise the library's full marks count only if the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),
     "countdown": (_countdown, True),
     "puzzle24": (_puzzle24, True),
-    "game_of_life_halting": (_same_text, True),  # any text is true
+    # The scorer accepts any text as true.
+    "game_of_life_halting": (_same_text, True),
     "coin_flip": (_coin_flip, True),
     "gsm_symbolic": (_one_number, True),
     "number_sorting": (_same_numbers, True),
     "fraction_simplification": (_one_fraction, False),
-    "spell_backward": (_same_text, False),  # letters after the answer are ignored
-    "figlet_font": (_same_text, False),  # ten letters right are enough
-    "letter_jumble": (_same_text, False),  # words after the answer are ignored
-    "word_sorting": (_same_words, False),  # so are they here
+    # The scorer ignores letters after the answer.
+    "spell_backward": (_same_text, False),
+    # The scorer accepts ten correct letters.
+    "figlet_font": (_same_text, False),
+    # The scorer ignores words after the answer.
+    "letter_jumble": (_same_text, False),
+    # The scorer ignores words after the answer here too.
+    "word_sorting": (_same_words, False),
     "propositional_logic": (_new_conclusion, False),
     "game_of_life": (_fits_shape, False),
     "time_intervals": (_interval, False),

@@ -1,4 +1,4 @@
-"""Verifier ``gym``: reasoning-gym's own scorer of a task, behind guards and checks of our own."""
+"""Verifier ``gym``: reasoning-gym's own scorer of a task, with guards and additional checks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from assay.verify.answers.commitment import (
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
-MAX_ANSWER = 4000  # characters, or four times the expected answer where that is more
+# Characters, or four times the expected answer's length if that is more.
+MAX_ANSWER = 4000
 
 _METADATA = "the metadata of reasoning-gym's entry"
 _READS = re.compile(r"metadata(?:[\"']\])?\s*\[\s*[\"'](\w+)[\"']\s*\]")
 _GUARDED = re.compile(r"[\"'](\w+)[\"']\s+(?:not\s+)?in\s")
-_KEYS = {  # where the source does not say it plainly
+# Keys that the source code of the scorers does not state plainly.
+_KEYS = {
     "advanced_geometry": {"task_type"},
     "knights_knaves": {"names", "solution", "knight_knave_terms"},
     "composite": {"source_dataset"},
@@ -54,10 +56,10 @@ PARTIAL_CREDIT = flag("partial_credit", "true (the task's own scores below 1) or
 
 
 def judge_gym(problem: Problem, completion: Completion) -> Part:
-    """Score an answer as its reasoning-gym task does; only a score of 1 passes.
+    """Score an answer with its reasoning-gym task. Only a score of 1 passes.
 
-    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` of the spec. Where a scorer
-    gives full marks too easily, or would evaluate the model's text, another stands in its place.
+    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` from the spec. A scorer that
+    gives full marks too easily, or would evaluate the model's text, is replaced.
     """
     task, gold, metadata = read_gym(problem)
     found = answers_of(uncommented(clipped(completion.answer_text)), task, gold, metadata)
@@ -74,9 +76,10 @@ def judge_gym(problem: Problem, completion: Completion) -> Part:
 
 
 def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
-    """Return task, answer and metadata of a problem.
+    """Return (task, answer, metadata) of a problem.
 
-    Raises VerifierError for an unknown task, and for metadata that lacks what its scorer reads.
+    Raises VerifierError for an unknown task, and for metadata without the keys that its scorer
+    reads.
     """
     where = f"problem {problem.id}: spec"
     metadata: Mapping[str, Any] = METADATA.read(problem)
@@ -91,7 +94,8 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     if lacking := sorted(keys - metadata.keys()):
         accepts = f"{_METADATA} of {task}"
         raise VerifierError(message(f"{where}.metadata", f"no {', '.join(lacking)}", accepts))
-    if task in ("arc_agi", "rearc") and "output" in metadata:  # JSON has no tuples
+    # JSON has no tuples, so lists are converted.
+    if task in ("arc_agi", "rearc") and "output" in metadata:
         metadata = {**metadata, "output": tuple(tuple(row) for row in metadata["output"])}
     return task, None if answer is None else str(answer), metadata
 
@@ -99,14 +103,15 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
 def answers_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return what a text commits to: the last tag, box or phrase; else the whole of it."""
+    """Return the answer of a text: the last tag, box or phrase, else the whole text."""
     if gold is not None and text == gold.strip():
         return (text,)
     run = last_marks(text)
     phrase = last_phrase(text, run[-1].end if run else 0)
     if phrase is not None:
         content = phrase.content
-        if gold is not None and "\n" in gold.strip():  # a grid begins there
+        # A grid begins after the line break.
+        if gold is not None and "\n" in gold.strip():
             content = text[text.index(content, phrase.start) :].partition("\n```")[0]
         return (_bare(content, task, gold),)
     if run:
@@ -117,7 +122,7 @@ def answers_of(
 
 
 def _last_of_all(text: str, names: Sequence[str]) -> str:
-    """Return the fewest lines at the end of a text that speak of everyone."""
+    """Return the shortest run of final lines that mentions every name."""
     lines = text.splitlines()
     missing = {name.casefold() for name in names}
     for n in range(len(lines) - 1, -1, -1):
@@ -130,18 +135,19 @@ def _last_of_all(text: str, names: Sequence[str]) -> str:
 def _bare(text: str, task: str, gold: str | None) -> str:
     plain, expected = unwrapped(text), (gold or "").strip()
     if gold is not None and plain != expected and bare(text).casefold() == expected.casefold():
-        return bare(text)  # **Bob**. and "Bob"
+        # As in "**Bob**." and '"Bob"'.
+        return bare(text)
     return plain.removesuffix(".") if task in ("countdown", "puzzle24") else plain
 
 
 def score_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any], where: str
 ) -> tuple[float, str]:
-    """Return the score in [0, 1] of an answer, and what is to be said of it."""
+    """Return the score in [0, 1] of an answer, and a remark for the detail."""
     if gold is not None and text.strip() == gold.strip():
         return 1.0, ""
     if len(text) > max(MAX_ANSWER, 4 * len(gold or "")):
-        return 0.0, "the answer is too long to be one"
+        return 0.0, "the answer is too long"
     entry = {"question": "", "answer": gold, "metadata": metadata}
     if task in GATES and not GATES[task](text, entry):
         return 0.0, "not in the form of an answer to this task"
@@ -149,7 +155,8 @@ def score_of(
     try:
         agreed = check is None or bool(check(text, entry))
     except (ValueError, TypeError, ArithmeticError, RecursionError, IndexError):
-        agreed = False  # the text cannot be read as an answer
+        # The scorer cannot parse the text as an answer.
+        agreed = False
     if replaces:
         return float(agreed), ""
     score = _library_score(text, task, entry, where)
@@ -159,7 +166,7 @@ def score_of(
 
 
 def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -> float:
-    """Return the score of the task's own method; 0 where the text makes it raise."""
+    """Return the score of the task's own method, or 0 if the text makes it raise."""
     dataset = _dataset(task)
 
     def score(answer: str) -> float:
@@ -167,10 +174,11 @@ def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -
 
     try:
         number = score(text)
-    except Exception as fault:  # foreign code, fed by a model
+    except Exception as fault:  # foreign code on model output
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
-        except Exception:  # it cannot read the entry itself
+        # The scorer cannot read the entry itself.
+        except Exception:
             found = f"{type(fault).__name__}: {fault}"[:200]
             accepts = f"{_METADATA} of {task}"
             raise VerifierError(message(f"{where}: spec.metadata", found, accepts)) from fault
@@ -195,9 +203,9 @@ def known_tasks() -> list[str]:
 
 @lru_cache(maxsize=128)
 def needed_keys(task: str) -> frozenset[str] | None:
-    """Return the keys of the metadata that a task's scorers always read, as their source says.
+    """Return the metadata keys that a task's scorers always read, by their source code.
 
-    None: there is no such task.
+    None: the task does not exist.
     """
     if task not in known_tasks():
         return None

@@ -1,4 +1,4 @@
-"""The label that a text commits to: True, False or Uncertain."""
+"""Find a text's final label: True, False or Uncertain."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from assay.verify.answers.commitment import bare, commitment, retraction
 
 LABELS = ("True", "False", "Uncertain")
-MAX_LABEL = 80  # characters of a line that is only a label
-MAX_SENTENCES = 2000  # characters of a line in which a label is looked for
+# Characters of a line that is only a label.
+MAX_LABEL = 80
+# Characters of a line in which a label is searched.
+MAX_SENTENCES = 2000
 
 _WORDS = {
     "True": "true entailed proved provable follows valid entailment",
@@ -40,10 +42,10 @@ _OFFERS = re.compile(r"\A(?:or|and)?\s*(?:maybe|perhaps|possibly)?\s*")
 
 
 def find_label(text: str) -> str | None:
-    """Return the one label that a text commits to, None where there is none or more than one.
+    """Return a text's only final label, or None if there is none or more than one.
 
-    A marked answer, else a first line that is only a label, else the last line. What takes a label
-    back counts, a question does not.
+    The label is searched in the marked answer, else in a first line that is only a label, else in
+    the last line. A retraction overrules an earlier label. A question is ignored.
     """
     found, end = commitment(text)
     if len(found) > 1:
@@ -62,7 +64,7 @@ def find_label(text: str) -> str | None:
 
 
 def _label_in(content: str, marked: bool) -> str | None:
-    """Return the label with which a line answers: the only one of its sentence."""
+    """Return the only label of an answering sentence."""
     content = content[:MAX_SENTENCES] if marked else content[-MAX_SENTENCES:]
     if (label := _pure(content)) is not None:
         return label
@@ -95,7 +97,7 @@ def _only_label(head: str, marked: bool) -> str | None:
 
 
 def _pure(text: str) -> str | None:
-    """Return the label that a text is, with nothing beside it but marks."""
+    """Return the label of a text that contains nothing else but punctuation."""
     if len(text) > MAX_LABEL:
         return None
     match = _VERDICT.fullmatch(bare(text).casefold())
@@ -103,7 +105,7 @@ def _pure(text: str) -> str | None:
 
 
 def _another(rest: str, label: str) -> bool:
-    """Whether a sentence or line in the rest of a text is only a label, and another one."""
+    """Return whether a later sentence or line consists of a different label."""
     sentences = (each.strip() for each in re.split(r"[.!?;\n]", rest.casefold()))
     said = {_pure(_OFFERS.sub("", sentence)) for sentence in sentences}
     return bool(said - {None, label, _pure(label)})

@@ -1,6 +1,6 @@
-"""Questions about formulas: truth tables where they are small, else z3.
+"""Satisfiability and entailment: truth tables for few variables, else z3.
 
-z3 works under a limit that it counts itself, not under a clock, so that its answers repeat.
+z3 runs under its own resource limit instead of a wall-clock limit, so its answers are reproducible.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from assay.errors import VerifierError
 from assay.host.imports import slow_import
 from assay.verify.logic.formulas import Formula, LogicTerm, NotAFormula
 
-MAX_TABLE = 16  # variables of a truth table
-RLIMIT = 4_000_000  # z3's own units: some seconds
+# Variables of a truth table.
+MAX_TABLE = 16
+# z3's resource units, about some seconds.
+RLIMIT = 4_000_000
 
 _BITS: Mapping[str, Callable[..., int]] = {
     "not": lambda part: ~part,
@@ -28,11 +30,11 @@ _INSTALL = "needs z3; install it with: pip install 'assay-rl[logic]'"
 
 
 class Unknown(Exception):
-    """z3 reached its limit without an answer."""
+    """Raised if z3 reached its limit without an answer."""
 
 
 def satisfiable(formulas: Sequence[Formula]) -> bool:
-    """Whether all formulas can be true together; raises Unknown and NotAFormula."""
+    """Return whether all formulas can be true together. Raises Unknown and NotAFormula."""
     names = sorted({name for formula in formulas for name in formula.atoms})
     if len(names) <= MAX_TABLE and all(formula.is_propositional for formula in formulas):
         columns, everything = _columns(names)
@@ -44,22 +46,26 @@ def satisfiable(formulas: Sequence[Formula]) -> bool:
 
 
 def entails(premises: Sequence[Formula], conclusion: Formula) -> bool:
-    """Whether the conclusion is true wherever all premises are; raises Unknown and NotAFormula."""
+    """Return whether the premises imply the conclusion. Raises Unknown and NotAFormula."""
     return not satisfiable([*premises, Formula("not", parts=(conclusion,))])
 
 
 def equivalent(one: Formula, other: Formula) -> bool:
-    """Whether two formulas are true together and false together; raises Unknown and NotAFormula."""
+    """Return whether two formulas always have the same truth value.
+
+    Raises Unknown and NotAFormula.
+    """
     return not satisfiable([Formula("xor", parts=(one, other))])
 
 
 def _columns(names: Sequence[str]) -> tuple[dict[str, int], int]:
-    """Return each variable's column of the truth table, a bit a row, and the column of ones."""
+    """Return each variable's truth-table column as a bit mask, and the column of ones."""
     size = 1 << len(names)
     everything = (1 << size) - 1
     columns: dict[str, int] = {}
     for place, name in enumerate(names):
-        block = 1 << place  # rows in which it keeps its value
+        # Number of consecutive rows with the same value.
+        block = 1 << place
         columns[name] = everything // ((1 << 2 * block) - 1) * (((1 << block) - 1) << block)
     return columns, everything
 
@@ -93,7 +99,7 @@ def _z3_satisfiable(formulas: Sequence[Formula]) -> bool:
 
 
 class _Translation:
-    """Formulas as z3 sees them: one sort of things, and predicates over it."""
+    """Translate formulas to z3, with one sort of objects and predicates over it."""
 
     def __init__(self, z3: Any, context: Any) -> None:
         self.z3 = z3
@@ -110,7 +116,7 @@ class _Translation:
             return self.z3.BoolVal(name == "true", ctx=self.truth.ctx)
         if kind == "atom":
             if name in bound:
-                raise NotAFormula("a quantified variable that stands as a formula")
+                raise NotAFormula("a quantified variable used as a formula")
             return self._apply(f"is {name}", formula.terms, self.truth, bound)
         if kind == "equal":
             left, right = (self._term(term, bound) for term in formula.terms)
@@ -137,7 +143,7 @@ class _Translation:
 
 
 def is_normal(formula: Formula, form: str) -> bool:
-    """Whether a formula has a normal form: ``nnf``, ``cnf`` or ``dnf``."""
+    """Return whether a formula is in a normal form: ``nnf``, ``cnf`` or ``dnf``."""
     for each in formula.walk():
         if each.kind in ("implies", "iff", "xor"):
             return False
@@ -150,5 +156,5 @@ def is_normal(formula: Formula, form: str) -> bool:
 
 
 def num_connectives(formula: Formula) -> int:
-    """Return how many connectives and quantifiers a formula has."""
+    """Return the number of connectives and quantifiers in a formula."""
     return sum(each.kind not in ("atom", "equal", "constant") for each in formula.walk())

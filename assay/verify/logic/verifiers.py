@@ -1,4 +1,4 @@
-"""Verifiers ``boolean_equivalence`` and ``entailment``: formulas and labels that logic decides."""
+"""Verifiers ``boolean_equivalence`` and ``entailment``: formulas and labels decided by logic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from assay.verify.logic.solver import (
     satisfiable,
 )
 
-MAX_NODES = 400  # connectives and quantifiers of a model's formula
+# Connectives and quantifiers in a model's formula.
+MAX_NODES = 400
 
 _NAMED = re.compile(r"\A(?!.{0,60}(?:forall|exists))[A-Za-z][A-Za-z ]{0,60}[:：]\s*", re.IGNORECASE)
 _SAID = re.compile(
@@ -43,7 +44,7 @@ _SAID = re.compile(
     r"|answer|it|this|cnf|dnf|nnf),?\s+){1,8}(?:is|becomes|simplifies\s+to|reduces\s+to)\b\s*[:：]?\s*",
     re.IGNORECASE,
 )
-# A connective as a word beside the same one as a sign: two formulas, "A & B and C".
+# "A & B and C" mixes a symbol and a word for the same connective, so it is two formulas.
 _BOTH = [
     (re.compile(rf"\b{word}\b", re.IGNORECASE), re.compile(sign))
     for word, sign in (
@@ -56,7 +57,7 @@ _CONTRADICTION = ("premises that contradict each other", "ones that can be true 
 
 
 def is_label(value: Any) -> bool:
-    """Whether a value names one of the three labels."""
+    """Return whether a value names one of the three labels."""
     return isinstance(value, str | bool) and str(value).strip().casefold() in LABEL_OF
 
 
@@ -87,23 +88,24 @@ TARGET = Field(
 
 
 def judge_boolean(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the completion's formula is equivalent to the expected one, else 0.
+    """Score 1 if the completion's formula is equivalent to the expected one, else 0.
 
-    Reads ``formula``, ``form`` and ``max_connectives``. A variable that does not matter may be
-    added or left out; case tells variables apart only where the expected formula does.
+    Reads ``formula``, ``form`` and ``max_connectives``. Variables without effect can be added or
+    omitted. Case distinguishes variables only if it does so in the expected formula.
     """
     gold, form, bound = read_boolean(problem)
     text = _committed_formula(completion)
     if text is None:
         return Part(0.0, detail="no formula, or several")
-    text = _ASSIGNED.split(text)[-1].strip()  # F = ..., or the last of a chain of rewritings
+    # "F = ...", or the last step of a chain of transformations.
+    text = _ASSIGNED.split(text)[-1].strip()
     if any(word.search(text) and sign.search(text) for word, sign in _BOTH):
         detail = "words and signs for one connective: several formulas"
         return Part(0.0, extracted=text, detail=detail)
     formula, fault = _parsed(text, gold)
     if formula is not None:
         if not formula.is_propositional:
-            fault = "no propositional formula"
+            fault = "not a propositional formula"
         elif form != "any" and not is_normal(formula, form):
             fault = f"not in {form}"
         elif bound is not None and num_connectives(formula) > bound:
@@ -117,7 +119,7 @@ def judge_boolean(problem: Problem, completion: Completion) -> Part:
 
 
 def read_boolean(problem: Problem) -> tuple[Formula, str, int | None]:
-    """Return formula, form and max_connectives of a problem; raises VerifierError."""
+    """Return (formula, form, max_connectives) of a problem. Raises VerifierError."""
     where = f"problem {problem.id}: spec.formula"
     gold = _gold(FORMULA.read(problem), where)
     if not gold.is_propositional:
@@ -126,11 +128,11 @@ def read_boolean(problem: Problem) -> tuple[Formula, str, int | None]:
 
 
 def judge_entailment(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the label is right, or the formula follows and says enough, else 0.
+    """Score 1 if the label is correct, or the formula follows and entails the target, else 0.
 
-    With ``target``: the completion gives a formula that the premises entail, that is no tautology
-    and that alone entails the target. Otherwise it gives a label: ``answer``, or what z3 says of
-    ``premises`` and ``conclusion``.
+    With ``target``, the completion gives a formula that the premises entail, that is not a
+    tautology, and that alone entails the target. Without, it gives a label: ``answer``, or the
+    result of z3 for ``premises`` and ``conclusion``.
     """
     label, premises, goal = read_entailment(problem)
     try:
@@ -146,7 +148,7 @@ def judge_entailment(problem: Problem, completion: Completion) -> Part:
 
 
 def read_entailment(problem: Problem) -> tuple[str | None, list[Formula], Formula | None]:
-    """Return the label, where the row names it; else the premises, and the conclusion or target.
+    """Return the label if the row names it, else the premises and the conclusion or target.
 
     Raises VerifierError.
     """
@@ -173,18 +175,18 @@ def _judge_formula(completion: Completion, premises: Sequence[Formula], target: 
         return Part(0.0, extracted=text, detail=fault)
     try:
         if entails([], formula):
-            fault = "a tautology says nothing"
+            fault = "a tautology carries no information"
         elif not entails(premises, formula):
             fault = "does not follow from the premises"
         elif not entails([formula], target):
-            fault = "follows from the premises, but says too little"
+            fault = "follows from the premises, but does not entail the target"
     except NotAFormula as error:
         fault = f"{error}"
     return Part(0.0 if fault else 1.0, extracted=text, detail=fault)
 
 
 def label_of(premises: Sequence[Formula], conclusion: Formula) -> str:
-    """Return True, False or Uncertain: proved, refuted or neither. Raises Unknown."""
+    """Return True (proved), False (refuted) or Uncertain. Raises Unknown."""
     proved = entails(premises, conclusion)
     refuted = entails(premises, Formula("not", parts=(conclusion,)))
     if proved and refuted:
@@ -199,7 +201,7 @@ def _committed_formula(completion: Completion) -> str | None:
 
 
 def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str]:
-    """Return a formula and what is wrong with it; letters of ``gold`` may stand side by side."""
+    """Return (formula, fault). Letters of ``gold`` can be written without connectives."""
     formula, fault = None, ""
     try:
         formula = parse_formula(text)
@@ -221,7 +223,7 @@ def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str
 
 
 def _spelled_as(gold: Formula, formula: Formula) -> Formula:
-    """Return a formula with its variables spelled as the expected one's, where that is clear."""
+    """Return a formula with variables spelled like the expected ones, if unambiguous."""
     folded = {name.casefold(): name for name in gold.atoms}
     taken = {name.casefold() for name in formula.atoms}
     if len(folded) < len(gold.atoms) or len(taken) < len(formula.atoms):
