@@ -1,7 +1,7 @@
-"""Verifier ``remote:NAME``: verdicts of a server that `assay verifier serve` started.
+"""Verifier ``remote:NAME``: verdicts from a server started with `assay verifier serve`.
 
-Its options stand in ``[verification.options.remote]``. What the server has under NAME is a
-verifier's name there, as ``remote:math``.
+Its options are in ``[verification.options.remote]``. NAME is the verifier's name on the server, as
+in ``remote:math``.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _client = HttpClient(64, proxies=False)
 
 
 def remote(place: str, pinned: str = "") -> Verifier:
-    """Return the verifier ``remote:NAME``, which asks a server for the verdicts of its NAME.
+    """Return the verifier ``remote:NAME``, which requests verdicts from a server.
 
-    pinned: the version that the server's must have, or "".
+    pinned: required version of the server's verifier, or "".
     """
     name = place.removeprefix(REMOTE) + (f"@{pinned}" if pinned else "")
 
@@ -178,12 +178,12 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _check(name: str, options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the server cannot be asked, or has no such verifier."""
+    """Raise VerifierError if the server cannot be reached or lacks the verifier."""
     _facts(name, options)
 
 
 def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return version and hash of the server's verifier, so that a change is told on resume."""
+    """Return version and hash of the server's verifier, so that a change is detected on resume."""
     if find_spec("httpx2") is None:
         raise VerifierError("remote: needs httpx2: install it with  pip install 'assay-rl[judge]'")
     known = {field.name: field.of(options, OPTIONS) for field in FIELDS}

@@ -242,8 +242,7 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    # The reference has no target, or is circular.
-    except Exception as trouble:
+    except Exception as trouble:  # the reference has no target, or is circular
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:

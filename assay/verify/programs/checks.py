@@ -1,6 +1,6 @@
-"""What a program's own text says against it: size, unsafe calls, answers written in.
+"""Static penalties for a program: its size, unsafe calls, hard-coded answers.
 
-These are penalties, each a component of its own: none of them changes the score.
+Each penalty is a component of its own. None of them changes the score.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _UNSAFE_ATTRIBUTES = """
 UNSAFE_MODULES, UNSAFE_ATTRIBUTES, SAFE_OF_SYS = (
     frozenset(words.split()) for words in (_UNSAFE_MODULES, _UNSAFE_ATTRIBUTES, _SAFE_OF_SYS)
 )
-MAX_LITERALS = 2_000_000  # characters of literals that are read: a nested one at each level
+# Characters of literals that are evaluated. Nested literals count once per level.
+MAX_LITERALS = 2_000_000
 
 
 def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
-    """Return, sorted, what a program names that reaches beyond computing: processes, files, frames.
+    """Return the sorted names in a program that reach beyond computation: processes, files, frames.
 
-    A list of names, not a proof: a program can hide what it calls. The sandbox is what protects.
+    This is a list of names and no proof, because a program can hide its calls. The sandbox provides
+    the protection.
     """
     return tuple(sorted(set(_unsafe(tree))))
 
@@ -78,7 +80,7 @@ def _unsafe_import(node: ast.ImportFrom) -> Iterator[str]:
 
 
 def _opens_file(node: ast.Call) -> bool:
-    """Whether a call opens a file; ``open(0)`` is a common way to read standard input."""
+    """Return whether a call opens a file. ``open(0)`` is a common way to read standard input."""
     if not isinstance(node.func, ast.Name) or node.func.id != "open":
         return False
     first = node.args[0] if node.args else None
@@ -86,11 +88,12 @@ def _opens_file(node: ast.Call) -> bool:
 
 
 def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
-    """Whether a program holds the answers of the public tests instead of computing them.
+    """Return whether a program contains the answers of the public tests instead of computing them.
 
-    It does where two of them (the one, where there is one) stand in it as a question (compared
-    with, or a key) together with their answer. Small questions such as 0 and "" do not count: base
-    cases ask them. So does a function that only returns one public test's answer.
+    True if at least two public tests (one, if there is only one) occur in the program as a question
+    (compared with, or used as a key) together with their answer. Small questions such as 0 and ""
+    do not count, because they are common base cases. Also true if a function only returns one
+    public test's answer.
     """
     pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
     if not pairs:
@@ -118,12 +121,12 @@ def _reprs(values: Iterable[Any]) -> set[str]:
 def _text(value: Any) -> str:
     try:
         return repr(value)
-    except ValueError:  # an integer of too many digits
+    except ValueError:  # the integer has too many digits to convert
         return ""
 
 
 def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
-    """Yield (what the program is given, in the forms it may be asked for; the answer)."""
+    """Yield (forms of the test's input, expected answer)."""
     if test.kind == "stdin":
         yield [test.stdin, test.stdin.strip()], test.outputs[0].strip()
     elif test.kind == "args":
@@ -147,7 +150,7 @@ def _forms(given: list[Any]) -> list[Any]:
 
 
 class _ABSENT:
-    """The value of an expression that is not a literal."""
+    """Marks an expression that is not a literal."""
 
 
 def _value(node: ast.expr) -> Any:
@@ -182,7 +185,7 @@ def _questions(tree: ast.Module) -> Iterator[Any]:
 
 
 def _small(value: Any) -> bool:
-    """Whether a base case may well ask for a value."""
+    """Return whether a value is a common base case."""
     if value is None or isinstance(value, (bool, int, float)):
         return value is None or abs(value) <= 3
     if str(value) in ("0", "1", "2", "3", "(0,)", "(1,)", "(2,)", "(3,)"):
@@ -192,7 +195,8 @@ def _small(value: Any) -> bool:
 
 def _only_returns(tree: ast.Module, pairs: list[tuple[list[Any], Any]]) -> bool:
     if len(pairs) > 1 and len({_text(answer) for _, answer in pairs}) == 1:
-        return False  # then it may well be constant
+        # The function may correctly be constant.
+        return False
     answers = {_text(answer) for _, answer in pairs}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and len(node.body) == 1 and node.args.args:

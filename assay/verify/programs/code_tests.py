@@ -1,4 +1,4 @@
-"""Verifier ``code``: whether the program of a completion passes the tests of its row."""
+"""Verifier ``code``: check that a completion's program passes the tests of its row."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _lock = threading.Lock()
 
 
 def judge_code(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where every test passes; with ``credit`` = fraction, the fraction that does.
+    """Score 1 if every test passes. With ``credit`` = fraction, score the fraction that passes.
 
-    Reads the spec as `assay.verify.programs.spec.FIELDS` says. Raises VerifierError for a spec that
-    is malformed, SandboxTrouble where the sandbox fails.
+    Reads the spec as described in `assay.verify.programs.spec.FIELDS`. Raises VerifierError for a
+    malformed spec, and SandboxTrouble if the sandbox fails.
     """
     spec = spec_of(problem)
     program = program_in(spec, completion)
@@ -47,13 +47,14 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
         except VerifierError:
             raise
         except BaseException:
-            _discard(spec.unsafe_no_sandbox)  # its state is not known any more
+            # The sandbox's state is unknown after an error.
+            _discard(spec.unsafe_no_sandbox)
             raise
     return _part(spec, program, results, nondeterministic)
 
 
 def spec_of(problem: Problem) -> CodeSpec:
-    """Return a problem's spec; its question may be the code that programs continue."""
+    """Return a problem's spec. The question can be the code that programs continue."""
     spec = read_spec(problem)
     if spec.prompt_code:
         return spec
@@ -61,7 +62,7 @@ def spec_of(problem: Problem) -> CodeSpec:
 
 
 def program_in(spec: CodeSpec, completion: Completion) -> Program | None:
-    """Return the program of a completion, behind the row's code that it may use; None: none."""
+    """Return a completion's program with the row's code that it may use, or None."""
     head = for_program(spec.setup, spec.prompt_code, completion.text)
     return find_program(completion, spec.entry_point, head)
 
@@ -77,10 +78,15 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _sandbox(unsafe: bool) -> Sandbox:
-    """Return this process's sandbox; without walls only where none can be and the user agreed."""
-    key = os.getpid(), unsafe  # a fork must not talk to its parent's
+    """Return this process's sandbox.
+
+    Without isolation only if the machine does not support it and the user agreed.
+    """
+    # A forked process must not use the parent's sandbox.
+    key = os.getpid(), unsafe
     if key not in _sandboxes:
-        with slow_import():  # starting it is no completion's fault
+        # The start of the sandbox is not charged to a completion.
+        with slow_import():
             try:
                 _sandboxes[key] = Sandbox()
             except SandboxUnavailable:

@@ -1,6 +1,6 @@
-"""Whether what a submission returned or printed is what a test expects.
+"""Compare a submission's return value or output with a test's expectation.
 
-Both sides are plain data that a decoder made: no method of the submission runs here.
+Both sides are decoded plain data. No method of the submission runs here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from assay.verify.sandbox.values import Iterator
 
 Match: TypeAlias = Literal["same", "type", "different"]
 
-FLOAT_TOLERANCE = 1e-9  # relative
-ZERO_TOLERANCE = 1e-12  # absolute, where zero is expected
+# Relative.
+FLOAT_TOLERANCE = 1e-9
+# Absolute, if zero is expected.
+ZERO_TOLERANCE = 1e-12
 STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
-MAX_UNORDERED = 64  # members of a set that are matched one by one for the sake of their floats
+# Maximum number of set members that are matched one by one because of floats.
+MAX_UNORDERED = 64
 
-MAX_NUMBER = 1000  # characters of a decimal number that is read as one
+# Maximum number of characters of a decimal number.
+MAX_NUMBER = 1000
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
 _INTEGER = re.compile(r"([+-]?)0*+([0-9]*+)")
@@ -30,26 +34,32 @@ _INTEGER = re.compile(r"([+-]?)0*+([0-9]*+)")
 def compare(
     expected: Any, actual: Any, tolerance: float = FLOAT_TOLERANCE, *, from_json: bool
 ) -> Match:
-    """Say whether ``actual`` is ``expected``, is only equal to it in value, or differs.
+    """Return whether ``actual`` equals ``expected``, differs only in type, or differs.
 
-    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. These besides are the
-    same: an int where a float of its value is expected; a namedtuple for a tuple and a Counter for
-    a dict, which they are; floats within the relative ``tolerance`` (1e-12 absolute where 0.0 is
-    expected; NaN where NaN is, infinities as they are); and, ``from_json``, what JSON cannot say: a
-    tuple where a list is expected, and other keys where their JSON spelling is. ``type`` means that
-    the value is right and only a type is wrong.
+    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. Exceptions:
+
+    - An int equals a float of the same value if the float is expected.
+    - A namedtuple equals a tuple, and a Counter equals a dict.
+    - Floats are equal within the relative ``tolerance`` (1e-12 absolute if 0.0 is expected). NaN
+      equals
+      NaN, and infinities compare exactly.
+    - With ``from_json``, types that JSON lacks: a tuple equals an expected list, and a key equals
+      its
+      JSON spelling.
+
+    ``type`` means that the value is correct and only a type is wrong.
     """
     try:
         if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
             return "same"
         same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
-    except (ArithmeticError, TypeError, ValueError):  # of signaling NaNs, say
+    except (ArithmeticError, TypeError, ValueError):  # signaling NaNs raise, for example
         return "different"
     return "type" if same else "different"
 
 
 def equal(actual: Any, expected: Any) -> bool:
-    """Whether Python's own == holds between two values of plain data."""
+    """Return whether Python's own == holds between two values of plain data."""
     try:
         return bool(actual == expected)
     except (ArithmeticError, TypeError, ValueError, RecursionError):
@@ -63,7 +73,7 @@ class _Rule:
         self.strict = strict
 
     def number(self, expected: float, actual: float) -> bool:
-        """Compare numbers of which at least one is a float."""
+        """Compare two numbers, at least one of them a float."""
         if math.isnan(expected) or math.isnan(actual):
             return math.isnan(expected) and math.isnan(actual)
         if math.isinf(expected) or math.isinf(actual):
@@ -72,7 +82,7 @@ class _Rule:
             return abs(actual) <= ZERO_TOLERANCE
         try:
             return abs(expected - actual) <= self.tolerance * abs(expected)
-        except OverflowError:  # an integer that no float holds
+        except OverflowError:  # no float can represent the integer
             return expected == actual
 
 
@@ -85,7 +95,8 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
         if kinds[0] not in (list, tuple, dict) or not isinstance(actual, accepted):
             return False
     if isinstance(expected, range) or isinstance(actual, range):
-        return bool(expected == actual)  # it may be longer than any list
+        # A range can be longer than any list.
+        return bool(expected == actual)
     if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
         if isinstance(expected, float) or isinstance(actual, float):
             return rule.number(expected, actual)
@@ -124,14 +135,14 @@ def _same_mapping(expected: Mapping[Any, Any], actual: Mapping[Any, Any], rule: 
 
 
 def _json_key(key: Any) -> Any:
-    """Return a key as JSON spells it."""
+    """Return a key in JSON spelling."""
     if key is None or isinstance(key, bool):
         return {None: "null", True: "true", False: "false"}[key]
     return repr(key) if type(key) in (int, float) else key
 
 
 def _same_kinds(expected: Mapping[Any, Any], actual: Mapping[Any, Any]) -> bool:
-    """Whether keys that are equal are also of one type: True and 1 are equal."""
+    """Return whether equal keys also have equal types, since True == 1."""
     kinds = {key: type(key) for key in actual}
     return all(kinds[key] is type(key) for key in expected)
 
@@ -154,12 +165,11 @@ def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule)
 
 
 def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
-    """Whether a program printed what a test expects.
+    """Return whether a program's output matches a test's expected output.
 
-    ``lines``: white space at the ends of lines, and empty lines at the end, do not count.
-    ``exact``: every character does. ``tokens``: only the words between white space do. ``numbers``:
-    as tokens, and those that are decimal numbers compare within the tolerance, whole numbers
-    exactly.
+    ``lines``: ignore white space at line ends, and empty lines at the end. ``exact``: compare every
+        character. ``tokens``: compare the words between white space. ``numbers``: like tokens, but
+        decimal numbers compare within the tolerance, and whole numbers exactly.
     """
     expected, actual = expected.replace("\r\n", "\n"), actual.replace("\r\n", "\n")
     if rule == "numbers":
@@ -193,7 +203,7 @@ def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
 
 
 def _integer(token: str) -> tuple[bool, str] | None:
-    """Return whether a whole number is negative, and its digits: int() takes long for many."""
+    """Return (is negative, digits) of a whole number. int() is slow for many digits."""
     match = _INTEGER.fullmatch(token) if token[-1:].isdigit() else None
     return None if match is None else (match[1] == "-" and bool(match[2]), match[2])
 

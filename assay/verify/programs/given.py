@@ -1,7 +1,7 @@
-"""What a test may use without importing it: standard modules, their functions, and `approx`.
+"""Names that a test can use without an import: standard modules, their functions, and `approx`.
 
-A test that would take its tools from the submission could be fooled: the submission replaces
-``isclose``. The source of this file goes to the tests' process too, and imports no part of Assay.
+A test must not take its tools from the submission, which could replace ``isclose``. The source of
+this file is sent to the tests' process, so it imports no part of Assay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STANDARD = ("operator", "itertools", "collections", "statistics", "functools", "
 
 
 class Approximately:
-    """What `approx` gives: equal to numbers near the expected ones, also in collections."""
+    """The result of `approx`. It equals numbers near the expected ones, also inside collections."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
@@ -43,7 +43,10 @@ class Approximately:
 
 
 def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bool = False) -> bool:
-    """Whether numbers, also in collections, are near expected ones; other data must be equal."""
+    """Return whether numbers, also in collections, are near the expected ones.
+
+    Other data must be equal.
+    """
     rule = relative, absolute, nan_ok
     if isinstance(expected, dict):
         return (
@@ -68,13 +71,13 @@ def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bo
 
 
 def allclose(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8, **_: Any) -> bool:
-    """As numpy's, for plain numbers and nested lists of them."""
+    """Like numpy.allclose, for plain numbers and nested lists of numbers."""
     if isinstance(expected, (list, tuple)):
         return isinstance(found, (list, tuple)) and near(
             _lists(found), _lists(expected), rtol, atol
         )
     if not isinstance(found, (int, float, complex)):
-        raise TypeError("allclose of what is no number")
+        raise TypeError("allclose of a value that is not a number")
     return near(found, expected, rtol, atol)
 
 
@@ -85,7 +88,7 @@ def _lists(value: Any) -> Any:
 def assert_allclose(
     found: Any, expected: Any, rtol: float = 1e-7, atol: float = 0.0, **_: Any
 ) -> None:
-    """As numpy.testing's."""
+    """Like numpy.testing.assert_allclose."""
     if not allclose(found, expected, rtol, atol):
         raise AssertionError(f"not close to {expected!r}")
 
@@ -94,12 +97,12 @@ OWN = {"approx": Approximately, "allclose": allclose, "assert_allclose": assert_
 
 
 def is_tool(name: str) -> bool:
-    """Whether a name is a module's or tool's that tests have from here."""
+    """Return whether a name is a module or tool that this file provides for tests."""
     return name in MODULES or name in SHORT or name in OWN or _home(name) is not None
 
 
 def tool(name: str) -> Any:
-    """Return the tool of a name. Raises ImportError for a module that is not installed."""
+    """Return the tool with a name. Raises ImportError for a module that is not installed."""
     if name in OWN:
         return OWN[name]
     if name in MODULES or name in SHORT:
@@ -108,7 +111,7 @@ def tool(name: str) -> Any:
 
 
 def _home(name: str) -> Any:
-    """Return the standard module that has a well-known function of this name."""
+    """Return the standard module of a well-known function."""
     if name.startswith("_") or hasattr(builtins, name):
         return None
     homes = map(importlib.import_module, STANDARD)

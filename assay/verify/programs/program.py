@@ -1,4 +1,4 @@
-"""Find the program that a completion commits to."""
+"""Find a completion's final program."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from assay.types import Completion
 
-MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
+# Characters. A longer text is not parsed.
+MAX_PROGRAM = 100_000
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
-# No part of these gives characters back: lines may be as long as a completion.
+# All repetitions are possessive, because backtracking over lines as long as a completion is too
+# slow.
 _FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 _LATE_FENCE = re.compile(
     r"()(?=[ \t]*+[^\s`])[^`]*+(`{3,}+)[ \t]*+((?:python|py)[\w.]*+)[ \t]*+", re.IGNORECASE
@@ -24,10 +26,11 @@ _INDENTED = re.compile(r"(?: {4}|\t)")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program as it will run, where in the completion it was found, and its first fault.
+    """An extracted program, its position in the completion, and its first fault.
 
-    tree: None where it does not compile. written: what the completion itself holds of it: `text`
-    may begin with the code of the prompt.
+    tree: syntax tree, or None if the program does not compile.
+    written: the part of `text` that the completion contains. `text` can begin with the prompt's
+        code.
     """
 
     text: str
@@ -40,12 +43,12 @@ class Program:
 def find_program(
     completion: Completion, entry_point: str = "", prompt_code: str = ""
 ) -> Program | None:
-    """Return the program outside the think block, or None where there is none.
+    """Return the program outside the think block, or None if there is none.
 
-    The last fenced block counts, of those labeled as Python or not at all; one that never closes
-    runs to the end. Without a fence: the whole text where it is a program; else its last indented
-    block. With ``prompt_code`` the program continues that code: a text that does not define
-    ``entry_point`` is the body of the function that the code leaves open.
+    The program is the last fenced block labeled as Python or unlabeled. An unclosed block extends
+    to the end. Without a fence it is the whole text if that is a program, else the last indented
+    block. With ``prompt_code`` the program continues that code. A text that does not define
+    ``entry_point`` is then the body of the function that the prompt leaves open.
     """
     text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
@@ -65,21 +68,23 @@ def find_program(
 
 
 def find_block(text: str) -> str | None:
-    """Return the inside of the last fenced block that may hold Python; None without one."""
+    """Return the content of the last fenced block that can contain Python, or None."""
     found: str | None = None
     lines: list[str] = []
     indent, fence, label = "", "", ""
     for line in text.split("\n"):
         match = _FENCE.fullmatch(line) or (None if fence else _LATE_FENCE.fullmatch(line))
         if match and fence and len(match[1]) >= len(indent) + 4:
-            match = None  # deeper inside: a fence that the program's own text quotes
+            # More indentation: a fence inside a string of the program.
+            match = None
         if match and not fence:
             indent, fence, label, lines = match[1], match[2], match[3], []
         elif match and match[2][0] == fence[0] and len(match[2]) >= len(fence) and not match[3]:
             found = _inside(lines, label, found)
             fence = ""
         elif match and match[2] == fence and is_python(match[3]):
-            found = _inside(lines, label, found)  # a block that never closed, and the next one
+            # An unclosed block, followed by the next one.
+            found = _inside(lines, label, found)
             indent, fence, label, lines = match[1], match[2], match[3], []
         elif fence:
             lines.append(line)
@@ -87,14 +92,15 @@ def find_block(text: str) -> str | None:
 
 
 def is_python(label: str) -> bool:
-    """Whether a block with this label may hold Python: also without one, and ``python3.11``."""
+    """Return whether a block with this label can contain Python, such as ``python3.11``."""
     return label.lower() in PYTHON_LABELS or label.lower().startswith("python")
 
 
 def _inside(lines: list[str], label: str, before: str | None) -> str | None:
     inside = textwrap.dedent("\n".join(lines)) + "\n"
     if not is_python(label) or (not label and before is not None and not is_program(inside)):
-        return before  # such as what the program prints
+        # For example the program's output.
+        return before
     return inside
 
 
@@ -117,7 +123,7 @@ def last_indented_block(text: str) -> str | None:
 
 
 def is_program(text: str) -> bool:
-    """Whether a whole text is Python that does something: words that happen to parse are not."""
+    """Return whether a text is Python with an effect. Words that happen to parse are not."""
     tree, _ = parse(text)
     return tree is not None and any(
         not isinstance(node, (ast.Expr, ast.AnnAssign))
@@ -127,13 +133,15 @@ def is_program(text: str) -> bool:
 
 
 def parse(text: str) -> tuple[ast.Module | None, str]:
-    """Return the syntax tree of a text, or None and why it does not compile."""
+    """Return (syntax tree, None) of a text, or (None, reason) if it does not compile."""
     if len(text) > MAX_PROGRAM:
         return None, f"SyntaxError: more than {MAX_PROGRAM} characters"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)  # not compiled: that can take the power of the depth
+            # The text is parsed but not compiled, because compilation can take time exponential in
+            # the nesting depth.
+            tree = ast.parse(text)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
@@ -142,7 +150,7 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
 
 
 def bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that the top level of a module binds."""
+    """Yield the names bound at the top level of a module."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
         return
@@ -158,9 +166,9 @@ def bound_names(node: ast.AST) -> Iterator[str]:
 
 
 def last_function(tree: ast.Module | None, preferred: str = "") -> str:
-    """Return the name of a module's last public function, or ``preferred`` where it is one; or "".
+    """Return a module's last public function, ``preferred`` if it is one, or "".
 
-    ``main`` and tests of the program's own are not what is asked for, where there is anything else.
+    ``main`` and the program's own tests are used only if there is no other function.
     """
     body = tree.body if tree is not None else []
     names = [n.name for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
@@ -175,7 +183,8 @@ def _program(text: str, written: str, place: str) -> Program:
 
 def _join(written: str, head: str, entry_point: str, place: str) -> Program:
     alone = _program(written, written, place)
-    if not head or "from __future__" in written:  # which nothing may precede
+    # No statement may precede a __future__ import.
+    if not head or "from __future__" in written:
         return alone
     root = entry_point.partition(".")[0].removesuffix("()")
     if alone.tree is not None and (not root or root in bound_names(alone.tree)):

@@ -1,8 +1,8 @@
-"""Run the tests of one completion: two sandboxed processes, and this one in between.
+"""Run the tests of one completion in two sandboxed processes, controlled by this process.
 
-The submission's process gets arguments and gives plain data; it never holds an expected value, a
-test or a verdict. Code of tests runs in the other process (`test_process`), where the submission is
-a stand-in: each use of it comes here as a question, and goes on to the submission.
+The submission's process receives arguments and returns plain data. It never holds an expected
+value, a test or a verdict. Test code runs in the other process (`test_process`), with stand-ins for
+the submission. Each use of a stand-in is sent here as a request and forwarded to the submission.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from assay.verify.sandbox import (
 from assay.verify.sandbox.values import Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
-MAX_TIMEOUTS = 2  # tests that may run out of time before the rest is not run
-MAX_DECODED = 400_000  # values that a process has sent, before a fresh one takes over
-MAX_CALLS = 40_000  # of the submission, in one test
-MAX_PRINTED = 100_000  # characters that tests may see of what the submission prints
-TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
-TEST_IDLE = 15.0  # seconds that the code of a test may do nothing
+MAX_TIMEOUTS = 2  # tests that time out before the remaining tests are skipped
+MAX_DECODED = 400_000  # values received from a process before it is replaced
+MAX_CALLS = 40_000  # calls of the submission in one test
+MAX_PRINTED = 100_000  # characters of the submission's output that tests can read
+TEST_CPU = 10.0  # additional seconds for a test's own code
+TEST_IDLE = 15.0  # seconds that a test's code may idle
 OUTPUT_KIB = 4096
 MAX_IDLE = 10.0  # seconds that a completion may sleep in all its tests
-MAX_WALL = 30.0  # seconds beside three times the CPU time of all tests
-IDLE_SHARE = 0.1  # a call that computes less of its time than this slept, on the busiest machine
-MIN_COUNTED = 0.5  # seconds: a shorter sleep may be the machine's
+MAX_WALL = 30.0  # seconds in addition to three times the CPU time of all tests
+IDLE_SHARE = 0.1  # a call with a lower share of CPU time slept, even on a busy machine
+MIN_COUNTED = 0.5  # seconds; shorter waits can be scheduling delays
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"
 MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
@@ -73,7 +73,10 @@ _MODULES = ("given", "stand_ins", "test_process")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test went. fault: ``timeout``, ``memory``, ...; ``type``: only the type is wrong."""
+    """The result of one test.
+
+    fault: ``timeout``, ``memory``, ... ``type``: only the type is wrong.
+    """
 
     passed: bool
     why: str = ""
@@ -81,7 +84,7 @@ class Result:
 
 
 class Fault(Exception):
-    """The submission ended a test: which way, and what is known of it."""
+    """The submission ended a test with this kind of fault, and a description."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(kind, why)
@@ -89,15 +92,15 @@ class Fault(Exception):
 
 
 class Unsendable(Fault):
-    """Arguments that are too large or too deep for the channel."""
+    """Raised for arguments that are too large or too deep for the channel."""
 
 
 @dataclass(eq=False)
 class ProgramRun:
-    """The tests of one program, in order.
+    """Run the tests of one program in order.
 
-    direct: compare simple asserts here, without a process of their own. seen: what the submission
-    returned and printed.
+    direct: compare simple asserts in this process, without a process for the tests.
+    seen: return values and output of the submission.
     """
 
     sandbox: Sandbox
@@ -115,8 +118,8 @@ class ProgramRun:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
-    calling: bool = False  # whether the submission does what a test asked for
-    asked: bool = False  # whether it uses a function of the test meanwhile
+    calling: bool = False  # whether the submission is executing a request of a test
+    asked: bool = False  # whether the submission is using a function of the test
     load_fault: Fault | None = None
     own: TestCode = field(init=False)
 
@@ -129,12 +132,12 @@ class ProgramRun:
         return list(self.each())
 
     def passes(self) -> bool:
-        """Return whether all tests pass; stop at the first that fails. Raises as above."""
+        """Return whether all tests pass. Stops at the first failure. Raises like `results`."""
         with closing(self.each()) as results:
             return all(each.passed for each in results)
 
     def each(self) -> Generator[Result]:
-        """Run test by test, and end the processes behind the last one. Raises as above."""
+        """Run the tests one by one and end the processes after the last. Raises like `results`."""
         try:
             for test in self.spec.tests:
                 yield self._result(test)
@@ -165,7 +168,7 @@ class ProgramRun:
         self.num_timeouts += result.fault == "timeout"
         return result
 
-    # the submission's process
+    # Requests to the submission's process.
 
     def _limits(self) -> Limits:
         left = min(self.spec.time_limit - self.test_cpu, self.spec.total_time - self.total_cpu)
@@ -204,7 +207,8 @@ class ProgramRun:
         if loaded.status != "ok":
             self.submission.close()
             self.submission = None
-            self.num_loads = MAX_RELOADS + 1  # it would end the same way again
+            # A new process would end in the same way.
+            self.num_loads = MAX_RELOADS + 1
             self.load_fault = Fault(kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
 
@@ -215,10 +219,11 @@ class ProgramRun:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Ask the submission's process; what it may not survive is a Fault."""
+        """Send a request to the submission's process. Raises Fault if the request ends the test."""
         session = self.submission
         assert session is not None
-        if verb != "get" or args:  # to look up a name is no use of it
+        # Looking up a name does not execute the submission.
+        if verb != "get" or args:
             self._count_call()
         if self.test_cpu >= self.spec.time_limit:
             raise Fault("timeout", f"more than {self.spec.time_limit:g} s of CPU time in a test")
@@ -266,7 +271,7 @@ class ProgramRun:
             raise Fault("", "the program defines no function")
         return found
 
-    # tests with data
+    # Tests that consist of data.
 
     def _with_data(self, test: CodeTest) -> Result:
         try:
@@ -294,7 +299,7 @@ class ProgramRun:
         return Result(False, found)
 
     def _changed(self, found: Sequence[Any] | None, after: tuple[Any, ...] | None) -> Result:
-        """Compare the arguments after the call, where that is what the reference is for."""
+        """Compare the arguments after the call, if the reference only modifies its arguments."""
         tolerance = self.spec.float_tolerance
         if after is None or compare(after, found, tolerance, from_json=False) == "same":
             return Result(True)
@@ -314,7 +319,7 @@ class ProgramRun:
         return Result(False, f"printed {shown(outcome.stdout)}")
 
     def cases(self, test: CodeTest) -> list[Any]:
-        """Return what a row's generator gives for each case. Raises VerifierError."""
+        """Return the generator's arguments for each case. Raises VerifierError."""
         plan = {"setup": self.spec.setup} | _seeded(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         made = self._bench().call("generate", (plan,), {}, limits)
@@ -330,7 +335,7 @@ class ProgramRun:
                 given = args if isinstance(args, tuple) else (args,)
                 found = solution.call(reference, given, {}, limits)
                 expected = self._of_row(found, "reference")
-                # where it returns something, what it does to its arguments may be by the way
+                # If the reference returns a value, changes of its arguments can be a side effect.
                 after = found.args_after if expected is None else None
                 result = self._compared(given, {}, expected, False, after)
                 if not result.passed:
@@ -338,12 +343,12 @@ class ProgramRun:
         return Result(True)
 
     def _of_row(self, outcome: Outcome, what: str) -> Any:
-        """Return what the row's own code returned; its faults are the row's."""
+        """Return the result of the row's own code. Its faults are faults of the row."""
         if outcome.status != "ok":
             raise VerifierError(message(f"spec {what}", words(outcome), "code that runs"))
         return outcome.value
 
-    # tests with code of their own
+    # Tests with their own code.
 
     def _bench(self) -> Session:
         if self.bench is None or self.bench.ended or self.bench.decoded > MAX_DECODED:
@@ -392,7 +397,7 @@ class ProgramRun:
         return Result(False, f"{found}: {source[:SHOWN]}")
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Answer a question of the tests' process: the submission does what it asks for."""
+        """Forward a request of the tests' process to the submission."""
         if self.calling:
             text = "a function that a test passes on cannot call the program"
             raise SubmissionError(("RuntimeError",), text)
@@ -404,7 +409,7 @@ class ProgramRun:
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
     def _lent(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Answer a question of the submission's process: it may call functions of the test."""
+        """Forward a request of the submission's process, which may call functions of the test."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
         if verb != "call" or target.origin != self.bench.origin or target.kind != "function":
@@ -431,14 +436,14 @@ def words(outcome: Outcome) -> str:
 def shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # an integer of too many digits
+    except ValueError:  # the integer has too many digits
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 @cache
 def bench_code() -> bytes:
-    """Return the modules of the tests' process, in the order in which they import each other."""
+    """Return the modules of the tests' process in import order."""
     modules: list[tuple[str, Any]] = []
     for name in _MODULES:
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")

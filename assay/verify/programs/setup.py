@@ -1,4 +1,4 @@
-"""What the row's own code is: which of it runs where, and what a test asks of the program."""
+"""Divide the row's code between the program's process and the tests' process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from assay.verify.programs.program import bound_names, find_block, parse
 
 @dataclass(frozen=True, slots=True)
 class TestCode:
-    """Code that runs before a test, in the tests' process: the prompt's and the setup.
+    """Code that runs before a test in the tests' process: the prompt's code and the setup.
 
-    names: what they define there. shared: its classes that the program has, too: their objects
-    travel with their attributes.
+    names: names that this code defines.
+    shared: its classes that the program has too. Their objects are sent with their attributes.
     """
 
     __test__ = False
@@ -32,27 +32,28 @@ class TestCode:
 
 @lru_cache(maxsize=4096)
 def tree_of(source: str) -> ast.Module:
-    """Return the syntax tree of a row's code, which nobody may change."""
+    """Return the cached syntax tree of a row's code. Callers must not modify it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
-    """Return the code that runs before the program: a part of the setup, and the prompt's.
+    """Return the code that runs before the program: parts of the setup, and the prompt's code.
 
-    Of the setup that is imports, and classes that the program names; the rest may tell what a
-    test expects.
+    Only imports, and classes that the program names, are taken from the setup. The rest could
+    reveal expected values.
     """
     return "\n".join(each for each in (_known_setup(setup, text), prompt_code) if each)
 
 
 def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
-    """Return the code that runs before a test: the prompt's and the setup, less the program's.
+    """Return the code that runs before a test: the prompt's code and the setup, without the
+    program's.
 
-    That is the entry point, classes that the program completes, and those that it has and that are
-    no plain classes. Functions of the prompt come from the prompt, so that a program that replaces
-    a helper of the test replaces it for itself only.
+    Removed are the entry point, classes that the program completes, and shared classes that are not
+    plain. Functions of the prompt stay, so a program that replaces a helper of the test replaces it
+    only for itself.
     """
     return _for_tests(setup, prompt_code, entry, _known_setup(setup, text))
 
@@ -76,7 +77,7 @@ def _for_tests(setup: str, prompt_code: str, entry: str, known: str) -> TestCode
 
 
 def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
-    """Whether a class leaves nothing for the program to write, and inherits only such classes."""
+    """Return whether a class is complete and inherits only from complete classes."""
     functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
     unfinished = any(
         is_open(each) or (len(each.body) < 3 and isinstance(each.body[-1], ast.Raise))
@@ -88,11 +89,12 @@ def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _known_setup(setup: str, text: str) -> str:
-    """Return the imports of a setup, and its classes that a program's text names."""
+    """Return a setup's imports, and its classes that a program's text names."""
     words = set(re.findall(r"\w+", text)) if setup else set[str]()
     kept: list[str] = []
     for node in tree_of(setup).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):  # where it is missing, the tests say so
+        # If the module is missing, the tests report it.
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
             kept.append(f"try:\n    {ast.unparse(node)}\nexcept ImportError:\n    pass")
         elif isinstance(node, ast.ClassDef) and node.name in words:
             kept.append(ast.unparse(node))
@@ -100,7 +102,7 @@ def _known_setup(setup: str, text: str) -> str:
 
 
 def closed(prompt_code: str) -> str:
-    """Return a prompt's code as a module: where its last function has no body yet, with one."""
+    """Return a prompt's code as a valid module, with a body for an open last function."""
     if not prompt_code or parse(prompt_code)[0] is not None:
         return prompt_code
     last = [line for line in prompt_code.rstrip().split("\n") if line.strip()][-1]
@@ -112,8 +114,8 @@ def closed(prompt_code: str) -> str:
 def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
-    That is the whole prompt, or its last fenced block, where it is Python that ends with the entry
-    point as a function without a body of its own (HumanEval's form).
+    This is the whole prompt or its last fenced block, if it is Python that ends with the entry
+    point as a function without a body (HumanEval's form).
     """
     if not entry or entry not in prompt:
         return ""
@@ -128,7 +130,7 @@ def prompt_code_of(prompt: str, entry: str) -> str:
 
 
 def is_open(node: ast.FunctionDef) -> bool:
-    """Whether a function has no body besides its docstring, ``pass`` or an ellipsis."""
+    """Return whether a function's body is only a docstring, ``pass`` or an ellipsis."""
     return all(
         isinstance(each, ast.Pass)
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
@@ -138,10 +140,10 @@ def is_open(node: ast.FunctionDef) -> bool:
 
 @lru_cache(maxsize=4096)
 def asked_for(source: str, own: frozenset[str]) -> str:
-    """Return the tool or built-in function that a test without an entry point asks the program for.
+    """Return the builtin or tool that a test without an entry point expects from the program.
 
-    That is the first that it calls, where it names nothing else of the program: in
-    ``assert sum(2, 3) == 5``, sum. own: names that the row's code defines.
+    This is the first name that the test calls, if it uses no other name of the program: sum in
+    ``assert sum(2, 3) == 5``. own: names that the row's code defines.
     """
     tree = tree_of(source)
     own |= set(bound_names(tree))
@@ -153,7 +155,7 @@ def asked_for(source: str, own: frozenset[str]) -> str:
 
 
 def is_given(name: str) -> bool:
-    """Whether a test has what this name means without the program."""
+    """Return whether a test can use this name without the program."""
     return hasattr(builtins, name) or is_tool(name)
 
 
@@ -165,7 +167,7 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True)
 class DirectCall:
-    """``assert name(*args, **kwargs) == expected``."""
+    """An assert of the form ``assert name(*args, **kwargs) == expected``."""
 
     name: str
     args: tuple[Any, ...]
@@ -175,9 +177,9 @@ class DirectCall:
 
 @lru_cache(maxsize=4096)
 def direct_call(source: str) -> DirectCall | None:
-    """Return the call that an assert makes, or None where it does anything besides.
+    """Return the call in such an assert, or None for any other test.
 
-    Most of MBPP's make one. Comparing plain data needs no code of the test, and no process for it.
+    Most tests of MBPP have this form. Comparing plain data needs no test code, and so no process.
     """
     match tree_of(source).body:
         case [

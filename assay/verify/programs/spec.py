@@ -1,4 +1,4 @@
-"""What a row asks of a program: its tests, and under which rules they run."""
+"""The tests of a row and the rules for running them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CodeTest:
-    """One test. source: the code of an assert, check, property or generator.
+    """One test.
 
-    outputs: the accepted outputs of a stdin test. cases, seed: of seeded tests.
+    source: code of an assert, a check, a property or a generator.
+    outputs: accepted outputs of a stdin test.
+    cases, seed: for seeded tests.
     """
 
     kind: Kind
@@ -48,7 +50,7 @@ class CodeTest:
 
 @dataclass(frozen=True, slots=True)
 class CodeSpec:
-    """The tests of a row and its settings; see the fields of the verifier for what each means."""
+    """The tests of a row and their settings, described in the fields of the verifier."""
 
     tests: tuple[CodeTest, ...]
     entry_point: str
@@ -66,12 +68,12 @@ class CodeSpec:
 
     @property
     def entry(self) -> str:
-        """The global name that `entry_point` begins with."""
+        """The global name at the start of `entry_point`."""
         return self.entry_point.partition(".")[0].removesuffix("()")
 
 
 def read_spec(problem: Problem) -> CodeSpec:
-    """Read the spec of a problem; raises VerifierError for one that is malformed."""
+    """Parse the spec of a problem. Raises VerifierError for a malformed one."""
     where = f"problem {problem.id}: spec"
     chosen = {each.name: each.read(problem) for each in FIELDS}
     tests = [
@@ -114,7 +116,7 @@ def _row(test: Any) -> dict[str, Any] | None:
 
 
 def _kind(row: dict[str, Any] | None) -> Kind | None:
-    """Return the form of a test, or None where it has none that is known."""
+    """Return the form of a test, or None for an unknown form."""
     if row is None:
         return None
     for kind, (needed, optional) in _FORMS.items():
@@ -125,7 +127,10 @@ def _kind(row: dict[str, Any] | None) -> Kind | None:
 
 
 def _code(text: str, where: str) -> str:
-    """Return code of a row with plain line ends; raises VerifierError where it does not compile."""
+    """Return a row's code with normalized line ends.
+
+    Raises VerifierError if it does not compile.
+    """
     code = text.replace("\r\n", "\n")
     if fault := _fault(code):
         raise VerifierError(message(where, fault, "Python that compiles"))
@@ -134,7 +139,7 @@ def _code(text: str, where: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _defines(code: str, name: str | None) -> bool:
-    """Whether the top level of some code binds a name; "": whether it defines any function."""
+    """Return whether some code binds a name at its top level. "": whether it defines a function."""
     tree = tree_of(code)
     functions = any(isinstance(node, ast.FunctionDef) for node in tree.body)
     return name is None or (name in set(bound_names(tree)) if name else functions)
@@ -166,7 +171,8 @@ def _is_stdout(value: Any) -> bool:
 
 
 _SEEDED = {"cases": _within(1, 10_000, int), "seed": _within(-(2**63), 2**63, int)}
-_FORMS: dict[Kind, tuple[dict[str, Check], dict[str, Check]]] = {  # keys needed, also accepted
+# (required keys, optional keys)
+_FORMS: dict[Kind, tuple[dict[str, Check], dict[str, Check]]] = {
     "assert": ({"assert": _is_code}, {}),
     "check": ({"check": _is_code}, {}),
     "args": (
@@ -190,7 +196,7 @@ _JUDGING = (ast.Assert, ast.Raise, ast.Call, ast.Compare, ast.Subscript, ast.Bin
 
 
 def _is_vacuous(source: str) -> bool:
-    """Whether code, which parses, neither calls, compares nor asserts anything."""
+    """Return whether code that parses neither calls, compares nor asserts anything."""
     code = source.replace("\r\n", "\n")
     if not code or _fault(code):
         return False
@@ -198,7 +204,7 @@ def _is_vacuous(source: str) -> bool:
 
 
 def _is_entry_point(value: Any) -> bool:
-    """A name, ``Class.method`` or ``Class().method``."""
+    """Return whether a value is a name, ``Class.method`` or ``Class().method``."""
     if not isinstance(value, str):
         return False
     return all(part.removesuffix("()").isidentifier() for part in value.split("."))

@@ -1,18 +1,21 @@
-"""What stands for the submission's functions, classes and objects where tests run.
+"""Stand-ins for the submission's functions, classes and objects in the tests' process.
 
-Its source goes to the tests' process, like that of `assay.verify.programs.test_process`, and
-imports no part of Assay. Nothing of the submission runs here: a stand-in asks its process through
-``call_out`` and gets plain data back, or another stand-in. The rules:
+The source of this file is sent to the tests' process, like that of
+`assay.verify.programs.test_process`, and imports no part of Assay. No code of the submission runs
+here. A stand-in sends requests to the submission's process through ``call_out`` and receives plain
+data or another stand-in. The rules:
 
-- attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` ask the object;
-- a stand-in never equals plain data, and is never compared with it: a class of the submission could
-  say yes to everything, and would learn what is expected. Two of them compare as their class says,
-  unless it also claims to equal an object that it cannot know;
-- only an object that the test itself made by calling what it calls like a class answers ``in`` and
-  computes with plain data, and what it computes so is an object again, never plain data.
+- Attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` are requests to the
+  object.
+- A stand-in never equals plain data and is never compared with it. A class of the submission could
+  otherwise claim to equal everything, and would see the expected value. Two stand-ins are compared
+  by their class, unless it also claims to equal an object that it cannot know.
+- Only an object that the test made by calling a class answers ``in`` and computes with plain data.
+  The result of such a computation is an object again, never plain data.
 
-Objects of the row's own classes are no stand-ins: they travel with their attributes, are objects of
-the row's own class here, and are compared by it. A function that a test passes on is called here.
+Objects of the row's own classes need no stand-ins. They are sent with their attributes, become
+objects of the row's class here, and are compared by that class. Functions that a test passes to the
+submission run here.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ JUDGING = frozenset(
     for name in vars(kind)
     if name.startswith("is") or name.endswith(("with", "count", "index", "find"))
 )
-"""Methods by which plain data answer whether something is so: other objects may not answer."""
+"""Methods that answer questions about plain data. Other objects must not answer these."""
 ORDERINGS = ("__lt__", "__le__", "__gt__", "__ge__")
 _ASKING = "len bool str repr getitem setitem delitem enter"
 _UNARY = "neg pos abs invert int float index round"
@@ -40,10 +43,11 @@ USED = frozenset(f"__{name}__" for name in _USED.split())
 
 
 class Opaque:
-    """An object of the submission's: `opaque_handle` names it there.
+    """Stand-in for an object of the submission, which `opaque_handle` identifies.
 
-    opaque_made: a test made it by calling a class. opaque_told: it comes of computing with plain
-    data. opaque_since: how many calls there were when it came.
+    opaque_made: a test made the object by calling a class.
+    opaque_told: the object is the result of a computation with plain data.
+    opaque_since: number of calls before the object arrived.
     """
 
     __slots__ = ("opaque_handle", "opaque_made", "opaque_since", "opaque_told")
@@ -54,9 +58,12 @@ class Opaque:
         _put(self, "opaque_told", False)
         _put(self, "opaque_since", ASKED["calls"])
 
-    @property  # that nobody sets
+    # An attribute that is never set.
+    @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What isinstance is to think of: a heir of the row's class that the object's inherits."""
+        """The class that isinstance sees: a subclass of the row's class that the object's class
+        inherits.
+        """
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]
         return type(name, (shared[0],), {}) if shared else type(self)
@@ -147,10 +154,10 @@ for _name in (
 
 
 class OpaqueClass(Opaque):
-    """A class of the submission: calling it makes an object there.
+    """Stand-in for a class of the submission. Calling it creates an object there.
 
-    What it makes counts as made by the test, but for a name that the row spells like a function's:
-    that may be a class only to be able to say yes to everything.
+    Such an object counts as made by the test, unless the row spells the name like a function's. A
+    submission could define a class under that name whose objects claim to equal everything.
     """
 
     __slots__ = ()
@@ -178,7 +185,7 @@ _kinds: dict[str, type[Opaque]] = {}
 
 
 def stand_in(handle: Any) -> Any:
-    """Return what stands for an object of the submission; its type has the same name."""
+    """Return the stand-in for an object of the submission. Its type has the same name."""
     name = handle.names[0]
     if handle.kind == "exception":
         return type(agent).stand_in(agent, handle)
@@ -192,17 +199,17 @@ def stand_in(handle: Any) -> Any:
 
 
 def ask(verb: str, target: Any, *args: Any) -> Any:
-    """Ask the submission's process."""
+    """Send a request to the submission's process."""
     ASKED["calls"] += 1
     return agent.call_out(verb, target, args)
 
 
 class NotSupported(BaseException):
-    """A test passes to the program what cannot travel."""
+    """Raised if a test passes a value to the program that cannot be sent."""
 
 
 def kind_of(value: Any) -> str:
-    """Return how a value of a test goes to the submission: as a function or as data."""
+    """Return how a value of a test is sent to the submission: as a function or as data."""
     kind = type(value)
     if kind.__module__ == TEST_MODULE and not isinstance(value, type):
         methods = [
@@ -220,7 +227,7 @@ def kind_of(value: Any) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object; of a class that only the test has, the public ones."""
+    """Return the attributes of an object. For a class that only the test has, only public ones."""
     state = type(agent).state_of(agent, value)
     if type(value).__name__ in agent.shared:
         return state

@@ -1,7 +1,7 @@
-"""The program of the process that runs tests; its source is sent there.
+"""Program of the process that runs tests. Its source is sent there.
 
-Nothing of the submission runs here. A name that neither the test, nor its setup, nor Python defines
-is a tool (`given`) or else the submission's, for which a stand-in comes (`stand_ins`).
+No code of the submission runs here. A name that is not defined by the test, its setup or Python is
+a tool (`given`) or belongs to the submission and gets a stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stand_ins import ASKED, TEST_MODULE, Opaque, agent  # pyright: ignore[repor
 
 
 class Names(dict[str, Any]):
-    """Python's built-in names, and behind them the tools and the submission's names.
+    """Built-in names, extended by the tools and the names of the submission.
 
-    entry: what is tested, which is the submission's whatever it is called.
+    entry: the name under test. It always belongs to the submission.
     """
 
     def __init__(self, entry: str) -> None:
@@ -36,16 +36,18 @@ class Names(dict[str, Any]):
         if name != self.entry and is_tool(name):
             self[name] = found = tool(name)
             return found
-        found = agent.call_out("get", name)  # a NameError of its process is raised here
+        # A NameError of the submission's process is raised here.
+        found = agent.call_out("get", name)
         if isinstance(found, Opaque):
             self[name] = found
-        else:  # a value, which a test may judge, and calls may change
+        # A value, which a test can judge and calls can change.
+        else:
             ASKED["calls"] += 1
         return found
 
 
 def candidate(path: str, space: dict[str, Any]) -> Any:
-    """Return what is tested: a name, ``Class.method``, or ``Class().method``."""
+    """Return the object under test: a name, ``Class.method``, or ``Class().method``."""
     first, *rest = path.split(".")
     name = first.removesuffix("()")
     found = space[name] if name in space else space["__builtins__"][name]
@@ -57,7 +59,7 @@ def candidate(path: str, space: dict[str, Any]) -> Any:
 
 
 def asserting(tree: ast.Module) -> ast.Module:
-    """Make each expression that compares, and stands on its own, an assert."""
+    """Turn each stand-alone comparison into an assert."""
     for place, each in enumerate(tree.body):
         if isinstance(each, ast.Expr) and _compares(each.value):
             tree.body[place] = ast.copy_location(ast.Assert(each.value, None), each)
@@ -72,7 +74,7 @@ def _compares(node: ast.expr) -> bool:
 
 
 def left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield the tests that a test's code defines and does not itself run."""
+    """Yield the tests that a test's code defines without running them."""
     nodes = list(ast.walk(tree))
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     loaded |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
@@ -95,7 +97,8 @@ def left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], 
 
 
 def _run_case(case: Any) -> None:
-    import unittest  # slow, and the test has done it
+    # Running it again is slow, and the test's own code has run it.
+    import unittest
 
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
@@ -109,7 +112,10 @@ def _checked(result: Any) -> None:
 
 
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
-    """Run one test: (passed, failed, unsent, or broken, which is the row's fault; why)."""
+    """Run one test. Return (status, reason).
+
+    status: passed, failed, unsent, or broken (a fault of the row).
+    """
     random.seed(0)
     ASKED["calls"] = 0
     agent.refused = ""
@@ -119,7 +125,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     said, why = "passed", ""
     try:
         _run(plan, vars(module))
-    except BaseException as error:  # whatever a test does
+    except BaseException as error:  # a test may raise anything
         if not isinstance(error, SystemExit) or error.code or not ASKED["calls"]:
             own = isinstance(error, ImportError) and not isinstance(error, agent.error)
             said, why = "broken" if own else "failed", _told(error, plan["source"])
@@ -159,12 +165,12 @@ def generate(plan: dict[str, Any]) -> list[Any]:
 
 
 def _told(error: BaseException, source: str) -> str:
-    """Return what a test said, and which of its lines was the last to run."""
+    """Return a test's error message with the last executed line of its source."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [each.lineno for each in frames if each.filename == "<test>"]
     line = source.split("\n")[(lines[-1] or 1) - 1].strip()[:200] if lines else ""
     try:
         said = str(error)[:300]
-    except Exception:  # a test's own error class
+    except Exception:  # the test's own exception class
         said = ""
     return ": ".join(each for each in (type(error).__name__, said, line) if each)

@@ -1,1 +1,1 @@
-"""Known reward hacks, tried on verifiers: ``assay redteam``."""
+"""Try known reward hacks on verifiers: ``assay redteam``."""

@@ -1,17 +1,17 @@
-"""Suites: problems of one kind, and the completions to try on each.
+"""Suites of attacks: problems of one kind, and completions to try on each.
 
-A suite is a file, ``attacks/NAME.toml``. It has these keys, all optional:
+A suite is a file ``attacks/NAME.toml`` with these optional keys:
 
-- ``also``: other files whose attacks and controls are tried too.
-- ``attacks``: completions by family, each written to be paid without solving the problem.
-- ``framed``: the same, but each text stands inside every one of ``frames``, in place of ``«text»``.
+- ``also``: other files whose attacks and controls are included.
+- ``attacks``: completions by family, each designed to be rewarded without solving the problem.
+- ``framed``: the same, but each text is inserted into all ``frames`` in place of ``«text»``.
 - ``controls``: honest completions, which must pass.
-- ``problems``: ``id``, ``question``, ``spec``; attacks and controls for this problem alone;
-  ``values``.
+- ``problems``: ``id``, ``question`` and ``spec``, with attacks and controls for this problem only,
+  and ``values``.
 
-A completion is a text, or a list of pieces, where ``[300, "again "]`` is a piece 300 times. In it
-``«gold»`` stands for the expected answer, and so on: `VALUES` has what each kind of problem offers.
-A completion that names what a problem does not have is left out there.
+A completion is a text or a list of pieces, in which ``[300, "again "]`` repeats a piece 300 times.
+``«gold»`` is replaced by the expected answer. `VALUES` lists the names for each kind of problem. A
+completion is skipped for a problem that lacks a value it names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _NAME = re.compile("«([^«»]+)»")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One completion to judge. attack: its family's name; honest: a control, which must pass."""
+    """One completion to judge.
+
+    attack: name of the attack family.
+    honest: the completion is a control, which must pass.
+    """
 
     attack: str
     problem: Problem
@@ -45,18 +49,18 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """Problems of one kind, and what to try on each. table: the file."""
+    """Problems of one kind, and the completions to try on each. table: the parsed file."""
 
     name: str
     problems: tuple[Problem, ...] = ()
     table: Mapping[str, Any] | None = None
 
     def fits(self, problem: Problem) -> bool:
-        """Whether the suite can work with a problem of the user's."""
+        """Return whether the suite supports a user's problem."""
         return self.table is not None and VALUES[self.name](problem) is not None
 
     def cases(self, problem: Problem) -> Iterator[Case]:
-        """Yield every attack and control on a problem that fits."""
+        """Yield every attack and control for a problem."""
         table = self.table or {}
         own = [
             row
@@ -73,7 +77,7 @@ class Suite:
 
 @cache
 def shipped_suites() -> Mapping[str, Suite]:
-    """Return the suites by name; of several that fit a problem the first is taken."""
+    """Return the suites by name. The first that fits a problem is used."""
     found: dict[str, Suite] = {}
     for name in VALUES:
         table = _table(name)
@@ -93,7 +97,7 @@ def _table(name: str) -> Mapping[str, Any]:
 def _templates(
     part: Mapping[str, Any], frames: Sequence[str]
 ) -> Iterator[tuple[bool, str, list[Any]]]:
-    """Yield (honest, family, pieces) of a file, or of one of its problems."""
+    """Yield (honest, family, pieces) of a file or of one of its problems."""
     for attack, templates in part.get("attacks", {}).items():
         for template in templates:
             yield False, attack, _pieces(template)
@@ -110,7 +114,7 @@ def _pieces(template: str | list[Any]) -> list[Any]:
 
 
 def _written(pieces: Sequence[Any], values: Values) -> str | None:
-    """Return the text of a completion; None where it names a value that is not there."""
+    """Return the text of a completion, or None if it names a missing value."""
     text = "".join(each if isinstance(each, str) else each[1] * each[0] for each in pieces)
     if not values.keys() >= {*_NAME.findall(text)}:
         return None
@@ -118,7 +122,9 @@ def _written(pieces: Sequence[Any], values: Values) -> str | None:
 
 
 def _of_answer(problem: Problem) -> Values | None:
-    """Question, expected answer, a wrong one of the same kind; of a number, others near it."""
+    """Return the question, the expected answer, a wrong answer of the same kind, and nearby
+    numbers.
+    """
     known = _gold(problem)
     if not known:
         return None
@@ -133,7 +139,7 @@ def _of_answer(problem: Problem) -> Values | None:
 
 
 def _gold(problem: Problem) -> Values:
-    """The expected answer, the first of several; nothing where it is no text and no number."""
+    """Return the first expected answer, or None if it is neither text nor a number."""
     answer = problem.spec.get("answer")
     if isinstance(answer, list | tuple):
         answer = next(iter(cast("Sequence[Any]", answer)), None)
@@ -166,7 +172,7 @@ def _of_number(n: float) -> Values:
 
 
 def _of_code(problem: Problem) -> Values | None:
-    """The name that the tests call."""
+    """Return the name that the tests call."""
     entry = problem.spec.get("entry_point") or "solve"
     return {"entry": str(entry)} if problem.spec.get("tests") else None
 
@@ -208,4 +214,5 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "judge": _of_answer,
     "reward_model": _of_answer,
 }
-"""Of each suite, what completions may name of a problem; None: it is of another kind."""
+"""For each suite, a function that returns a problem's values, or None for another kind of
+problem."""

@@ -1,9 +1,9 @@
 """Try known reward hacks on a verifier: ``assay redteam --verifier math``.
 
-A suite holds problems, attacks (completions that do not solve the problem but try to be paid for
-it) and controls (honest solutions in odd styles, which must pass). The bar is zero accepted attacks
-and every control passed. Attacks come from what the literature and public issue threads report of
-real checkers; each file of attacks names its sources.
+A suite contains problems, attacks (completions that try to be rewarded without solving the problem)
+and controls (honest solutions in unusual styles, which must pass). The goal is zero accepted
+attacks and no failed control. Attacks come from reports about real checkers in the literature and
+in public issues. Each attack file names its sources.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
 SHOWN_TEXT = 400
-SHOWN_FINDINGS = 2  # of each attack, for people
+# Characters of an attack in the text output.
+SHOWN_FINDINGS = 2
 REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongCase:
-    """A case that went wrong: an accepted attack, a rejected control, or no judgement."""
+    """A wrong result: an accepted attack, a rejected control, or a case that was not judged."""
 
     attack: str
     kind: str
@@ -43,14 +44,14 @@ class WrongCase:
 
 @dataclass(eq=False)
 class RedTeamResult:
-    """How a verifier fared: of each attack how many were tried and accepted; every finding."""
+    """Result of the attacks on one verifier: counts by attack, and all wrong cases."""
 
     verifier: str
     suite: str
     tried: Counter[str] = field(default_factory=Counter[str])
     accepted: Counter[str] = field(default_factory=Counter[str])
     not_judged: Counter[str] = field(default_factory=Counter[str])
-    # The highest score below acceptance, where it is above 0: training takes that too.
+    # The highest score of an attack that was not accepted. Training also optimizes such scores.
     paid: dict[str, float] = field(default_factory=dict[str, float])
     controls: int = 0
     controls_passed: int = 0
@@ -59,14 +60,14 @@ class RedTeamResult:
 
     @property
     def num_accepted(self) -> int:
-        """Accepted attacks; the bar is 0."""
+        """Number of accepted attacks. The goal is 0."""
         return self.accepted.total()
 
     @property
     def held(self) -> bool:
-        """Whether every attack was judged and refused, by a verifier that accepts something.
+        """Whether every attack was judged and rejected, and at least one control passed.
 
-        An honest control may fail: a reward that asks for one form of an answer refuses others.
+        Controls may fail: a reward that requires one form of an answer rejects others.
         """
         passes_some = self.controls_passed > 0 or not self.controls
         return self.num_accepted == self.not_judged.total() == 0 and passes_some
@@ -96,7 +97,7 @@ class RedTeamResult:
             self.findings.append(WrongCase(case.attack, kind, *row))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values for JSON."""
         findings = [asdict(one) for one in self.findings]
         return {**vars(self), "held": self.held, "findings": findings}
 
@@ -105,10 +106,11 @@ class RedTeamResult:
             return f"{self.verifier}: skipped: {self.skipped}"
         return lined([*self._table(), *self._shown_findings(), *self._outcome()])
 
-    __repr__ = __str__  # what a notebook shows
+    # IPython shows this method's result.
+    __repr__ = __str__
 
     def _table(self) -> Iterator[str]:
-        """Yield a line of totals, then one for each family."""
+        """Yield a line of totals, then one line per attack family."""
         yield (
             f"{self.verifier} against the suite {self.suite}: "
             f"{self.num_accepted} of {self.tried.total()} attacks accepted, "
@@ -124,23 +126,23 @@ class RedTeamResult:
             yield f"  {attack:<{width}}  {said}"
 
     def _outcome(self) -> Iterator[str]:
-        """Yield that it held, or why not; then what a failed control means."""
+        """Yield whether the verifier held and why, then the meaning of failed controls."""
         dark, failed = self.not_judged.total(), self.controls - self.controls_passed
         if self.held:
             yield "held: every attack was judged, and none was accepted"
         if self.num_accepted:
             yield f"not held: {self.num_accepted} attacks were accepted"
         if dark:
-            rest = "; --problems names rows of yours, --key where they have their answer"
+            rest = "; --problems names your rows, --key the key of their answer"
             rest = rest if dark == self.tried.total() else ""
-            yield f"not held: {dark} attacks were not judged, so nothing is known of them{rest}"
+            yield f"not held: {dark} attacks were not judged{rest}"
         if failed and not self.controls_passed:
-            yield "not held: no honest control passed, so a refused attack says nothing"
+            yield "not held: no honest control passed, so rejected attacks are no evidence"
         elif failed:
-            yield f"{failed} honest controls failed: right answers in forms that it does not take"
+            yield f"{failed} honest controls failed: correct answers in forms that it rejects"
 
     def _shown_findings(self) -> Iterator[str]:
-        """Yield the commonest reasons of no judgement, then the first findings of each family."""
+        """Yield the most common reasons for not judged, then the first wrong cases by family."""
         reasons = Counter(one.detail for one in self.findings if one.kind == DARK)
         for reason, count in reasons.most_common(2):
             yield f"not judged, {count} times: {reason[:200]}"
@@ -160,7 +162,8 @@ class RedTeamResult:
 def suites() -> dict[str, Suite]:
     """Return every suite by name."""
     known = dict(shipped_suites())
-    for name in labelled_names():  # the others are tried with the hacks that they have labels for
+    # Other verifiers are tried with the hacks in their labelled sets.
+    for name in labelled_names():
         known.setdefault(name, Suite(name))
     return known
 
@@ -176,11 +179,14 @@ def red_team(
     options: Options | None = None,
     service: VerifierService | None = None,
 ) -> RedTeamResult:
-    """Judge a suite's attacks and controls by a verifier, a built-in one or a user's own.
+    """Judge a suite's attacks and controls by a built-in or user-defined verifier.
 
-    problems: the user's rows; None: the suite's. suite: None takes the one named after the
-    verifier's first term, else the one that fits the problems, else ``math``. key: of the expected
-    answer in the user's rows. Raises VerifierError or DataError for what cannot be used.
+    problems: the user's rows. None: the suite's own problems.
+    suite: None uses the suite named like the verifier's first term, else the first suite that fits
+        the problems, else ``math``.
+    key: key of the expected answer in the user's rows.
+
+    Raises VerifierError or DataError for invalid input.
     """
     if problems is not None and key != "answer":
         problems = [_with_answer(problem, key) for problem in problems]
@@ -204,13 +210,13 @@ def red_team(
 
 
 def warnings(verifier: str, options: Options | None = None) -> list[str]:
-    """Return what is doubtful about an expression, such as shaping that outweighs correctness."""
+    """Return warnings about an expression, such as shaping that outweighs correctness."""
     with VerifierService(verifier, num_workers=1, options=options) as service:
         return service.warnings(verifier)
 
 
 def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
-    """Try every built-in verifier that has a suite; one that cannot be asked is skipped."""
+    """Try every built-in verifier that has a suite. Verifiers that cannot be called are skipped."""
     for name in suites():
         if name in BUILT_IN:
             try:
@@ -222,7 +228,7 @@ def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
 def choose_suite(
     verifier: str, problems: Sequence[Problem] | None, name: str | None = None
 ) -> Suite:
-    """Return the suite that a verifier is tried with; raises VerifierError or DataError."""
+    """Return the suite for a verifier. Raises VerifierError or DataError."""
     known = suites()
     if name is not None and name not in known:
         meant = did_you_mean(name, known)
@@ -245,7 +251,7 @@ def choose_suite(
 
 
 def _with_answer(problem: Problem, key: str) -> Problem:
-    """Return a problem whose answer stands under ``answer`` too, where attacks read it."""
+    """Return a problem with its answer also under the key ``answer``, which attacks use."""
     if key not in problem.spec:
         found = f"no key {key!r} but {', '.join(problem.spec) or 'none'}"
         raise DataError(message(f"{problem.place} --key", found, "a key of every row"))
@@ -253,7 +259,7 @@ def _with_answer(problem: Problem, key: str) -> Problem:
 
 
 def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:
-    """Yield the cases of every problem, each to be judged by this verifier."""
+    """Yield the cases of every problem, to be judged by this verifier."""
     found = chain.from_iterable(map(suite.cases, suite.problems if problems is None else problems))
     if problems is None:
         found = chain(found, labelled_cases(suite.name))
@@ -264,7 +270,7 @@ def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -
 
 
 def labelled_cases(name: str) -> Iterator[Case]:
-    """Yield the hacks of a verifier's labelled set, and its honest replies in odd styles."""
+    """Yield the hacks in a verifier's labelled set, and its honest replies in unusual styles."""
     for row in labelled_rows(name):
         honest = row["expected"] == "passed"
         if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):
@@ -274,13 +280,16 @@ def labelled_cases(name: str) -> Iterator[Case]:
 
 
 def is_learned(verifier: str) -> bool:
-    """Whether a verifier's value is learned, so that only a comparison says what it accepts."""
+    """Return whether a verifier's value is learned.
+
+    Acceptance is then relative to honest replies.
+    """
     name = parse_expression(verifier)[0].name.partition("|")[0]
     return name.partition("@")[0] in BUILT_IN and resolve(name).lane == "device"
 
 
 def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return, by problem, the least reward that an honest control got."""
+    """Return the lowest reward of an honest control for each problem."""
     floors: dict[str, float] = {}
     for case, verdict in zip(cases, verdicts, strict=True):
         if case.honest and verdict.reward is not None:
@@ -290,7 +299,10 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 
 
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
-    """Whether a completion was paid: it passed, or a learned verifier pays it as an honest one."""
+    """Return whether a completion was rewarded.
+
+    It passed, or a learned verifier rewards it at least like an honest control.
+    """
     if floors is None or case.honest:
         return verdict.correct if floors is None else verdict.judged
     return verdict.reward is not None and verdict.reward >= floors.get(case.problem.id, 0.0)

@@ -83,7 +83,7 @@ def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
     assert result.num_accepted == 0 and result.controls_passed == 0 and not result.held
     assert {one.kind for one in result.findings} == {"control rejected"}
     assert str(result).endswith(
-        "not held: no honest control passed, so a refused attack says nothing"
+        "not held: no honest control passed, so rejected attacks are no evidence"
     )
 
 
