@@ -1,9 +1,9 @@
 """Measure verifiers on their labelled sets: ``assay verifier self-test``, or before training.
 
 A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed``
-or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). A verifier that stands here but
-not on the author's machine (another version of a library, another platform) shows before it has
-cost a run.
+or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). The test detects a verifier
+that behaves differently on this machine (another library version, another platform) before
+training.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import Options, VerifierService
 
 LABEL_KEYS = ("id", "prompt", "completion", "think", "expected", "kind", "note", "spec")
-"""Keys of a labelled row that say something of it; its others are those of its problem."""
+"""Keys of a labelled row that describe it. All other keys belong to its problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """How a verifier did on its labelled set.
+    """Result of a verifier on its labelled set.
 
-    false_accepts, false_rejects, not_judged: ids of rows. median, p99: seconds a row. skipped: why
-    the verifier could not be asked at all.
+    false_accepts, false_rejects, not_judged: ids of rows.
+    median, p99: seconds per row.
+    skipped: reason why the verifier could not be called.
     """
 
     verifier: str
@@ -47,16 +48,16 @@ class SelfTest:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Every row whose verdict is not the expected one."""
+        """All rows with an unexpected verdict."""
         return (*self.false_accepts, *self.false_rejects, *self.not_judged)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows with the expected verdict; None of no rows."""
+        """Share of rows with the expected verdict. None without rows."""
         return 1.0 - len(self.wrong) / self.rows if self.rows else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "accuracy": self.accuracy}
 
     def __str__(self) -> str:
@@ -86,7 +87,7 @@ def labelled_names() -> tuple[str, ...]:
 
 
 def labelled_rows(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the labelled rows of a built-in verifier; none where it has no set."""
+    """Yield the labelled rows of a built-in verifier, if it has a set."""
     file = files("assay.verify") / "labelled" / f"{name}.jsonl"
     if file.is_file():
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -101,10 +102,11 @@ def self_test(
     deadline: float = 10.0,
     options: Options | None = None,
 ) -> Iterator[SelfTest]:
-    """Measure each named verifier (None: all) on the whole of its labelled set.
+    """Measure each named verifier (None: all) on its whole labelled set.
 
-    options: as the service has them; labels are those of the defaults. Raises VerifierError for a
-    name that has no set.
+    options: as in the service. The labels are valid for the default options.
+
+    Raises VerifierError for a name without a set.
     """
     for name in names or ():
         if name not in labelled_names():
@@ -121,12 +123,15 @@ def self_test(
 
 
 def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
-    """Measure any verifier on a labelled file of one's own, as ``assay run audit`` writes them.
+    """Measure a verifier on a user's labelled file, such as one from ``assay run audit``.
 
-    settings: of the service. Raises VerifierError for a row without id, completion or label.
+    settings: of the service.
+
+    Raises VerifierError for a row without id, completion or label.
     """
     rows: list[dict[str, Any]] = []
-    text = path.read_text("utf-8")  # other ends of lines may stand in a completion
+    # A completion can contain other line separators.
+    text = path.read_text("utf-8")
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         row: Any = None
         with suppress(ValueError):
@@ -168,7 +173,7 @@ def sampled_self_test(
 
 
 def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any]]) -> SelfTest:
-    """Judge labelled rows and hold the verdicts against their labels."""
+    """Judge labelled rows and compare the verdicts with the labels."""
     try:
         service.check([name])
     except VerifierError as error:
@@ -191,9 +196,9 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
 
 
 def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a labelled row: what is said of a completion, and the keys of its problem beside it.
+    """Return a labelled row: facts about a completion, and the keys of its problem.
 
-    about: of `LABEL_KEYS`. A problem's key of such a name stands below ``spec``.
+    about: values of `LABEL_KEYS`. A problem's key with such a name is stored below ``spec``.
     """
     plain = {key: value for key, value in spec.items() if key not in LABEL_KEYS}
     hidden = {key: value for key, value in spec.items() if key in LABEL_KEYS}
@@ -201,7 +206,7 @@ def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str,
 
 
 def labelled_pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
-    """Return the problem, to be judged by a built-in verifier, and the completion of a row."""
+    """Return (problem, completion) of a row, to be judged by a built-in verifier."""
     spec = {key: value for key, value in row.items() if key not in LABEL_KEYS}
     if isinstance(hidden := row.get("spec", {}), dict):
         spec |= hidden

@@ -1,9 +1,9 @@
-"""The verifier service: groups in, verdicts out, whatever the verifiers do.
+"""The verifier service: groups in, verdicts out.
 
-Verifiers run in lanes: in worker processes, in threads that wait on a network, in one thread beside
-the learner's device, or, where they are arithmetic, at once. A completion that overruns its
-deadline in a worker costs the worker its life and is not judged; so is one whose verifier raises,
-dies or returns nonsense. The rest of the batch is judged all the same.
+Verifiers run in worker processes, in threads (network calls), in one thread that shares the
+learner's device, or inline (arithmetic). A worker that exceeds its deadline is killed and the
+completion is not judged. A completion is also not judged if its verifier raises, dies or returns an
+invalid result. The other completions of the batch are judged normally.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 
 WORKERS_A_CORE = 16
-NOTICE_SECONDS = 10.0  # after which a slow import is spoken of
+# Seconds after which a slow import is reported.
+NOTICE_SECONDS = 10.0
 
 _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
 class GroupsJudging:
-    """Groups on their way through the verifiers; at the context's end what is left is cancelled.
+    """Groups that are being judged. Unfinished ones are cancelled when the context ends.
 
-    cancelled: set where nobody waits for their verdicts any more.
+    cancelled: set when the verdicts are no longer needed.
     """
 
     def __init__(self, service: VerifierService, cancelled: threading.Event | None = None) -> None:
@@ -57,7 +58,7 @@ class GroupsJudging:
         self._waiting: deque[Group] = deque()
 
     def add(self, group: Group) -> None:
-        """Begin to judge a group; raises VerifierError where a reward never works."""
+        """Start judging a group. Raises VerifierError for a reward that always fails."""
         if group not in self._jobs:
             self._jobs[group] = self._service.submit(group)
             self._waiting.append(group)
@@ -65,8 +66,9 @@ class GroupsJudging:
             self._take()
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of groups that were handed over, once all are there."""
-        if self._waiting and not self._service.is_wary:  # wake up once, and not for every group
+        """Return the verdicts of submitted groups, once all are available."""
+        # Wake up once, not for every group.
+        if self._waiting and not self._service.is_wary:
             self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
             self._take()
@@ -84,23 +86,27 @@ class GroupsJudging:
 
 
 class VerifierService:
-    """Judges groups by verifier expressions; usable from any thread and from asyncio.
+    """Judges groups by verifier expressions. Usable from any thread and from asyncio.
 
-    default_expression: for problems that name none. by_tag: for those of them that have one of its
-    tags; the first one counts. num_workers: None means one for every two
-    cores. deadline: seconds for one completion in a worker, where its verifier has no limit of its
-    own. on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``)
-    or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``).
-    options: of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights,
-    by policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be
-    looked up; 0: none. give_up_after: completions of which none was judged, for errors and
-    deadlines, after which judging raises VerifierError in the verifier's own words; None: never.
-    allow: Python modules, or ``module:object``, that a problem may name beside those of the default
-    expression; no other code is imported for it. max_open: expressions of problems that stay open,
-    as a server needs it whose clients may send ever new ones: the one used longest ago is closed.
-    None: all, so that `describe` tells of each verifier that was used. hire: makes a worker, where
-    they are not processes of this machine. Raises VerifierError for an expression, an option
-    or a schedule that is wrong.
+    default_expression: expression for problems that name none.
+    by_tag: expressions by tag, for problems that name none. The first matching tag applies.
+    num_workers: None means one per two cores.
+    deadline: seconds for one completion in a worker, unless its verifier has its own limit.
+    on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
+        dies (``worker_died``), and when a thread's call is abandoned (``verifier_call_lost``).
+    options: options of verifiers by name, with the keys of rows.
+    schedule: multipliers of terms' weights by policy version (see `Schedule`).
+    cache_mib: memory for cached verdicts of verifiers that allow it. 0: no cache.
+    give_up_after: number of first completions. If none of them can be judged because of errors and
+        deadlines, judging raises VerifierError with the verifier's message. None: never.
+    allow: Python modules, or ``module:object``, that a problem may name in addition to those of the
+        default expression. No other code is imported for a problem.
+    max_open: maximum number of open expressions of problems. The least recently used one is closed.
+        Needed in a server whose clients send many different ones. None: no limit, so that
+        `describe` covers each verifier that was used.
+    hire: function that starts a worker which is not a process of this machine.
+
+    Raises VerifierError for an invalid expression, option or schedule.
     """
 
     def __init__(
@@ -141,10 +147,13 @@ class VerifierService:
         self._settings = (workers, deadline, on_event, self._options, cache_bytes, hire)
         self._give_up_after = give_up_after
         self._max_open, self._own = max_open, {default_expression, *self._by_tag.values()}
-        self._failures: Counter[str] = Counter()  # words of those that were not judged
+        # Messages of completions that were not judged.
+        self._failures: Counter[str] = Counter()
         self._verifiers: dict[str, Configured] = {}
-        self._sums: OrderedDict[str, Sum] = OrderedDict()  # the one used last is the last
-        for name in self._options:  # of a user's, a wrong option is told when it is first used
+        # Ordered by last use.
+        self._sums: OrderedDict[str, Sum] = OrderedDict()
+        # Options of a user's verifier are checked at its first use.
+        for name in self._options:
             if is_built_in(name) and (error := self._verifier(name).error):
                 raise VerifierError(error)
         self._open()
@@ -155,18 +164,20 @@ class VerifierService:
         _services.add(self)
 
     def _open(self) -> None:
-        self._building = threading.RLock()  # held while a verifier is looked up
-        self._ordering = threading.Lock()  # of the sums; never held for long
+        # Held during the lookup of a verifier.
+        self._building = threading.RLock()
+        # Guards the sums. Never held for long.
+        self._ordering = threading.Lock()
         self.engine = JobEngine(*self._settings)
         self._finalizer = weakref.finalize(self, self.engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
-        """Tell of events from now on as the parameter ``on_event`` does."""
+        """Send future events to ``on_event``, as the parameter of the constructor does."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
         self.engine.on_event = on_event
 
     def after_fork(self) -> None:
-        """In the child of a fork: threads, locks and workers are the parent's; have new ones."""
+        """Replace the parent's threads, locks and workers in a forked child."""
         self.engine.pool.abandon()
         self._finalizer.detach()
         closed = self.engine.closed
@@ -176,28 +187,28 @@ class VerifierService:
     def judge(
         self, groups: Sequence[Group], cancelled: threading.Event | None = None
     ) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of every completion, aligned with ``groups``."""
+        """Return the verdicts of all completions, aligned with ``groups``."""
         with GroupsJudging(self, cancelled) as jobs:
             for group in groups:
                 jobs.add(group)
             return jobs.verdicts(groups)
 
     def judging(self) -> GroupsJudging:
-        """Judge groups that are handed over one by one, while others are still sampled."""
+        """Judge groups as they are submitted, while others are still sampled."""
         return GroupsJudging(self)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Judge without blocking the event loop; a cancelled call leaves nothing under way."""
+        """Judge without blocking the event loop. A cancelled call leaves nothing running."""
         cancelled = threading.Event()
         future: Future[list[tuple[Verdict, ...]]] = Future()
 
         def work() -> None:
             try:
                 future.set_result(self.judge(groups, cancelled))
-            except BaseException as error:  # it is raised again where it is awaited
+            except BaseException as error:  # the exception is raised again at the await
                 future.set_exception(error)
 
-        # a thread of our own: one of a pool would keep the interpreter from ending
+        # A private thread, because a thread of a pool would keep the interpreter from exiting.
         threading.Thread(target=work, name="assay-judge", daemon=True).start()
         done = asyncio.wrap_future(future)
         try:
@@ -205,13 +216,17 @@ class VerifierService:
         except asyncio.CancelledError:
             cancelled.set()
             await asyncio.wait([done])
-            done.exception()  # so that it counts as read
+            # Mark the exception as retrieved.
+            done.exception()
             raise
 
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256
     ) -> Iterator[Verdict]:
-        """Yield a verdict for each (problem, completion), in order; ``window`` are under way."""
+        """Yield a verdict for each (problem, completion), in order.
+
+        ``window`` are judged concurrently.
+        """
         waiting: deque[Job] = deque()
         try:
             for problem, completion in pairs:
@@ -227,11 +242,11 @@ class VerifierService:
             self.engine.cancel(waiting)
 
     def submit(self, group: Group) -> Job:
-        """Begin to judge a group."""
+        """Start judging a group."""
         return self.engine.submit(self._sum(self._expression(group.problem)), group)
 
     def finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
-        """Wait for a group, and return its verdicts."""
+        """Wait for a group and return its verdicts."""
         self.engine.wait(job, cancelled)
         verdicts = job.verdicts()
         if self.is_wary:
@@ -240,14 +255,14 @@ class VerifierService:
 
     @property
     def is_wary(self) -> bool:
-        """Whether no completion was judged yet, so that each verdict is to be seen at once."""
+        """Whether no completion was judged yet, so that each verdict is checked immediately."""
         return self._give_up_after is not None
 
     def _be_patient(self, verdicts: Iterable[Verdict]) -> None:
-        """Raise VerifierError where a reward has failed on each of its first completions.
+        """Raise VerifierError if a reward failed on each of its first completions.
 
-        Errors and deadlines are failures; what is unavailable, or judged None by its verifier, is
-        not.
+        Errors and deadlines are failures. Verdicts that are unavailable, or not judged by the
+        verifier's own decision, are not.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:
@@ -259,7 +274,7 @@ class VerifierService:
                 often = "" if times == self._failures.total() else f", {times} times with"
                 raise VerifierError(
                     f"verifier {verdict.verifier}: it failed on each of the first "
-                    f"{self._give_up_after} completions{often}: {words}; mend it, then start again"
+                    f"{self._give_up_after} completions{often}: {words}; fix it, then start again"
                 )
 
     def check(self, expressions: Iterable[str | None]) -> None:
@@ -270,9 +285,9 @@ class VerifierService:
                 raise VerifierError(error)
 
     def check_problem(self, problem: Problem) -> None:
-        """Raise VerifierError where a problem's spec is not what its verifiers read.
+        """Raise VerifierError if a problem's spec is invalid for its verifiers.
 
-        The message names the key, what was found and what is accepted. It takes microseconds.
+        The message names the key, the value and the accepted values. The check takes microseconds.
         """
         sum = self._sum(self._expression(problem))
         if sum.error:
@@ -280,7 +295,7 @@ class VerifierService:
         sum.check_row(problem)
 
     def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
-        """Return the users' functions that judge a problem, and which one is the correctness."""
+        """Return the user-defined functions that judge a problem, and the one for correctness."""
         sum = self._sum(self._expression(problem))
         return [
             (one, index == sum.chains[0][0])
@@ -289,10 +304,9 @@ class VerifierService:
         ]
 
     def compares(self, problem: Problem) -> tuple[str, str] | None:
-        """Return (verifier, key of the spec) that say whether two answers to a problem are equal.
+        """Return (verifier, key of the spec) for comparing two answers to a problem.
 
-        Of the first term's first verifier, where one of its fields `equates`; None where there is
-        none.
+        This is the first term's first verifier, if one of its fields `equates`, else None.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
@@ -305,17 +319,19 @@ class VerifierService:
         return [one.name for one in verifiers if one.verifier.compares_siblings]
 
     def warnings(self, expression: str | None = None) -> list[str]:
-        """Return what is doubtful about an expression that can be used, one line each."""
+        """Return warnings about a valid expression, one line each."""
         self.check([expression])
         return self._sum(expression).warnings()
 
     def describe(self, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-        """Return {name: facts} of the default expression's verifiers and those used since.
+        """Return {name: facts} of the default expression's verifiers and of those used since.
 
-        Facts: version, hash, and where they apply ``options`` (a digest), ``checkpoint`` and
-        ``source`` (the text of each module). also:
-        names of other verifiers, each a term of some row's expression. Raises VerifierError where
-        the default expression, or one of these verifiers, cannot be used.
+        Facts: version, hash, and if applicable ``options`` (a digest), ``checkpoint`` and
+            ``source`` (the text of each module).
+
+        also: names of other verifiers, each a term of some row's expression.
+
+        Raises VerifierError if the default expression, or one of these verifiers, cannot be used.
         """
         self.check([None, *self._by_tag.values()])
         with self._building:
@@ -326,18 +342,18 @@ class VerifierService:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Of each verifier what `VerifierStats.summary` says; and kills and deaths of workers."""
+        """Return `VerifierStats.summary` by verifier, and the numbers of killed and dead workers."""
         with self.engine.lock:
             counts = {name: each.summary() for name, each in self.engine.stats.items()}
             pool = self.engine.pool
             return {"verifiers": counts, "kills": pool.kills, "deaths": pool.deaths}
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
+        """Return the metrics since the last call, such as ``verify/NAME/p50``."""
         return self.engine.take_metrics()
 
     def close(self) -> None:
-        """Kill and reap the workers and end the lanes; a second call does nothing."""
+        """Kill and reap the workers and close the lanes. A second call has no effect."""
         self.engine.closed = True
         self._finalizer()
 
@@ -348,7 +364,7 @@ class VerifierService:
         self.close()
 
     def allows(self, name: str) -> bool:
-        """Whether a problem may name this verifier."""
+        """Return whether a problem may name this verifier."""
         return is_allowed(name, self._allow)
 
     def _expression(self, problem: Problem) -> str | None:
@@ -379,7 +395,7 @@ class VerifierService:
         return found
 
     def _close_unused(self) -> None:
-        """Forget verifiers that no open expression names, and end their lanes."""
+        """Remove verifiers that no open expression names, and close their lanes."""
         with self._ordering:
             used = {one.name: one.label for sum in self._sums.values() for one in sum.verifiers}
         self._verifiers = {name: one for name, one in self._verifiers.items() if name in used}
@@ -404,7 +420,7 @@ class VerifierService:
         return self._verifiers[name]
 
     def _ask_for_facts(self, name: str) -> Mapping[str, Any]:
-        """Have a worker import a user's verifier: their code never runs in this process."""
+        """Let a worker import a user's verifier, because user code never runs in this process."""
         words = f"verifier {name}: its module is still being imported"
         notice = threading.Timer(NOTICE_SECONDS, say, [words])
         notice.daemon = True
@@ -416,12 +432,16 @@ class VerifierService:
 
 
 def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]:
-    """Return a verifier as a plain function ``(text, gold=None, **spec)`` that gives a `Verdict`.
+    """Return a verifier as a plain function ``(text, gold=None, **spec)`` that returns a `Verdict`.
 
-    gold: the accepted answer; it stands under the key of the spec by which the verifier compares
-    answers, or else ``answer``. settings: of `VerifierService`. The function keeps its deadlines,
-    may be called from any thread, and ends its workers when it is no longer used.
-    Raises VerifierError for an expression, a setting or a spec that is wrong.
+    gold: the accepted answer. It is stored in the spec under the key by which the verifier compares
+        answers, or else under ``answer``.
+    settings: of `VerifierService`.
+
+    The function applies deadlines, can be called from any thread, and ends its workers when it is
+    garbage-collected.
+
+    Raises VerifierError for an invalid expression, setting or spec.
     """
     service = VerifierService(expression, **settings)
     service.check([expression])
@@ -441,7 +461,7 @@ def _bare(name: str) -> str:
 
 
 def _check_names(where: str) -> None:
-    """Refuse a table of options or a schedule for a name that is no verifier's."""
+    """Raise VerifierError if a table of options or a schedule has an invalid name."""
     for name in where.split("|"):
         if name not in (*BUILT_IN, "remote") and ":" not in name:
             accepted = "a verifier's name without a version, or package.module:object"

@@ -231,8 +231,7 @@ def _knights_knaves(text: str, entry: Entry) -> bool:
 
 
 def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | None:
-    """Return each inhabitant's role (True: truthful), or None if a statement is repeated or
-    unclear.
+    """Return each inhabitant's role (True: truthful), or None if a statement is unclear.
 
     Accepts "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David
     and Ella are knaves". A role without a name, a negation and a second role are unclear.

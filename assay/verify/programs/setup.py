@@ -48,8 +48,7 @@ def for_program(setup: str, prompt_code: str, text: str) -> str:
 
 
 def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
-    """Return the code that runs before a test: the prompt's code and the setup, without the
-    program's.
+    """Return the code that runs before a test: the prompt's and the setup's.
 
     Removed are the entry point, classes that the program completes, and shared classes that are not
     plain. Functions of the prompt stay, so a program that replaces a helper of the test replaces it

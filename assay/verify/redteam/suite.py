@@ -122,9 +122,7 @@ def _written(pieces: Sequence[Any], values: Values) -> str | None:
 
 
 def _of_answer(problem: Problem) -> Values | None:
-    """Return the question, the expected answer, a wrong answer of the same kind, and nearby
-    numbers.
-    """
+    """Return the question, the expected answer, a wrong answer, and nearby numbers."""
     known = _gold(problem)
     if not known:
         return None

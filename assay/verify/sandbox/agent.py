@@ -1,19 +1,19 @@
-"""The loop inside a sandboxed process: it does what the parent asks, and answers.
+"""The loop inside a sandboxed process: execute the parent's requests and reply.
 
-The submission runs in this very process and may find everything here: the descriptor, frames,
-objects. So nothing that this loop says is believed: a reply holds returned values, which the
-submission chooses anyway, and never a verdict; nothing is here that the submission may not read.
-What it can do by writing to the descriptor itself is to answer a request that it was given, or to
-end its own session.
+The submission runs in this process and can find everything in it: the descriptor, frames, objects.
+So the parent trusts nothing that this loop sends. A reply holds returned values, which the
+submission chooses anyway, and never a verdict. Nothing here is secret from the submission. By
+writing to the descriptor itself, it can only answer a request that it was given, or end its own
+session.
 
-Objects stay in their process, and a `Handle` names them in another. What stands for such a handle
-is made by `Agent.stand_in`: a function that asks the object's process to call it. The process that
-runs tests has stand-ins of its own (`assay.verify.programs.stand_ins`). An object of a class that
-both sides have travels with its attributes: each side has a copy of its own class, and every
-message that holds the object brings the other copy up to date.
+Objects stay in their process. A `Handle` names them in the other one. `Agent.stand_in` makes the
+stand-in for a handle: a function that sends each call to the object's process. The process that
+runs tests has its own stand-ins (`assay.verify.programs.stand_ins`). An object of a class that both
+sides have is sent with its attributes: each side has a copy of its own class, and every message
+with the object updates the other copy.
 
-The zygote loads this file without the package (see there), with a copy of the built-in
-names of its own, so that a submission that replaces `len` breaks itself and not the honest reply.
+The zygote loads this file without the package (see there), with its own copy of the built-in names,
+so a submission that replaces `len` breaks only itself.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from typing import Any
 from . import values
 from .codec import MRO, U32, Decoder, encode
 
-CHANNEL = 3  # the descriptor of the socket to the parent
+CHANNEL = 3  # descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
 MAX_HANDLES = 100_000
-MAX_WORDS = 1000  # characters of an error
+MAX_WORDS = 1000  # characters of an error message
 
 read, write, leave = os.read, os.write, os._exit
 
@@ -49,7 +49,7 @@ FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, ty
 OUTPUT, ERRORS = sys.stdout, sys.stderr
 DICTS = (dict, Counter, OrderedDict, defaultdict)
 CHANGEABLE = frozenset((list, deque, set, bytearray, *DICTS))
-# Special methods that are done as Python does them: with the other operand's, and on the type.
+# Special methods with Python's semantics: looked up on the type, with the other operand's method.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
@@ -66,7 +66,7 @@ class Gone(BaseException):
 
 
 class Refused(BaseException):
-    """A question that cannot be asked."""
+    """A request that cannot be sent."""
 
 
 class RemoteError(Exception):
@@ -74,25 +74,27 @@ class RemoteError(Exception):
 
 
 class Agent:
-    """One submission's process, from its first request to its end."""
+    """The process of one submission, from its first request to its end."""
 
     error = RemoteError
 
     def __init__(self, confine: Callable[[dict[str, Any]], None]) -> None:
         self.confine = confine
-        self.objects: dict[tuple[int, int], Any] = {}  # and stand-ins, by what their handles say
-        self.handles: dict[int, values.Handle] = {}  # of `objects`, by their addresses
+        self.objects: dict[
+            tuple[int, int], Any
+        ] = {}  # objects and stand-ins by (origin, id) of their handles
+        self.handles: dict[int, values.Handle] = {}  # handles of `objects` by address
         self.num_own = 0
         self.namespace: dict[str, Any] = {}
-        self.classes: dict[str, Any] = {}  # where those are that both sides have
-        self.shared: frozenset[str] = frozenset()  # their names
+        self.classes: dict[str, Any] = {}  # namespace of the classes that both sides have
+        self.shared: frozenset[str] = frozenset()  # names of these classes
         self.origin = 0
         self.asks = self.reading = False
-        self.refused = ""  # why a question could not be asked
+        self.refused = ""  # why a request could not be sent
         self.nonce = b""
         self.asking = threading.RLock()
 
-    # frames: four bytes of length, then one encoded value
+    # Frames: four bytes of length, then one encoded value.
 
     def receive(self) -> Any:
         size = U32.unpack(self.exactly(4))[0]
@@ -121,7 +123,7 @@ class Agent:
         while data:
             data = data[write(CHANNEL, data) :]
 
-    # handles
+    # Handles.
 
     def handle_of(self, value: Any) -> values.Handle:
         handle = self.handles.get(id(value))
@@ -142,20 +144,20 @@ class Agent:
         return handle
 
     def keep(self, handle: values.Handle, value: Any) -> Any:
-        self.objects[handle.key] = value  # kept alive: its address stays its own
+        self.objects[handle.key] = value  # kept alive, so that its address is not reused
         self.handles[id(value)] = handle
         return value
 
     def kind_of(self, value: Any) -> str:
         lineage = MRO(type(value))
-        if any(each is type for each in lineage):  # not isinstance: __class__ may lie
+        if any(each is type for each in lineage):  # not isinstance, because __class__ can lie
             return "exception" if any(each is BaseException for each in MRO(value)) else "class"
         if any(type(value) is each for each in FUNCTIONS):
             return "function"
         return "data" if self.is_shared(type(value)) else "object"
 
     def is_shared(self, kind: type) -> bool:
-        """Whether the other side has a class of this name."""
+        """Return whether the other side has a class of this name."""
         return kind.__name__ in self.shared and self.classes.get(kind.__name__) is kind
 
     def state_of(self, value: Any) -> dict[str, Any]:
@@ -166,14 +168,14 @@ class Agent:
         return state | getattr(value, "__dict__", {})
 
     def fill(self, handle: values.Handle) -> None:
-        """Give an object the attributes that came along. No method of its class is replaced."""
+        """Set the received attributes of an object without calling methods of its class."""
         value = self.objects[handle.key]
         for name, each in handle.state.items():
             if not callable(getattr(type(value), name, None)):
                 object.__setattr__(value, name, each)
 
     def resolve(self, handle: values.Handle) -> Any:
-        """Return the object that a handle names, or what stands for it."""
+        """Return the object of a handle, or its stand-in."""
         if handle.key in self.objects:
             return self.objects[handle.key]
         if handle.origin == self.origin:
@@ -182,15 +184,15 @@ class Agent:
         return self.keep(handle, made)
 
     def copy(self, handle: values.Handle) -> Any:
-        """Return an object of our class of that name; without one, of a class without methods."""
+        """Return an object of this side's class, or of an empty class if there is none."""
         name = handle.names[0]
         try:
             return object.__new__(self.classes[name])
-        except (KeyError, TypeError):  # none, no class, one that needs more
+        except (KeyError, TypeError):  # no class of that name, or its constructor needs arguments
             return object.__new__(type(name, (), {}))
 
     def stand_in(self, handle: values.Handle) -> Any:
-        """Return a function that has an object of another process called there."""
+        """Return a function that calls an object of the other process."""
         if handle.kind == "exception":
             return error_class(handle.names)
 
@@ -200,13 +202,13 @@ class Agent:
         function.__name__ = function.__qualname__ = handle.names[0]
         return function
 
-    # requests
+    # Requests.
 
     def run(self) -> None:
-        """Answer requests until the parent goes."""
+        """Answer requests until the parent closes the channel."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        self.confine(settings)  # an error here ends the process, before anything of a submission
+        self.confine(settings)  # an error before any code of a submission ends the process
         self.send(self.frame("ready", time.process_time()))
         while True:
             self.nonce = nonce
@@ -214,24 +216,24 @@ class Agent:
             nonce, verb, *rest = self.receive()
 
     def serve(self, verb: str, rest: list[Any]) -> None:
-        """Do what was asked, and say what came of it."""
+        """Execute a request and send its result."""
         try:
             reply = getattr(self, f"do_{verb}")(*rest)
         except Gone:
             raise
-        except BaseException as error:  # the submission's, whatever it raises
+        except BaseException as error:  # the submission can raise anything
             reply = failure(error)
         flush()
         try:
             frame = self.frame(*reply)
         except values.Unsupported as error:
             frame = self.frame("unsupported", f"{error}")
-        except BaseException as error:  # raised by an iterator of the submission, when walked
+        except BaseException as error:  # raised by an iterator of the submission
             frame = self.frame(*failure(error))
         self.send(frame)
 
     def do_run(self, source: str) -> tuple[Any, ...]:
-        """Execute a script as ``__main__``, to the end of its threads and exit functions."""
+        """Execute a script as ``__main__`` until its threads and exit functions have ended."""
         try:
             code = compiled(source, "main.py")
         except BaseException as error:  # the submission's source
@@ -250,7 +252,7 @@ class Agent:
         return reply
 
     def do_load(self, source: str, asks: bool, shared: list[str]) -> tuple[Any, ...]:
-        """Execute a module, and keep its names."""
+        """Execute a module and keep its namespace."""
         try:
             code = compiled(source, "submission.py")
         except BaseException as error:  # the submission's source
@@ -275,12 +277,12 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_get(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return a global, or an attribute of something."""
+        """Return a global, or an attribute of an object."""
         target = self.named(target)
         return "ok", getattr(target, *args) if args else target, None, None
 
     def do_next(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return whether an iterator has another item, and that."""
+        """Return (has another item, item) of an iterator."""
         try:
             return "ok", (True, next(target)), None, None
         except StopIteration:
@@ -294,7 +296,7 @@ class Agent:
         return self.namespace[target]
 
     def changed(self, arguments: Any) -> Any:
-        """Return the arguments again where one of them may have been changed in place."""
+        """Return the arguments if any of them is of a mutable type."""
         each = arguments.values() if type(arguments) is dict else arguments
         return arguments if any(self.is_changeable(value) for value in each) else None
 
@@ -302,18 +304,20 @@ class Agent:
         handle = self.handles.get(id(value))
         return type(value) in CHANGEABLE or (handle is not None and handle.kind == "data")
 
-    # questions to the parent
+    # Requests to the parent.
 
     def call_out(self, verb: str, target: Any = None, args: Any = (), kwargs: Any = None) -> Any:
-        """Ask the parent; block until it answers. Its error is raised here.
+        """Send a request to the parent and wait for the reply. Errors of the other side are raised.
 
-        Meanwhile it may ask for something here: then the two processes take turns.
+        The parent may send a request in return before it replies. The two processes then alternate.
         """
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")
         args, kwargs = tuple(args), dict(kwargs or {})
         try:
-            question = self.frame("out", verb, target, args, kwargs)  # iterators may ask, too
+            question = self.frame(
+                "out", verb, target, args, kwargs
+            )  # iterators can send requests too
         except values.Unsupported as error:
             self.refused = self.refused or f"{error}"
             raise Refused(self.refused) from None
@@ -336,7 +340,10 @@ class Agent:
 
 
 def write_back(old: Any, new: Any) -> Any:
-    """Make ``old`` equal to ``new`` and return it, where it can be changed; else return ``new``."""
+    """Update ``old`` in place to equal ``new`` and return it.
+
+    Return ``new`` if ``old`` is immutable.
+    """
     if type(old) is not type(new):
         return new
     if type(old) in DICTS:
@@ -362,7 +369,7 @@ def write_back(old: Any, new: Any) -> Any:
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    module.__dict__["__builtins__"] = builtins  # the real ones: those here are a copy
+    module.__dict__["__builtins__"] = builtins  # the real streams, because this module has a copy
     return module
 
 
@@ -371,7 +378,7 @@ def compiled(source: str, name: str) -> types.CodeType:
 
 
 def hash_of(value: Any) -> int | None:
-    """Return the hash of an object, which goes with its handle; None where it has none."""
+    """Return an object's hash, which is sent with its handle, or None if it is not hashable."""
     try:
         return hash(value)
     except BaseException:  # of its class
@@ -379,7 +386,10 @@ def hash_of(value: Any) -> int | None:
 
 
 def lineage(kind: type) -> list[str]:
-    """Return the names of a class and its bases; of exceptions up to the first built-in one."""
+    """Return the names of a class and its bases.
+
+    For an exception, stop at the first built-in class.
+    """
     found: list[str] = []
     for each in MRO(kind)[: values.MAX_NAMES]:
         found.append(each.__name__[:200])
@@ -398,7 +408,7 @@ def words(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}"[:MAX_WORDS]
-    except BaseException:  # its own methods
+    except BaseException:  # its own methods can raise
         return name
 
 
@@ -412,10 +422,10 @@ def flush() -> None:
 
 @lru_cache(maxsize=1000)
 def error_class(names: tuple[str, ...]) -> type[Exception]:
-    """Return what stands here for an exception class of the other side, by its lineage.
+    """Return this side's class for an exception class of the other side, by its lineage.
 
-    Built-in ones are themselves, but for those that would end a loop here, or say that a module is
-    missing here.
+    Built-in classes map to themselves, except classes that would end a loop here or would mean that
+    a module is missing here.
     """
     name, *rest = names
     if rest:
@@ -431,23 +441,23 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
 
 
 def error_of(names: tuple[str, ...], text: str) -> Exception:
-    """Return the error of the other side as one of ours."""
+    """Return an error of the other side as an exception of this side."""
     argument: Any = text.removeprefix(f"{names[0]}: ")
-    if names == ("KeyError",):  # its text is the repr of the key
+    if names == ("KeyError",):  # the text of a KeyError is the repr of its key
         with contextlib.suppress(ValueError, SyntaxError):
             argument = ast.literal_eval(argument)
     try:
         return error_class(names)(argument)
-    except Exception:  # a constructor that needs more, a name that no class can have
+    except Exception:  # a constructor with more arguments, or an invalid class name
         return RemoteError(text)
 
 
 def main(confine: Callable[[dict[str, Any]], None]) -> None:
-    """Serve one submission; never returns."""
+    """Serve one submission. Never returns."""
     random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException as error:  # the parent is gone, or reads it as the process's last words
+    except BaseException as error:  # the parent is gone, or reads the message as last output
         with contextlib.suppress(BaseException):
             write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)

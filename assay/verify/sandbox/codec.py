@@ -1,24 +1,24 @@
-"""Plain data to bytes and back: all that travels between a worker and a sandboxed process.
+"""Encode and decode the plain data sent between a worker and a sandboxed process.
 
-Not pickle and not eval: a value is a tag of one byte and its parts, so reading builds only the
-types of these tables, whatever the bytes are. Most types are a tag in front of a simpler value: a
-set of its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is
-trusted. Reading meets any bytes: it raises `Malformed` and nothing else. Both sides bound the size,
-the depth and the number of values, and also what could make the reader slow: the digits of numbers,
-and keys of equal hash. The zygote loads this file without the package: standard library only.
+Neither pickle nor eval is used. A value is a tag of one byte and its parts, so decoding any bytes
+creates only the types in these tables. Most types are a tag before a simpler value: a set is its
+list, a Fraction two integers. Encoding calls no method of a possibly hostile object. Decoding
+raises only `Malformed`. Both sides limit the size, the depth and the number of values, and also
+digits of numbers and keys of equal hash, which would be slow to read. The zygote loads this file
+without the package, so it imports the standard library only.
 
     exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
                   range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
                   datetime timedelta Ellipsis
     by name       built-in types and exceptions, the collections above
     subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
-                  `Record`: a tuple that also has its fields and its type's name
-    views         dict keys, values and items arrive as such
+                  `Record`: a tuple with its fields and its type's name
+    views         dict keys, values and items arrive as views
     iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects: a `Handle`; that of kind "data" has attributes along
+    all else      functions, classes, objects: a `Handle`; one of kind "data" includes attributes
 
-One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be
-longer than any list: do not walk it.
+One object in two places arrives as two equal objects. A datetime's `fold` is lost. A range can be
+longer than any list, so it must not be iterated.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ from .values import (
     small_parts,
 )
 
-MAX_BYTES = 8 * 2**20  # of one message
-MAX_VALUES = 250_000  # in one message
-BYTES_A_VALUE = 256  # of a text or of bytes: reading so many costs about as much as one value
+MAX_BYTES = 8 * 2**20  # per message
+MAX_VALUES = 250_000  # per message
+BYTES_A_VALUE = 256  # bytes of text that cost about as much to read as one value
 MAX_DEPTH = 150
-MAX_INT_BYTES = 2**15  # 78,000 decimal digits: more would take long to compare with a Decimal
-MAX_ITEMS = 10_000  # taken from an iterator
-MAX_EQUAL_HASHES = 32  # keys of one set or dict: each costs a comparison with all the others
-PACKED_FROM = 17  # items: so many small ints, or floats, are written at once
+MAX_INT_BYTES = 2**15  # 78,000 decimal digits; a comparison with a Decimal is slow beyond
+MAX_ITEMS = 10_000  # items read from an iterator
+MAX_EQUAL_HASHES = 32  # keys per set or dict; each is compared with all the others
+PACKED_FROM = 17  # from this many items, small ints or floats are packed
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
 MRO = type.__dict__["__mro__"].__get__
 
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 Put = Callable[["Encoder", Any, int], None]
-ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ stays a handle
+ITERATORS = ("builtins", "itertools", "collections")  # others with __next__ stay handles
 
 
 class Encoder:
-    """Write one message. ``handle_of(value)`` returns the Handle of what is no plain data."""
+    """Write one message. ``handle_of(value)`` returns the Handle of a non-plain value."""
 
     def __init__(self, handle_of: Callable[[Any], Handle]) -> None:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        self.sent: set[tuple[int, int]] = set()  # objects whose attributes go along
-        self.states: list[Handle] = []  # the same
-        self.hashed = 0  # sets and keys around the value
+        self.sent: set[tuple[int, int]] = set()  # objects sent with their attributes
+        self.states: list[Handle] = []  # their attributes
+        self.hashed = 0  # nesting depth of sets and keys
         self.in_state = False
 
     def message(self, value: Any) -> bytes:
-        """Return the bytes of its objects' attributes, then of ``value``. Raises Unsupported."""
+        """Encode the attributes of the value's objects, then ``value``. Raises Unsupported."""
         self.put(value, 0)
         if not self.states:
             return b"".join(self.parts)
         value_parts, self.parts, self.in_state = self.parts, [], True
-        for handle in self.states:  # it grows: objects have objects
+        for handle in self.states:  # grows in the loop, because objects contain objects
             self.handle(handle, 0)
             self.put(handle.state, 1)
         return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
@@ -116,7 +116,7 @@ class Encoder:
             self.tagged(b"Y", NAMES[value], depth)
         elif base is tuple and (fields := _fields_of(kind)) is not None:
             self.tagged(b"R", (kind.__name__, fields, (*tuple.__iter__(value),)), depth)
-        elif base is not None:  # a subclass arrives as its plain base value
+        elif base is not None:  # a subclass is sent as its plain base value
             EXACT[base](self, value, depth + 1)
         elif hasattr(kind, "__next__") and kind.__module__ in ITERATORS:
             items = [*islice(value, MAX_ITEMS + 1)]
@@ -144,7 +144,7 @@ class Encoder:
     def text(self, text: str) -> None:
         try:
             data = str.encode(text)
-        except UnicodeEncodeError:  # lone surrogates: they are read one by one
+        except UnicodeEncodeError:  # unpaired surrogates are counted one by one
             data = str.encode(text, "utf-8", "surrogatepass")
         self.block(b"s", data)
 
@@ -166,7 +166,7 @@ class Encoder:
             self.put(value, depth)
 
     def packed(self, values: list[Any]) -> bool:
-        """Write many small ints, or many floats, at once: eight bytes each."""
+        """Write many small ints or floats at once, in eight bytes each."""
         kinds = set(map(type, values))
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
             code = "q"
@@ -212,7 +212,7 @@ def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
     return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
 
 
-# Types that a submission may inherit: unbound methods of the base read them, none of the subclass.
+# Types that a submission can subclass. Unbound methods of the base read them, never the subclass's.
 BASES: dict[type, Put] = {
     int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
     float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),
@@ -250,9 +250,9 @@ EXACT: dict[type, Put] = BASES | {
 
 
 class Decoder:
-    """Read one message. ``stand_in(handle)`` returns what stands for an object; it may refuse.
+    """Read one message. ``stand_in(handle)`` returns a handle's stand-in, or raises to refuse it.
 
-    ``fill(handle)`` is called for each object whose attributes came along, before it is read.
+    ``fill(handle)`` is called before an object with attributes is read.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Decoder:
         self.latest: Handle | None = None
 
     def message(self) -> Any:
-        """Return the value. Raises Malformed, and nothing else."""
+        """Return the value. Raises only Malformed."""
         try:
             if self.data[:1] == b"B":
                 self.take(1)
@@ -278,7 +278,7 @@ class Decoder:
             value = self.get(0)
         except Malformed:
             raise
-        except Exception as error:  # bytes may be anything
+        except Exception as error:  # the bytes can contain anything
             raise Malformed(f"{type(error).__name__}") from None
         if self.position != len(self.data):
             raise Malformed("more bytes than the value")
@@ -298,7 +298,7 @@ class Decoder:
             self.fill(handle)
 
     def charge(self, work: int) -> None:
-        """Count work as so many values. Raises Malformed beyond what one message may cost."""
+        """Count work in units of values. Raises Malformed above the limit of a message."""
         self.values += work
         if self.values > MAX_VALUES:
             raise Malformed("too many values")
@@ -329,7 +329,7 @@ class Decoder:
         data = self.block()
         try:
             return data.decode()
-        except UnicodeDecodeError:  # lone surrogates: read one by one
+        except UnicodeDecodeError:  # unpaired surrogates are read one by one
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 
@@ -358,10 +358,10 @@ class Decoder:
         return dict(pairs)
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """Return ``keys``, unless so many have one hash that a set of them takes long to build.
+        """Return ``keys``. Raises Malformed if a set of them is slow because of equal hashes.
 
-        Two of one hash are compared, and two sets of sets by comparing each member with each: the
-        square of their sizes is charged.
+        Keys of equal hash are compared, and two sets of sets member by member, so the square of
+        their sizes is charged.
         """
         hashes = list(map(hash, keys))
         if len(set(hashes)) == len(keys):
@@ -402,7 +402,7 @@ class Decoder:
 
 
 def weight(key: Any) -> int:
-    """About how many values comparing a key looks at."""
+    """Return the approximate number of values that a comparison of a key reads."""
     if isinstance(key, tuple | frozenset):
         return 1 + sum(map(weight, cast("tuple[Any, ...]", key)))
     if type(key) is int:
@@ -464,7 +464,7 @@ READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
     b"t": lambda decoder, depth: tuple(decoder.items(depth)),
     b"m": Decoder.pairs,
 }
-# The type of the value behind the tag (of its parts; None: any), and what is built from it.
+# Type of the value after the tag (types of its parts; None: any), and its constructor.
 BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
     b"c": ((float, float), lambda _, parts: complex(*parts)),
     b"y": (bytes, lambda _, data: bytearray(data)),

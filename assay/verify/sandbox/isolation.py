@@ -1,11 +1,11 @@
-"""The walls around submissions: built once in the zygote, closed in each forked process.
+"""Isolation of submissions, prepared once in the zygote and applied in each forked process.
 
-`Isolation.separate` gives the zygote namespaces of its own, in which it is the first process: when
-it ends, everything forked from it does. `Isolation.prepare` replaces its view of the file system.
-`Isolation.enter` runs in each forked process, before it reads anything of its parent: a pid, mount
-and IPC namespace, an empty small /tmp, an unprivileged user without capabilities, Landlock.
-`Isolation.confine` comes last, when the limits are known: resource limits, then the filter of
-system calls. Only then is the submission executed.
+`Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. When
+it ends, all its forked processes end. `Isolation.prepare` replaces its view of the file system.
+`Isolation.enter` runs in each forked process before that reads anything from its parent: a pid,
+mount and IPC namespace, an empty small /tmp, an unprivileged user without capabilities, Landlock.
+`Isolation.confine` comes last, when the limits are known: resource limits, then the system call
+filter. Only then the submission is executed.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -32,11 +32,16 @@ SUBMISSION_UID = 65534
 DEVICES = ("null", "zero", "urandom", "random")
 STACK_BYTES = 64 * 2**20
 DESCRIPTORS = 64
-OTHER_TASKS = 8  # of the same user: the zygote, another session
+# Processes of the same user: the zygote, another session.
+OTHER_TASKS = 8
 
 
 class Isolation:
-    """The walls. settings: what the worker asked for; ask: a question to the worker, as text."""
+    """Isolation of one zygote.
+
+    settings: settings from the worker.
+    ask: sends a text question to the worker and returns the reply.
+    """
 
     def __init__(self, settings: dict[str, Any], ask: Callable[[str], str]) -> None:
         self.settings, self.ask = settings, ask
@@ -49,7 +54,7 @@ class Isolation:
         self.folder = ""
 
     def separate(self) -> None:
-        """Go on as the first process of new namespaces; the caller stays outside, to wait."""
+        """Continue as the first process of new namespaces. The caller stays outside and waits."""
         if self.settings["with_thread"] and not self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.settings["parent"]:
@@ -67,7 +72,10 @@ class Isolation:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def prepare(self) -> dict[str, Any]:
-        """Build the view of the file system. Returns facts. Raises OSError."""
+        """Build the view of the file system and return facts about the isolation.
+
+        Raises OSError.
+        """
         with open("/proc/self/statm") as file:
             self.base_bytes = int(file.read().split()[0]) * resource.getpagesize()
         if self.unsafe:
@@ -76,7 +84,8 @@ class Isolation:
         self.landlock = kernel.landlock_version()
         build_root(readable_folders())
         socket.sethostname("sandbox")
-        kernel.drop_capabilities_from_bounds()  # forked processes inherit it
+        # Forked processes inherit the filter.
+        kernel.drop_capabilities_from_bounds()
         assert self.filter is not None
         return {
             "mode": "isolated",
@@ -91,7 +100,7 @@ class Isolation:
         }
 
     def before_fork(self) -> None:
-        """Let the next fork be the first process of a pid namespace of its own."""
+        """Make the next forked process the first one of its own pid namespace."""
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
@@ -99,17 +108,18 @@ class Isolation:
         kernel.unshare(kernel.NEWPID)
 
     def after_reap(self, folder: str) -> None:
-        """Remove what an unisolated process left in its folder."""
+        """Remove files that an unisolated process left in its folder."""
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def enter(self) -> Callable[[dict[str, Any]], None]:
-        """Close the walls around this forked process; return what confines it further."""
+        """Isolate this forked process. Return the function that confines it further."""
         if self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.folder)
             return self.confine
-        os.setsid()  # kill(0, ...) reaches a process group, whatever the namespace
+        # kill(0, ...) reaches the process group, even outside the namespace.
+        os.setsid()
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
         options = f"size={self.settings['file_bytes']},nr_inodes=1000,mode=0700"
         if self.many_users:
@@ -123,23 +133,26 @@ class Isolation:
         os.mkdir("/tmp/work")
         os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        # No core, not even to a program that the host names.
+        # No core dump, not even to a handler program of the host.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
+        # A change of user clears the death signal.
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.landlock:
             kernel.landlock(self.landlock, "/tmp")
         return self.confine
 
     def confine(self, limits: dict[str, Any]) -> None:
-        """Set the limits of one submission, and install the filter."""
+        """Set the limits of one submission and install the system call filter."""
         size = os.fstat(0).st_size
         if limits["stdin"] and not self.unsafe and size <= limits["file_bytes"] // 2:
-            with open("/tmp/.stdin", "wb") as file:  # /dev/stdin points here
+            # /dev/stdin refers to this descriptor.
+            with open("/tmp/.stdin", "wb") as file:
                 file.write(os.pread(0, size, 0))
         space = self.base_bytes + limits["memory_mib"] * 2**20
         for name, value in (
             (resource.RLIMIT_AS, space),
-            (resource.RLIMIT_DATA, space),  # the worker may have set one of its own
+            # The worker can have a lower hard limit.
+            (resource.RLIMIT_DATA, space),
             (resource.RLIMIT_STACK, STACK_BYTES),
             (resource.RLIMIT_FSIZE, limits["file_bytes"]),
             (resource.RLIMIT_NOFILE, DESCRIPTORS),
@@ -150,7 +163,8 @@ class Isolation:
             (resource.RLIMIT_NPROC, limits["threads"] + OTHER_TASKS),
         ):
             if self.unsafe and name == resource.RLIMIT_NPROC:
-                continue  # it counts every process of the user
+                # The limit counts all processes of the user.
+                continue
             _, hard = resource.getrlimit(name)
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (bound, bound))
@@ -159,14 +173,14 @@ class Isolation:
 
 
 def readable_folders() -> list[str]:
-    """The standard library."""
+    """Return the folders of the standard library."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     library |= {os.path.dirname(os.path.realpath(os.__file__))}
     return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
 
 
 def build_root(folders: list[str]) -> None:
-    """Make a small read-only root: ``folders``, four devices, an empty /tmp, and nothing else."""
+    """Create a small read-only root with ``folders``, four devices, and an empty /tmp."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
     os.mkdir("/tmp/.outside")
@@ -193,7 +207,7 @@ def build_root(folders: list[str]) -> None:
 
 
 def bind(source: str, target: str, devices: bool = False) -> None:
-    """Show ``source`` at ``target``, to read only."""
+    """Mount ``source`` read-only at ``target``."""
     kernel.mount(source, target, "", kernel.MS_BIND)
     kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     flags = kernel.MS_NOSUID | (kernel.MS_NOEXEC if devices else kernel.MS_NODEV)

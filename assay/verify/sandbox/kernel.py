@@ -1,6 +1,6 @@
 """System calls that the standard library lacks (ctypes): mounts, namespaces, capabilities.
 
-The zygote loads this file without the package: standard library only. Constants are of linux/*.h.
+The zygote loads this file without the package: standard library only. Constants are from linux/*.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ADDR_NO_RANDOMIZE = 0x40000
 PR_SET_DUMPABLE = 4
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
-LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # on every machine
+# The numbers are the same on every architecture.
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
 MACHINE = os.uname().machine
@@ -44,7 +45,10 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
 
 
 def same_addresses() -> bool:
-    """Let the next program have the same addresses each time; False: it has, or cannot."""
+    """Disable address randomization for the next program.
+
+    Return False if not needed or impossible.
+    """
     now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
     if now < 0 or now & ADDR_NO_RANDOMIZE:
         return False
@@ -81,22 +85,22 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def drop_capabilities_from_bounds() -> None:
-    """Bar every capability from anything that this process could become."""
+    """Drop every capability from the bounding set, so that no later program can gain one."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # past the last one, or not held
+        except OSError:  # past the last capability, or not held
             break
 
 
 def drop_capabilities() -> None:
-    """Give up every capability."""
+    """Drop every capability."""
     header = struct.pack("<Ii", CAPABILITY_VERSION, 0)
     _call("capset", CAPSET[MACHINE], header, bytes(24))
 
 
 def landlock_version() -> int:
-    """The kernel's Landlock interface; 0: none."""
+    """Return the version of the kernel's Landlock interface. 0: none."""
     try:
         return _call("landlock", LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -104,17 +108,21 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, writable: str) -> None:
-    """Allow reading everywhere and writing beneath ``writable``; nothing else."""
-    rights = (1 << 13) - 1  # the first version's
+    """Allow reading everywhere and writing below ``writable``, and nothing else."""
+    # Access rights of the first version.
+    rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
-    network = 0b11 if version >= 4 else 0  # bind, connect
-    scopes = 0b11 if version >= 6 else 0  # abstract sockets, signals
+    # bind and connect.
+    network = 0b11 if version >= 4 else 0
+    # Abstract sockets and signals.
+    scopes = 0b11 if version >= 6 else 0
     attributes = struct.pack("<QQQ", rights, network, scopes)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _call("landlock", LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     read = (1 << 2) | (1 << 3)
-    write = rights & ~((1 << 0) | (1 << 6) | (1 << 11) | (1 << 15))  # no execution, no devices
+    # Neither execution nor device files.
+    write = rights & ~((1 << 0) | (1 << 6) | (1 << 11) | (1 << 15))
     for path, allowed in (("/", read), (writable, write), ("/dev", read | (1 << 1))):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("<Qi", allowed & rights, descriptor)

@@ -1,4 +1,4 @@
-"""What came of executing something in the sandbox."""
+"""Results of requests to sandboxed processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Status = Literal[
 
 
 class SandboxUnavailable(VerifierError):
-    """This machine cannot isolate a process, and the user did not waive it."""
+    """Raised if this machine cannot isolate a process and the user did not waive isolation."""
 
 
 class SandboxTrouble(AssayError, RuntimeError):
-    """The sandbox itself failed, and not the submission: nothing can be judged."""
+    """Raised if the sandbox itself fails, not the submission. Nothing can be judged."""
 
 
 class SubmissionError(Exception):
-    """An ``on_call`` raises this to have an error raised inside the process that asked.
+    """Raised by an ``on_call`` to raise an error inside the process that asked.
 
-    names: the error's class and those that it inherits, up to one that is built in. printed: as in
-    `Answer`.
+    names: names of the error's class and its bases, up to a built-in one.
+    printed: as in `Answer`.
     """
 
     def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
@@ -34,10 +34,10 @@ class SubmissionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an ``on_call`` may return in place of a value.
+    """A result that an ``on_call`` can return instead of a value.
 
-    args_after, kwargs_after: the arguments, changed in place. printed: what the asking process
-    prints.
+    args_after, kwargs_after: the arguments after the call, changed in place.
+    printed: text that the asking process prints.
     """
 
     value: Any
@@ -48,21 +48,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one request to a sandboxed process. The submission chooses it.
+    """The result of one request to a sandboxed process. The submission controls it.
 
     status:
-        ok             it returned `value`
-        exception      it raised; `error` is "ValueError: ...", `error_names` its class and bases
+        ok             returned `value`
+        exception      raised; `error` is "ValueError: ...", `error_names` its class and bases
         compile_error  the source does not compile
-        timeout        it used up its CPU time, or did nothing for too long
-        memory         MemoryError, or the kernel ended it for its memory
-        output         it wrote more than allowed
-        died           its process ended, or its channel spoke nonsense
-        unsupported    the value cannot travel: too large, too deep
-    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where
-    one was of a type that can be changed in place; None: none was. stdout, stderr: what was written
-    during the request, cut at the limit. cpu_seconds, wall_seconds: of the request. alive: whether
-    the process can take another request.
+        timeout        reached its CPU time limit, or idled for too long
+        memory         MemoryError, or killed by the kernel for its memory
+        output         wrote more than allowed
+        died           the process ended, or sent invalid data
+        unsupported    the value cannot be sent: too large, too deep
+    value: plain data, or a Handle.
+    args_after, kwargs_after: the arguments after the call if one is of a mutable type, else None.
+    stdout, stderr: output during the request, truncated at the limit.
+    cpu_seconds, wall_seconds: time of the request.
+    alive: the process can take another request.
     """
 
     status: Status
@@ -79,5 +80,5 @@ class Outcome:
 
     @property
     def error_type(self) -> str:
-        """The name of the error's class; "" without one."""
+        """Name of the error's class, or ""."""
         return self.error_names[0] if self.error_names else ""

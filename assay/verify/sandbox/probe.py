@@ -1,7 +1,7 @@
-"""A look at the walls from inside: the first thing that a sandbox runs.
+"""Test the isolation from inside, as the first program of a sandbox.
 
-Capabilities and kernel versions say little about what a host really allows, so `PROGRAM` tries to
-get out and prints the name of every wall that does not stand.
+Capabilities and kernel versions are weak evidence of what a host really allows. So `PROGRAM` tries
+to break each isolation measure and prints the names of those that fail.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from assay.verify.sandbox.outcome import Outcome
 MEMORY_MIB = 64
 LIMITS = Limits(cpu_seconds=10.0, memory_mib=MEMORY_MIB, output_kib=16, processes=4)
 
-# wall: what is tried; the wall stands where it raises, or returns False
+# measure: attempt. The measure holds if the attempt raises or returns False.
 PROGRAM = r"""
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -82,7 +82,7 @@ def program() -> str:
 
 
 def fallen(outcome: Outcome) -> str:
-    """Return what is wrong with the walls, by the probe's outcome; empty: they stand."""
+    """Return the isolation failures in the probe's outcome, or "" if all measures hold."""
     if outcome.status != "ok":
         return f"the probe ended with {outcome.status}: {outcome.error} {outcome.stderr[-300:]}"
     names = outcome.stdout.split("\n")[:-1]

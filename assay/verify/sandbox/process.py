@@ -1,4 +1,4 @@
-"""One sandboxed process as the worker sees it: frames, clocks, output, and its certain end."""
+"""One sandboxed process as seen by the worker: frames, clocks, output and termination."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import time
 from assay.verify.sandbox.codec import MAX_BYTES, U32
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
-MIN_IDLE_SECONDS = 0.01  # less, between two looks, is how long waking up takes
-MAX_OUTPUT = 32 * 2**20  # bytes read of one process: what an honest one can write
+# Longest pause between two checks of the clocks.
+POLL_SECONDS = 0.1
+# A shorter time between two checks can be the delay of waking up.
+MIN_IDLE_SECONDS = 0.01
+# Bytes of output per process. An honest process cannot write more.
+MAX_OUTPUT = 32 * 2**20
 
 
 class Ended(Exception):
-    """The process has ended, or must; ``status`` and ``text`` make the Outcome.
+    """The process has ended or must end. ``status`` and ``text`` go into the Outcome.
 
-    by_itself: nobody here decided it, so its wait status tells more.
+    by_itself: the process ended without a kill from this side, so its wait status has the reason.
     """
 
     def __init__(self, status: str, text: str, by_itself: bool = False) -> None:
@@ -30,9 +33,9 @@ class Ended(Exception):
 
 
 class Process:
-    """A forked process: ``pidfd`` and ``pid`` name it here, ``number`` in its zygote's namespace.
+    """A forked process: ``pidfd`` and ``pid`` here, ``number`` in its zygote's namespace.
 
-    output: two files that it writes its standard output and errors to.
+    output: files of its standard output and standard error.
     """
 
     def __init__(
@@ -42,47 +45,52 @@ class Process:
         self.pid = _pid_here(pidfd)
         self.channel.setblocking(False)
         self.buffer = bytearray()
-        self.at_end = False  # of the channel
+        # The channel was closed.
+        self.at_end = False
         self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
-        self.mark = (time.monotonic(), 0.0)  # time and CPU seconds at the start of a stretch
-        self.waited = [0.0, _waited_here()]  # for a processor: by the process, by us
+        # Wall time and CPU seconds at the start of an interval.
+        self.mark = (time.monotonic(), 0.0)
+        # Seconds of waiting for a processor, by the process and by the worker.
+        self.waited = [0.0, _waited_here()]
         self.cpu_limit = self.cpu_start = 0.0
         self.idle_limit = 10.0
         self.output_limit = 2**20
-        self.seen = [0, 0]  # bytes of output already reported
-        self.taken = 0  # bytes of output read: a file can be cut and written again
+        # Bytes of output already reported.
+        self.seen = [0, 0]
+        # Bytes of output read. A file can be truncated and written again.
+        self.taken = 0
         self.next_look = 0.0
         self.poller = select.poll()
         self.poller.register(self.pidfd, select.POLLIN)
 
-    # time
+    # Time.
 
     def cpu(self) -> float:
-        """CPU seconds that the process has used so far, by the kernel's count."""
+        """CPU seconds of the process so far, by the kernel's clock."""
         try:
             return time.clock_gettime(self.clock)
-        except OSError:  # it was reaped
+        except OSError:  # the process was reaped
             return 0.0
 
     def begin(
         self, cpu_seconds: float, idle_seconds: float, output_bytes: int, used: float = 0.0
     ) -> None:
-        """Start the account of one request; ``used``: CPU seconds that are none of its."""
+        """Start the account of one request. ``used``: CPU seconds before the request."""
         self.cpu_start, self.cpu_limit = used, cpu_seconds
         self.idle_limit, self.output_limit = idle_seconds, output_bytes
         self.resume()
 
     def resume(self) -> None:
-        """Start watching: time until now was ours."""
+        """Start measuring. Time before belongs to the worker."""
         self.mark = (time.monotonic(), self.cpu())
         self.next_look = self.mark[0] + self.pause()
 
     def count_idle(self) -> None:
-        """Count the time since the mark that the process neither ran nor waited for a processor.
+        """Count the time in which the process neither ran nor waited for a processor.
 
-        Where it was us who waited for one, its answer may have been here already: that is not
-        counted.
+        Time in which the worker waited for a processor is excluded, because the reply may have
+        arrived meanwhile.
         """
         now, cpu = time.monotonic(), self.cpu()
         quiet = (now - self.mark[0]) - max(0.0, cpu - self.mark[1])
@@ -91,7 +99,8 @@ class Process:
             return
         before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
         quiet -= max(0.0, sum(self.waited) - before)
-        self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)  # a machine may have stood still
+        # A suspended machine may have stood still.
+        self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)
 
     def check_idle(self) -> None:
         if self.idle > self.idle_limit:
@@ -106,7 +115,7 @@ class Process:
             return 0.0
 
     def look(self) -> None:
-        """Check the limits where it is time to, also while data flows. Raises Ended."""
+        """Check the limits if a check is due, also while data arrives. Raises Ended."""
         if time.monotonic() >= self.next_look:
             self.check()
             self.next_look = time.monotonic() + self.pause()
@@ -116,7 +125,7 @@ class Process:
             raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
 
     def check(self) -> None:
-        """Raise Ended where the process is over a limit."""
+        """Raise Ended if the process exceeds a limit."""
         self.check_cpu()
         self.count_idle()
         self.check_idle()
@@ -128,14 +137,14 @@ class Process:
                 raise Ended("output", f"wrote more than {self.output_limit} bytes")
 
     def pause(self) -> float:
-        """Seconds until the next look: short when the limit is near."""
+        """Return the seconds until the next check, which are short near a limit."""
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
         return min(POLL_SECONDS, max(0.002, left / 4))
 
-    # frames
+    # Frames.
 
     def send(self, data: bytes) -> None:
-        """Write one frame, however slowly the process reads. Raises Ended."""
+        """Write one frame, even to a slow reader. Raises Ended."""
         view = memoryview(U32.pack(len(data)) + data)
         while view:
             self.look()
@@ -147,7 +156,10 @@ class Process:
                 raise self.end() from None
 
     def receive(self) -> bytes:
-        """Read one frame. Raises Ended: over a limit, process gone, more than a frame can hold."""
+        """Read one frame.
+
+        Raises Ended if a limit is exceeded, the process ended, or the frame is too large.
+        """
         while True:
             self.look()
             if len(self.buffer) >= 4:
@@ -164,7 +176,7 @@ class Process:
                 self.wait(select.POLLIN)
 
     def read(self) -> bool:
-        """Take what has arrived; False when nothing has."""
+        """Read arrived data. Return False if there is none."""
         if self.at_end:
             return False
         try:
@@ -178,7 +190,7 @@ class Process:
         return bool(chunk)
 
     def wait(self, events: int) -> None:
-        """Wait for the channel or the end of the process, at most until the next look."""
+        """Wait for the channel or the end of the process, at most until the next check."""
         if not self.at_end:
             self.poller.register(self.channel, events)
         ready = dict(self.poller.poll(1000 * self.pause()))
@@ -188,17 +200,17 @@ class Process:
             raise self.end()
 
     def silent(self) -> bool:
-        """Whether nothing has arrived that nobody asked for."""
+        """Return whether no unrequested data has arrived."""
         return not self.buffer and not self.read() and not self.at_end
 
     def end(self) -> Ended:
-        """What a process makes that went by itself."""
+        """Return the exception for a process that ended by itself."""
         return Ended("died", "its process ended", by_itself=True)
 
-    # output
+    # Output.
 
     def take_output(self) -> tuple[str, str]:
-        """Return what was written since the last time, cut at the limit."""
+        """Return the output since the last call, truncated at the limit."""
         texts: list[str] = []
         for index, descriptor in enumerate(self.output):
             size = os.fstat(descriptor).st_size
@@ -210,10 +222,10 @@ class Process:
             texts.append(data.decode("utf-8", "replace"))
         return texts[0], texts[1]
 
-    # end
+    # Termination.
 
     def kill(self) -> None:
-        """End the process, and with it its namespace; returns when it has ended."""
+        """Kill the process and its namespace, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         waiter = select.poll()
@@ -228,13 +240,13 @@ class Process:
 
 
 def _pid_here(pidfd: int) -> int:
-    """The number, among the processes that we see, of the one that a descriptor names."""
+    """Return the pid of a descriptor's process in this process's namespace."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
 
 def _waited(path: str) -> float:
-    """Seconds that a thread waited for a processor (Documentation/scheduler/sched-stats)."""
+    """Return a thread's seconds of waiting for a processor (kernel docs: sched-stats)."""
     try:
         with open(path) as file:
             return int(file.read().split()[1]) * 1e-9
@@ -247,12 +259,15 @@ def _waited_here() -> float:
 
 
 def _cpu_clock(pid: int) -> int:
-    """The clock of a process's CPU time, of all its threads (clock_getcpuclockid(3))."""
+    """Return the CPU clock of a process with all its threads (clock_getcpuclockid(3))."""
     return (~pid << 3) | 2
 
 
 def memory_file(name: str, data: bytes | None = None) -> int:
-    """Return a descriptor of a nameless file in memory; with ``data``: of just this, for ever."""
+    """Return a descriptor of an anonymous file in memory.
+
+    With ``data``, it has this fixed content.
+    """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     if data is not None:
         with open(descriptor, "wb", closefd=False) as file:

@@ -56,15 +56,18 @@ _origins = itertools.count(1)
 
 
 class Sandbox:
-    """A place where untrusted Python runs; a context manager, used by one thread at a time.
+    """Run untrusted Python. A context manager, for one thread at a time.
 
-    unsafe: run without walls, where the user waived them: limits of CPU time, memory and output
-    only. facts: how it isolates. Raises SandboxUnavailable.
+    unsafe: run without isolation, if the user waived it. Only limits of CPU time, memory and output
+        apply.
+    facts: description of the isolation.
 
-    Of `Limits`, ``cpu_seconds`` and ``output_kib`` (of each stream, up to 16 MiB) bound each
-    request; ``seconds`` what a process may idle in its whole life, neither running nor waiting for
-    a processor or for us; ``memory_mib`` its address space over the bare interpreter's;
-    ``processes`` its threads.
+    In `Limits`, ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB) apply to each
+    request. ``seconds`` limits the idle time of a process over its life: time neither running nor
+    waiting for a processor or for the worker. ``memory_mib`` limits its address space above the
+    bare interpreter's. ``processes`` limits its threads.
+
+    Raises SandboxUnavailable.
     """
 
     facts: dict[str, Any]
@@ -103,7 +106,8 @@ class Sandbox:
 
     def _spawn(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
         program = str(Path(__file__).with_name("zygote.py"))
-        options = ["-s", "-S", "-P", "-X", "utf8", "-W", "ignore"]  # -I would ignore the hash seed
+        # The option -I would ignore the hash seed.
+        options = ["-s", "-S", "-P", "-X", "utf8", "-W", "ignore"]
         return subprocess.Popen(
             [sys.executable, *options, program, json.dumps(settings)],
             pass_fds=(settings["control"],),
@@ -115,7 +119,7 @@ class Sandbox:
         )
 
     def _probe(self) -> None:
-        """Try the walls from inside, once in the life of this process."""
+        """Test the isolation from inside, once per process."""
         key = (os.getpid(), os.geteuid())
         if self.unsafe or key in _probed:
             return
@@ -133,7 +137,8 @@ class Sandbox:
 
     def close(self) -> None:
         """End the zygote and everything forked from it."""
-        self.control.close()  # it reads the end of its socket, and its namespace ends with it
+        # The launcher reads the end of its socket, and its namespace ends with it.
+        self.control.close()
         if self.zygote is None:
             return
         try:
@@ -145,14 +150,15 @@ class Sandbox:
             self.zygote.stderr.close()
 
     def run(self, source: str, stdin: str, limits: Limits) -> Outcome:
-        """Execute a script as ``__main__`` in a fresh process; what it wrote is in `stdout`.
+        """Execute a script as ``__main__`` in a fresh process. `stdout` has its output.
 
-        A script that ends its process with exit code 0 is ``ok`` like one that comes to its end.
+        A script that exits with code 0 is ``ok``, like one that runs to its end.
         """
         session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
             outcome = session.request(("run", self._settings(session, True), source))
-            if outcome.status == "died" and session.wait_status == 0:  # os._exit(0): its own end
+            # The script ended itself by os._exit(0).
+            if outcome.status == "died" and session.wait_status == 0:
                 return dataclasses.replace(outcome, status="ok", error="")
         return outcome
 
@@ -164,11 +170,11 @@ class Sandbox:
         on_call: OnCall | None = None,
         shared: Sequence[str] = (),
     ) -> Session:
-        """Execute a module in a fresh process, and keep it for calls.
+        """Execute a module in a fresh process and keep the process for calls.
 
-        on_call: ``(verb, target, args, kwargs) -> value or Answer`` answers ``call_out`` of the
-        same parameters, a built-in function that code in this process then has. shared: names of
-        classes of the module whose objects travel with their attributes.
+        on_call: ``(verb, target, args, kwargs) -> value or Answer``. Answers calls of ``call_out``
+            with the same parameters, a built-in function that the process then has.
+        shared: names of the module's classes whose objects are sent with their attributes.
         """
         session = self._session(limits, b"", on_call)
         settings = self._settings(session, False)
@@ -222,7 +228,8 @@ class Sandbox:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):
                 self.control.send(f"reap {process.number}".encode())
                 return int(self._reply().removeprefix("status "))
-        self.broken = True  # the zygote is gone, with all of its forks; the next one starts anew
+        # The zygote and all its forked processes ended. The next request starts a new zygote.
+        self.broken = True
         return signal.SIGKILL
 
     def _reply(self) -> str:
@@ -246,7 +253,7 @@ class Sandbox:
 
 
 def sandbox_report() -> list[tuple[str, bool, str]]:
-    """Return (what, whether it is well, detail) of the sandbox, for ``assay doctor``."""
+    """Return (name, is working, detail) of the sandbox for ``assay doctor``."""
     started = time.perf_counter()
     try:
         with Sandbox() as sandbox:
@@ -263,7 +270,7 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
 
 
 def _map_users(pid: int) -> str:
-    """Map users into the namespace of a process: two where we may, else our own as "nobody"."""
+    """Map users into a process's namespace: two if permitted, else only this user, as "nobody"."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         with contextlib.suppress(OSError):

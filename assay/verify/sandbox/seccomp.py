@@ -1,9 +1,9 @@
-"""The filter of system calls that a submission runs under (seccomp, classic BPF, built here).
+"""The system call filter for submissions (seccomp, classic BPF, assembled here).
 
-Everything is refused that is not named: ALLOWED calls pass, CHECKED ones pass by their arguments,
-REFUSED ones are "not permitted", and any other, newer ones included, "does not exist", so that a C
-library falls back. The tables are in ``system_calls.txt``. The zygote loads this file without the
-package: standard library only.
+ALLOWED calls pass and CHECKED calls pass depending on their arguments. REFUSED calls fail with "not
+permitted". All other calls, including newer ones, fail with "does not exist", so that a C library
+falls back. The tables are in ``system_calls.txt``. The zygote loads this file without the package:
+standard library only.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from pathlib import Path
 
 _TEXT = Path(__file__).with_name("system_calls.txt").read_text(encoding="ascii")
 ALLOWED, REFUSED, CHECKED = (part.partition("\n")[2] for part in _TEXT.split("# ")[1:])
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, AUDIT_ARCH
+# (column of the table, AUDIT_ARCH).
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
 X32_BIT = 0x40000000
 
 CLONE_THREAD = 0x00010000
-CLONE_NEW = 0x7E020080  # every flag that makes a namespace
+# Every flag that creates a namespace.
+CLONE_NEW = 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
 IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX
-# duplicate, flags, pipe size read; locks are memory of the kernel
+# Duplicate, flags, pipe size. Locks are excluded, because they use kernel memory.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
-PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)  # names and questions; never death signal or dumpable
+# Names and queries, but never the death signal or dumpable.
+PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 
-Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
+# (code, jump if true, jump if false, constant).
+Instruction = tuple[int, int, int, int]
 
 
 def numbers(table: str, column: int) -> dict[str, int]:
-    """Return the numbers of one machine; a call that it lacks is left out."""
+    """Return the call numbers of one architecture. Calls that it lacks are omitted."""
     rows = (entry.split(":") for entry in table.split())
     return {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}
 
 
 def argument(index: int) -> Instruction:
-    """Load the low half of an argument."""
+    """Return the instruction that loads the low half of an argument."""
     return (LOAD, 0, 0, OFFSET_ARGS + 8 * index)
 
 
@@ -51,7 +55,7 @@ def refuse(code: int) -> Instruction:
 
 
 def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruction]:
-    """Allow where an argument is one of ``values``."""
+    """Return instructions that allow the call if an argument is one of ``values``."""
     steps = [argument(index)]
     for value in values:
         steps += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
@@ -59,10 +63,10 @@ def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruct
 
 
 def checks() -> dict[str, list[Instruction]]:
-    """Return what decides on each call of CHECKED, once its number is known."""
+    """Return the instructions for each CHECKED call, which run once its number is known."""
     eperm = errno.EPERM
     return {
-        # threads, never processes, never a namespace
+        # Threads only: never a process or a namespace.
         "clone": [
             argument(0),
             (AND, 0, 0, CLONE_THREAD | CLONE_NEW),
@@ -70,7 +74,7 @@ def checks() -> dict[str, list[Instruction]]:
             (RETURN, 0, 0, ALLOW),
             refuse(eperm),
         ],
-        # event loops wake themselves through a pair; no socket that reaches anything
+        # Event loops wake themselves up through a socket pair. Other sockets could reach something.
         "socketpair": [
             argument(0),
             (EQUAL, 1, 0, AF_UNIX),
@@ -89,10 +93,9 @@ def checks() -> dict[str, list[Instruction]]:
 
 
 def program(machine: str) -> list[Instruction]:
-    """Return the filter's instructions for a machine of `MACHINES`.
+    """Return the filter's instructions for an architecture in `MACHINES`.
 
-    A binary search over the numbers: the kernel runs the filter once for every call when it is
-    installed.
+    They are a binary search over the numbers, because the kernel runs the filter at every call.
     """
     column, architecture = MACHINES[machine]
     steps: list[Instruction] = [
@@ -115,7 +118,7 @@ def program(machine: str) -> list[Instruction]:
 
 
 def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
-    """Return (first number, action) of each run of numbers with one action."""
+    """Return (first number, action) of each run of numbers with the same action."""
     unknown = [refuse(errno.ENOSYS)]
     found: list[tuple[int, list[Instruction]]] = []
     for number in range(max(actions) + 2):
@@ -126,7 +129,7 @@ def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Inst
 
 
 def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """Return the instructions that find a number's run; each jump is at most 255 long."""
+    """Return instructions that find a number's run. A jump spans at most 255 instructions."""
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2
@@ -137,7 +140,7 @@ def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 
 
 class Filter:
-    """The filter of this machine, assembled once and installed in each forked process."""
+    """The filter for this machine, assembled once and installed in each forked process."""
 
     def __init__(self, machine: str) -> None:
         if machine not in MACHINES or sys.byteorder != "little":
@@ -153,7 +156,7 @@ class Filter:
         self.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
     def install(self) -> None:
-        """Confine this process, for ever. Raises OSError."""
+        """Install the filter in this process permanently. Raises OSError."""
         for arguments in (
             (PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
             (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(self.header), 0, 0),

@@ -1,4 +1,4 @@
-"""Requests to one sandboxed process, each answered with an Outcome."""
+"""Requests to one sandboxed process. Each request has an Outcome."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Submis
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
-CPU_SECONDS = 2.0  # this and the next three: where Limits leaves them open
+CPU_SECONDS = 2.0  # this and the next three: defaults of Limits
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
-START_CPU_SECONDS = 30.0  # of isolating a process: more is our trouble
+# Time to isolate a process. A longer time is a failure of the sandbox.
+START_CPU_SECONDS = 30.0
 START_IDLE_SECONDS = 60.0
-MAX_DECODED = 1_000_000  # values of one session, over all its replies
-MAX_READING = 10.0  # CPU seconds of ours, for its replies: the counts end a session long before
+# Values in all replies of one session.
+MAX_DECODED = 1_000_000
+# CPU seconds of the worker for a session's replies. The counts end a session long before.
+MAX_READING = 10.0
 VERBS = ("call", "method", "get", "next")
 OUT_OF_TURN = "it spoke out of turn"
 NONSENSE = "its channel spoke nonsense"
@@ -30,10 +33,11 @@ OnCall = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Session:
-    """A loaded module in a process of its own; a context manager. Made by ``Sandbox.load``.
+    """A loaded module in its own process, made by ``Sandbox.load``. A context manager.
 
-    loaded: the Outcome of executing the module. A request to a process that has ended says
-    ``died``. decoded: values read so far; reading takes our time, which nobody else bounds.
+    loaded: the Outcome of executing the module. Requests to an ended process have the status
+        ``died``.
+    decoded: number of values read so far. It is limited, because reading uses the worker's time.
     """
 
     loaded: Outcome
@@ -48,16 +52,22 @@ class Session:
         on_call: OnCall | None,
     ) -> None:
         self.process, self.origin, self.limits = process, origin, limits
-        self.total_cpu = total_cpu  # of all requests: where the kernel ends the process by itself
+        # CPU seconds of all requests, at which the kernel ends the process.
+        self.total_cpu = total_cpu
         self.on_call, self._reap = on_call, reap
-        self.foreign: dict[tuple[int, int], Handle] = {}  # objects of others that it was given
-        self.nonce = b""  # what answers a request names it
+        # Objects of the other process that this process has received.
+        self.foreign: dict[tuple[int, int], Handle] = {}
+        # Nonce of the current request.
+        self.nonce = b""
         self.ended: str | None = None
-        self.wait_status: int | None = None  # None: it lives
+        # None while the process runs.
+        self.wait_status: int | None = None
         self.closed = False
-        self.settled = 0.0  # CPU seconds accounted for: threads go on between requests
+        # CPU seconds accounted for. Threads continue between requests.
+        self.settled = 0.0
         self.reading = 0.0
-        self.fresh = True  # it has not said yet that it is there
+        # The process has not sent its first message yet.
+        self.fresh = True
         self.decoded = 0
 
     def __enter__(self) -> Session:
@@ -67,7 +77,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the process. Nothing of it is left."""
+        """End the process with everything in it."""
         if self.closed:
             return
         self.closed = True
@@ -83,7 +93,7 @@ class Session:
             self.wait_status = self._reap(self.process)
         return self.wait_status
 
-    # requests
+    # Requests.
 
     def call(
         self,
@@ -95,14 +105,17 @@ class Session:
     ) -> Outcome:
         """Call a global of the module, or an object, with plain data.
 
-        verb: ``method``: call the method that the first argument names; ``get``: return the
-        attribute that it names, without one the object itself; ``next``: return (whether there is
-        one, the next item) of an iterator.
+        verb: ``method``: call the method that the first argument names. ``get``: return the
+            attribute that it names, or the object itself without a name. ``next``: return (has
+            another item, item) of an iterator.
         """
         return self.request((verb, target, tuple(args), dict(kwargs or {})), limits)
 
     def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
-        """Send one request, wait for its answer. Raises Unsupported: an argument cannot be sent."""
+        """Send one request and wait for the reply.
+
+        Raises Unsupported if an argument cannot be sent.
+        """
         if self.ended is not None:
             return Outcome("died", error=self.ended)
         self.nonce = os.urandom(16)
@@ -118,7 +131,7 @@ class Session:
         except Ended as ended:
             end = ended
             self.process.kill()
-        except BaseException:  # of on_call: the checker's own trouble
+        except BaseException:  # raised by on_call: a failure of the checker itself
             self.close()
             raise
         after = self.settled = self.process.cpu()
@@ -136,9 +149,9 @@ class Session:
         )
 
     def ask(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-        """Have the process, which waits for an answer, call something of its own first.
+        """Send a request to the process while it waits for a reply.
 
-        Raises SubmissionError where that raises.
+        Raises SubmissionError if the call raises.
         """
         message = ("call", target, args, kwargs)
         data = self.encode(("ask", *message))
@@ -151,7 +164,7 @@ class Session:
         return Answer(fields["value"], fields["args_after"], fields["kwargs_after"])
 
     def _explained(self, end: Ended, used: float) -> dict[str, Any]:
-        """Return what an end means, by the kernel's word on it where nobody here decided it."""
+        """Return the reason for an end, from the kernel's data if the process ended by itself."""
         status = self._end()
         if not end.by_itself:
             return {"status": end.status, "error": end.text}
@@ -161,19 +174,23 @@ class Session:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
             return {"status": "timeout", "error": "its CPU time over all requests"}
-        if number == signal.SIGKILL:  # not its own: the first of a namespace ignores that
+        # The process did not send it to itself: the first process of a namespace ignores its own
+        # SIGKILL.
+        if number == signal.SIGKILL:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
-        known = number in set(signal.Signals)  # a real-time signal has a number only
+        # Real-time signals have only a number.
+        known = number in set(signal.Signals)
         name = signal.Signals(number).name if known else f"signal {number}"
         return {"status": "died", "error": f"its process ended by {name}"}
 
     def _begin(self, data: bytes, limits: Limits) -> None:
-        """Send a request, and start its account."""
+        """Send a request and start its account."""
         process = self.process
         if self.fresh:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
             used = self._start(data)
-            process.idle = 0.0  # until here it was ours
+            # The time before belongs to the worker.
+            process.idle = 0.0
         elif process.silent():
             used = self.settled
         else:
@@ -186,9 +203,9 @@ class Session:
         self.fresh = False
 
     def _start(self, data: bytes) -> float:
-        """Send the first request; return the CPU seconds that isolation took.
+        """Send the first request and return the CPU seconds of the isolation.
 
-        The process says them before it reads what to execute. Raises SandboxTrouble.
+        The process reports them before it reads the code to execute. Raises SandboxTrouble.
         """
         trouble = OUT_OF_TURN
         try:
@@ -203,8 +220,12 @@ class Session:
         raise SandboxTrouble(f"the sandbox did not start a process: {trouble}")
 
     def _replied(self, message: tuple[Any, ...]) -> dict[str, Any]:
-        """Answer questions until the reply is there; return the fields of an Outcome."""
-        ahead = False  # whether something was there before its last question was answered
+        """Answer the process's questions until its reply arrives.
+
+        Return the fields of an Outcome.
+        """
+        # Whether data arrived before the last question was answered.
+        ahead = False
         while True:
             reply = self.decode(self.process.receive())
             match reply:
@@ -215,7 +236,8 @@ class Session:
                         raise Ended("died", NONSENSE)
                     ahead = not self.process.silent()
                     answer = self.encode(self._answer(verb, target, args, kwargs))
-                    self.process.resume()  # all the time since its question was ours
+                    # The time since the question belongs to the worker.
+                    self.process.resume()
                     self.process.send(answer)
                 case (bytes(nonce), str(status), *rest) if nonce == self.nonce and status != "out":
                     return _fields((status, *rest), message)
@@ -232,7 +254,7 @@ class Session:
             value = Answer(value)
         return "answer", value.printed, value.value, value.args_after, value.kwargs_after
 
-    # handles
+    # Handles.
 
     def encode(self, value: Any) -> bytes:
         return encode(value, self._sent)
@@ -260,14 +282,17 @@ class Session:
         return value
 
     def _received(self, handle: Handle) -> Handle:
-        """Return a handle that a process sent: of its own object, or of one that it was given."""
+        """Return a received handle: of the process's own object, or of one that it was given."""
         if handle.origin != self.origin and self.foreign[handle.key].kind != handle.kind:
             raise KeyError(handle.key)
         return handle
 
 
 def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
-    """Read the reply to a message; the submission may have written it itself. Raises Ended."""
+    """Check and return the fields of a reply, which the submission could have forged.
+
+    Raises Ended.
+    """
     match reply:
         case "ok", value, args, kwargs if _fits(args, kwargs, message):
             return {"status": "ok", "value": value, "args_after": args, "kwargs_after": kwargs}
@@ -285,7 +310,7 @@ def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _fits(args: Any, kwargs: Any, message: tuple[Any, ...]) -> bool:
-    """Whether arguments come back as they were sent."""
+    """Return whether returned arguments have the same form as the sent ones."""
     if message[0] not in ("call", "method"):
         return args is None and kwargs is None
     sent, named = message[-2:]
@@ -295,10 +320,10 @@ def _fits(args: Any, kwargs: Any, message: tuple[Any, ...]) -> bool:
 
 
 def _named(value: Any) -> bool:
-    """Whether it is a dict whose keys are texts."""
+    """Return whether a value is a dict with string keys."""
     return type(value) is dict and all(type(key) is str for key in cast("dict[Any, Any]", value))
 
 
 def _printed(text: str, size: int = 1000) -> str:
-    """Return a text of the submission such that every file can hold it, and every type's name."""
+    """Return a text of the submission that any file encoding and type name can hold."""
     return text[:size].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The types that `codec` reads beside those of plain data, and those that it knows by name.
+"""Types that `codec` decodes besides plain data, and types that it identifies by name.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -14,10 +14,14 @@ from fractions import Fraction
 from types import NoneType
 from typing import Any, cast
 
-MAX_NAMES = 32  # of a handle or an error: its class and those that it inherits
-MAX_FRACTION_BYTES = 2**9  # of its parts: reducing them takes the square of it
-MAX_EXPONENT = 20_000  # of a Decimal: it may become an int somewhere
-MAX_DIGITS = 20_000  # of a Decimal
+# Class names per handle or error, bases included.
+MAX_NAMES = 32
+# Digits of a Fraction's parts. Reducing them takes quadratic time.
+MAX_FRACTION_BYTES = 2**9
+# Digits of a Decimal, which could be converted to an int.
+MAX_EXPONENT = 20_000
+# Exponent of a Decimal.
+MAX_DIGITS = 20_000
 
 KINDS = ("function", "class", "exception", "object", "data")
 EXCEPTIONS: dict[str, type[BaseException]] = {
@@ -41,20 +45,23 @@ NAMES = {each: name for name, each in TYPES.items()}
 
 
 class Malformed(ValueError):
-    """Bytes that no encoder of this module wrote, or more of them than allowed."""
+    """Raised for bytes that no encoder of this module wrote, or for too many."""
 
 
 class Unsupported(ValueError):
-    """A value that cannot travel: too large, too deep, or of a kind that may not."""
+    """Raised for a value that cannot be sent: too large, too deep, or of an unsupported type."""
 
 
 class Handle:
-    """The name of an object that lives in a sandboxed process.
+    """Identifies an object in a sandboxed process.
 
-    origin: the number of its session; id: its number there. kind: one of `KINDS`; ``data`` is an
-    object of a class that both sides have: its attributes, `state`, travel along. names: of its
-    class and of those that it inherits, or of the function or class that it is; of an exception
-    class the last one is built in. hash: of an object that has one; of data, where its class has.
+    origin: number of its session.
+    id: its number in the session.
+    kind: one of `KINDS`. ``data`` is an object of a class that both sides have. Its attributes,
+        `state`, are sent with it.
+    names: names of its class and bases, or of the function or class itself. For an exception class,
+        the last one is built in.
+    hash: the object's hash, if it has one. For data, if its class defines one.
     """
 
     __slots__ = ("hash", "id", "kind", "names", "origin", "state")
@@ -80,9 +87,9 @@ class Handle:
 
 
 class Iterator:
-    """What an iterator of the submission held: its first items, and whether those were all.
+    """The first items of a submission's iterator, and whether these are all.
 
-    It is itself an iterator, so that a test program may loop over it or call next().
+    It is an iterator itself, so that tests can loop over it or call next().
     """
 
     __slots__ = ("complete", "items", "kind", "position")
@@ -105,7 +112,10 @@ class Iterator:
 
 
 class Record(tuple[Any, ...]):
-    """A namedtuple of the submission: equal to the plain tuple, its fields readable by name."""
+    """A namedtuple of the submission.
+
+    It equals the plain tuple and has its fields as attributes.
+    """
 
     _fields: tuple[str, ...]
     type_name: str
@@ -122,14 +132,14 @@ class Record(tuple[Any, ...]):
 
 
 def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Record:
-    """Return a `Record`; ``fields`` and ``values`` are of one length."""
+    """Return a `Record`. ``fields`` and ``values`` have equal length."""
     result = Record(values)
     vars(result).update(type_name=type_name, _fields=tuple(fields))
     return result
 
 
 def are_names(value: Any) -> bool:
-    """Whether it is what a Handle has as names."""
+    """Return whether a value is valid as the names of a Handle."""
     return (
         type(value) is tuple
         and all(type(each) is str for each in value)
@@ -138,7 +148,7 @@ def are_names(value: Any) -> bool:
 
 
 def small_decimal(value: Decimal) -> Decimal:
-    """Return a Decimal, unless comparing it would take long. Raises Unsupported."""
+    """Return a Decimal that is fast to compare. Raises Unsupported for others."""
     _, digits, exponent = value.as_tuple()
     if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
         raise Unsupported("a Decimal of too many digits")
@@ -146,7 +156,7 @@ def small_decimal(value: Decimal) -> Decimal:
 
 
 def small_parts(parts: tuple[int, int]) -> tuple[int, int]:
-    """Return the parts of a Fraction, unless reducing them would take long. Raises Unsupported."""
+    """Return the parts of a Fraction that is fast to reduce. Raises Unsupported for others."""
     if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
         raise Unsupported("a Fraction of too many digits")
     return parts

@@ -1,8 +1,8 @@
 """The process that submissions are forked from: ``python -s -S -P zygote.py SETTINGS``.
 
-A fresh interpreter with one thread, started before any test exists: a forked process can read
-everything that its parent held, so this one holds nothing. It loads the modules that submissions
-commonly use, and then answers the worker over a socket:
+A fresh interpreter with one thread, started before any test exists. A forked process can read its
+parent's memory, so the zygote must hold nothing secret. It imports modules that submissions
+commonly use and then answers the worker over a socket:
 
     "map" (its only question)             -> which users its namespace has
     "facts {...}"                         when it is ready
@@ -26,15 +26,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "inside"  # the name under which the sibling files know one another here
+# Package name of the sibling files.
+PACKAGE = "inside"
 SIBLINGS = ("values", "codec", "kernel", "seccomp", "isolation", "agent")
-# Modules that need shared libraries of the host, which are out of sight later.
+# These modules need shared libraries of the host, which are not visible later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
-FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
+# Descriptors from this number on are closed in a forked process.
+FIRST_CLOSED = 4
 
 
 def load(name: str) -> Any:
-    """Import the sibling file ``name`` with built-in names of its own."""
+    """Import the sibling file ``name`` with its own copy of the built-in names."""
     full = f"{PACKAGE}.{name}"
     spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
@@ -47,7 +49,7 @@ def load(name: str) -> Any:
 
 
 def add_site_names() -> None:
-    """Scripts call exit() and quit(), which the module site makes."""
+    """Add exit() and quit(), which scripts call and which the module site defines."""
     import site
 
     site.setquit()
@@ -56,7 +58,7 @@ def add_site_names() -> None:
 
 
 def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
-    """Become one submission's process; never returns."""
+    """Become the process of one submission. Never returns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     confine = isolation.enter()
     for number, descriptor in enumerate([*streams, channel]):
@@ -81,7 +83,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
             if pid == 0:
                 try:
                     child(descriptors[0], descriptors[1:], agent, isolation)
-                except BaseException as error:  # also an end of the interpreter that it forked
+                except BaseException as error:  # SystemExit too, raised in the forked interpreter
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -98,14 +100,15 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
         else:
             break
     for pid, folder in folders.items():
-        if folder:  # without isolation, nothing else removes it
+        # Without isolation, nothing else removes the folder.
+        if folder:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             isolation.after_reap(folder)
 
 
 def main() -> None:
-    """Separate, load, wall in, serve."""
+    """Create the namespaces, import modules, isolate, and serve."""
     settings = json.loads(sys.argv[1])
     control = socket.socket(fileno=settings["control"])
 
@@ -115,12 +118,13 @@ def main() -> None:
 
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
-    # Sets of objects are walked in the order of their addresses.
+    # The iteration order of sets of objects depends on their addresses.
     if modules["kernel"].same_addresses():
         os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides
+    # The worker decides which users are mapped.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     add_site_names()
     for name in settings["preload"]:
         importlib.import_module(name)
@@ -129,7 +133,8 @@ def main() -> None:
             importlib.import_module(name)
     facts = isolation.prepare()
     gc.collect()
-    gc.freeze()  # forked processes then share these pages
+    # Forked processes then share these pages.
+    gc.freeze()
     control.send(("facts " + json.dumps(facts)).encode())
     serve(control, modules["agent"], isolation)
 
@@ -137,5 +142,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # a module to preload may be anybody's
-        sys.exit(f"{type(error).__name__}: {error}")  # the worker reads its last words
+    except Exception as error:  # a module to preload can be third-party code
+        # The worker reads this message.
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""The service's inside: who is asked when, in which process or thread, and what is remembered."""
+"""Internals of the service: scheduling, worker processes and threads, cache, statistics."""

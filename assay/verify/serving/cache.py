@@ -1,7 +1,7 @@
-"""Verdicts that were given before: looked up by everything that a verifier reads.
+"""Cache of verdicts, keyed by every input of a verifier.
 
-Only for verifiers that say so (`Verifier.cached`), and only judgements: what was not judged is
-tried again. A hit differs from the first verdict in its `seconds`, which are 0.
+Used only for verifiers with `Verifier.cached`, and only for judgments: completions that were not
+judged are tried again. A cached part has `seconds` 0.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.serving.configured import Configured, canonical, options_digest
 
-ENTRY_BYTES = 600  # of a part and its key, beside texts and components
+# Bytes of a part and its key, without texts and components.
+ENTRY_BYTES = 600
 COMPONENT_BYTES = 120
 
 
 class VerdictCache:
-    """Parts by key; the least recently used go when their bytes pass the bound. Not thread-safe."""
+    """Parts by key. The least recently used are removed above the size limit. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -30,14 +31,14 @@ class VerdictCache:
         return len(self._parts)
 
     def get(self, key: bytes) -> Part | None:
-        """Return the part that stands under a key, as one that took no time."""
+        """Return a cached part with zero seconds, or None."""
         part = self._parts.get(key)
         if part is not None:
             self._parts.move_to_end(key)
         return part
 
     def put(self, key: bytes, part: Part) -> None:
-        """Keep a judgement; a part that is not judged is not kept."""
+        """Store a part, unless it is not judged."""
         if part.value is None or key in self._parts:
             return
         self._parts[key] = replace(part, seconds=0.0)
@@ -48,17 +49,17 @@ class VerdictCache:
 
 
 def size_of(part: Part) -> int:
-    """Return roughly the bytes that a part takes in memory."""
+    """Return the approximate size of a part in memory, in bytes."""
     texts = len(part.detail) + len(part.extracted or "")
     return ENTRY_BYTES + texts + COMPONENT_BYTES * (len(part.components) + len(part.step_scores))
 
 
 def problem_key(one: Configured, problem: Problem) -> bytes | None:
-    """Return what a verifier's keys for one problem begin with: all but the completion.
+    """Return the part of a verifier's cache keys that is common to a problem's completions.
 
-    None where the verifier does not want a cache or is quicker than one (inline), or the spec holds
-    what is not plain. The prompt is part of it: a judge that the spec says nothing to still reads
-    the question.
+    Returns None if the verifier does not allow caching or is faster than a cache (inline), or if
+    the spec has values that are not plain. The prompt is included, because a judge without a spec
+    still reads the question.
     """
     if not one.verifier.cached or one.whole or one.verifier.lane == "inline":
         return None
@@ -71,7 +72,7 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
 
 
 def completion_key(prefix: bytes, completion: Completion) -> bytes:
-    """Return the key of one completion under a problem's."""
+    """Return the key of one completion, given the problem's prefix."""
     think = completion.think
     form = f"{think.mode}\0{think.open_tag}\0{think.close_tag}\0{completion.finish_reason}\0"
     form += f"{completion.said}\0" if completion.said else ""

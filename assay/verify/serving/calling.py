@@ -1,4 +1,4 @@
-"""Call a verifier, in whichever lane: whatever it does, every completion gets a part."""
+"""Call a verifier and return a part for every completion, whatever the verifier does."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from assay.types import Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
 WHOLE_GROUP = -1
-MAX_ALIKE = 8  # failures in the same words, after which a batch is given up
-MAX_KEYS = 12  # of a row, that are listed
+# Identical failures after which the rest of a batch is not tried.
+MAX_ALIKE = 8
+# Maximum number of listed keys of a row.
+MAX_KEYS = 12
 NO_KEY = "this row has no key "
-"""How a hint begins that blames the row, and not the completion."""
+"""Start of a hint that the row lacks a key, so that the completion is not at fault."""
 
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
-"""What a verifier's code may raise beside us; Ctrl-C is not its own."""
+"""Exceptions that a verifier may raise in the main thread. KeyboardInterrupt belongs to the
+caller."""
 ANY_ERROR: Errors = (BaseException,)
-"""The same where no Ctrl-C arrives: in a worker, and in threads that are not the main one."""
+"""Exceptions where KeyboardInterrupt is not delivered: in a worker, and in other threads."""
 
 
 class Row(dict[str, Any]):
-    """A row's keys as a verifier gets them; it knows which key was asked for and is not there."""
+    """A row's keys for a verifier. Records the missing keys that were requested."""
 
     missed: object = None
 
@@ -42,9 +45,9 @@ def judge_unit(
     firsts: Sequence[Part] | None = None,
     errors: Errors = FOREIGN_ERRORS,
 ) -> list[Part]:
-    """Return the part of one sibling, or those of the whole group (`WHOLE_GROUP`).
+    """Return the part of one sibling, or the parts of the whole group (`WHOLE_GROUP`).
 
-    firsts: the parts of the expression's first term, for verifiers that take verdicts.
+    firsts: parts of the expression's first term, for verifiers that take verdicts.
     """
     problem, completions = group.problem, group.completions
     chosen = completions if sibling == WHOLE_GROUP else (completions[sibling],)
@@ -58,10 +61,10 @@ def judge_unit(
 
 
 def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
-    """Return one part a unit, of any groups, of a verifier that takes a batch.
+    """Return one part per unit for a verifier that takes a batch. Units can be of different groups.
 
-    Where a batch fails, each of its units is judged alone, so that only the culprit is not judged;
-    after `MAX_ALIKE` failures in the same words the rest is not tried.
+    If a batch fails, each unit is judged alone, so that only the faulty one is not judged. After
+    `MAX_ALIKE` identical failures the remaining units are not tried.
     """
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
     parts = _parts(lambda: verifier.judge(pairs), len(pairs), ANY_ERROR)
@@ -79,7 +82,7 @@ def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[
 def _parts(
     call: Callable[[], Sequence[Any]], count: int, errors: Errors, problem: Problem | None = None
 ) -> list[Part]:
-    """Return the parts of one call; where it fails, one and the same part for all."""
+    """Return the parts of one call. If it fails, return the same part for all."""
     started = time.perf_counter()
     try:
         results = list(call())
@@ -97,14 +100,14 @@ def _share(started: float, count: int) -> float:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error's type and text."""
+    """Return an error's type and message."""
     with suppress(Exception):  # the error's own methods may raise
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
 
 
 def _explained(error: BaseException, problem: Problem) -> str:
-    """Return an error in words, its line, and what to look at instead."""
+    """Return an error's message, its line, and a hint."""
     words = in_words(error)
     with suppress(Exception):  # as above
         line = line_of(error, __file__)
@@ -114,7 +117,7 @@ def _explained(error: BaseException, problem: Problem) -> str:
 
 
 def _keys_hint(error: BaseException, problem: Problem) -> str:
-    """Say where a row's keys are, if code looked for one in a wrong place or by a wrong name."""
+    """Return a hint if the code looked up a row's key in the wrong place or by a wrong name."""
     keys, missed = list(problem.spec), getattr(problem.spec, "missed", None)
     here = ", ".join(keys[:MAX_KEYS]) or "none"
     if isinstance(error, KeyError) and missed is not None and error.args == (missed,):

@@ -1,9 +1,9 @@
-"""A verifier under the options of a configuration: all that the service knows of it.
+"""A verifier with the options of a configuration.
 
-A user's verifier is described by a worker, in plain values: their code never runs in this process.
-Options and rows are checked before a run. ``[verification.options.NAME]`` stands under the keys of
-a row: the row wins. A field that only the configuration may set (``from_row=False``) is not read
-from a row: there such a key is metadata.
+A user's verifier is described by a worker in plain values, because user code never runs in this
+process. Options and rows are checked before a run. Values in ``[verification.options.NAME]`` are
+defaults for the keys of rows. A field that only the configuration may set (``from_row=False``) is
+not read from a row. Such a key of a row is metadata.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
     "thread": {"concurrency": 8},
     "device": {"batch_size": 64},
 }
-"""Options that every verifier of a lane has, with their defaults; they change no verdict."""
+"""Options of every verifier in a lane, with their defaults. They change no verdict."""
 
 _SPEED = frozenset(name for options in LANE_OPTIONS.values() for name in options)
 _TOLD = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
 
 
 def _elsewhere(*_: Any) -> None:
-    """Stand for the function of a verifier that only workers have."""
+    """Placeholder for the function of a verifier that exists only in workers."""
     raise AssertionError("this verifier runs in workers")
 
 
 @dataclass(frozen=True)
 class Configured:
-    """A verifier and its options. error: why it cannot be used, or an empty text.
+    """A verifier and its options.
 
+    error: reason why it cannot be used, or "".
     source: the text of each module of a user's verifier.
     """
 
@@ -51,12 +52,15 @@ class Configured:
 
     @classmethod
     def unusable(cls, name: str, error: str) -> Configured:
-        """Return what stands for a verifier that cannot be used."""
+        """Return the placeholder for a verifier that cannot be used."""
         return cls(Verifier(name, 0, _elsewhere), error=error)
 
     @classmethod
     def built_in(cls, name: str, options: Mapping[str, Any]) -> Configured:
-        """Return a built-in verifier; what is wrong with it or its options is its `error`."""
+        """Return a built-in verifier.
+
+        Its `error` describes faults of the verifier or its options.
+        """
         try:
             verifier = resolve(name)
         except VerifierError as error:
@@ -74,9 +78,9 @@ class Configured:
     def described(
         cls, name: str, facts: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Configured:
-        """Return a user's verifier, of which a worker told `facts_of`; it runs in workers only.
+        """Return a user's verifier from a worker's `facts_of`. It runs in workers only.
 
-        One that declares no fields, as a plain function, may have any options.
+        A verifier without declared fields, such as a plain function, accepts any options.
         """
         if facts.get("error"):
             return cls.unusable(name, str(facts["error"]))
@@ -92,7 +96,7 @@ class Configured:
             limits = Limits(facts["seconds"])
             verifier = Verifier(judge=_elsewhere, fields=fields, limits=limits, **told)
         except (KeyError, TypeError, ValueError) as error:
-            return cls.unusable(name, f"verifier {name}: it does not describe itself well: {error}")
+            return cls.unusable(name, f"verifier {name}: its description is invalid: {error}")
         bare = name.partition("@")[0]
         found = complaint_of_options(bare, verifier, options) if fields else ""
         source = {str(key): str(text) for key, text in facts["source"].items()}
@@ -100,17 +104,17 @@ class Configured:
 
     @property
     def name(self) -> str:
-        """The verifier's name, without a pinned version."""
+        """The verifier's name without a version."""
         return self.verifier.name
 
     @property
     def label(self) -> str:
-        """``name@version``, or the name alone of one that cannot be used."""
+        """``name@version``, or only the name of a verifier that cannot be used."""
         return self.name if self.error else self.verifier.label
 
     @property
     def whole(self) -> bool:
-        """Whether it is asked about a group at once."""
+        """Whether one call judges the whole group."""
         batch = self.verifier.takes == "batch" and self.verifier.lane == "device"
         return self.verifier.takes != "completion" and not batch
 
@@ -123,9 +127,10 @@ class Configured:
         return frozenset(one.name for one in self.verifier.fields if not one.from_row)
 
     def reads(self, problem: Problem) -> Problem:
-        """Return the problem as the verifier sees it: the options, and over them the row's keys.
+        """Return the problem for the verifier: the row's keys, and options for missing keys.
 
-        A key that is None does not win. One that only the configuration may set is not read.
+        None in a row counts as missing. Keys that only the configuration may set are not read from
+        the row.
         """
         hidden = self._not_from_rows
         if not self.options and hidden.isdisjoint(problem.spec):
@@ -138,8 +143,7 @@ class Configured:
         return replace(problem, spec={**self.options, **row})
 
     def describe(self) -> dict[str, Any]:
-        """Return version and hash; ``options``, a digest of what the configuration sets; what the
-        verifier itself tells of these options (`Verifier.evidence`); and ``source``."""
+        """Return version, hash, ``options`` (a digest), `Verifier.evidence`, and ``source``."""
         facts: dict[str, Any] = {"version": self.verifier.version, "hash": self.hash}
         if self.source:
             facts["source"] = dict(self.source)
@@ -151,10 +155,11 @@ class Configured:
 
 
 class RowCheck:
-    """Checks the spec of rows for the verifiers of one expression, in microseconds."""
+    """Checks rows against the verifiers of one expression, in microseconds."""
 
     def __init__(self, verifiers: Sequence[Configured]) -> None:
-        self._checked: list[tuple[Field, bool]] = []  # and whether it is needed
+        # (field, is needed).
+        self._checked: list[tuple[Field, bool]] = []
         self._whole = [one for one in verifiers if one.verifier.check_spec is not None]
         for one in verifiers:
             for each in one.verifier.fields:
@@ -162,12 +167,14 @@ class RowCheck:
                 if needed or (each.check is not None and each.from_row):
                     self._checked.append((each, needed))
         fields = [each for one in verifiers for each in one.verifier.fields if each.from_row]
-        self._fine = {each.name for each in fields}  # keys that are read, or are metadata
+        # Keys that are read, or that are metadata.
+        self._fine = {each.name for each in fields}
         self._names = self._fine - {each.name for each, needed in self._checked if needed}
-        self._meant: dict[str, str] = {}  # a key that is nearly one that is read
+        # Misspelled key -> the similar key that is read.
+        self._meant: dict[str, str] = {}
 
     def __call__(self, problem: Problem) -> None:
-        """Raise VerifierError, which names the key, what was found and what is accepted."""
+        """Raise VerifierError with the key, its value and the accepted values."""
         get = problem.spec.get
         if not self._fine.issuperset(problem.spec):
             self._check_names(problem)
@@ -186,9 +193,10 @@ class RowCheck:
                 raise VerifierError(_place(problem, str(error))) from error
 
     def _check_names(self, problem: Problem) -> None:
-        """Refuse a key that is misspelled: nearly the name of one that is read and is missing.
+        """Raise VerifierError for a misspelled key: similar to the name of a missing key.
 
-        Other keys are metadata. Short names are not compared: a similar word is a word of its own.
+        Other unknown keys are metadata. Short names are not compared, because similar short words
+        are common.
         """
         for key in problem.spec:
             if key not in self._fine and key not in self._meant:
@@ -215,7 +223,10 @@ def _place(problem: Problem, key: str) -> str:
 
 
 def facts_of(verifier: Verifier) -> dict[str, Any]:
-    """Return what a worker tells of a user's verifier; raises TypeError where it is not plain."""
+    """Return a worker's description of a user's verifier.
+
+    Raises TypeError if it is not plain data.
+    """
     facts = {key: getattr(verifier, key) for key in _TOLD}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
@@ -223,7 +234,7 @@ def facts_of(verifier: Verifier) -> dict[str, Any]:
 
 
 def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, Any]) -> str:
-    """Return what is wrong with the options of one verifier, or an empty string."""
+    """Return the fault of a verifier's options, or ""."""
     known = {field.name: field for field in verifier.fields}
     of_lane = LANE_OPTIONS.get(verifier.lane, {})
     for key, value in options.items():
@@ -242,13 +253,13 @@ def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, An
 
 
 def options_digest(options: Mapping[str, Any]) -> str:
-    """Return twelve hexadecimal digits over the options that can change a verdict; "" of none."""
+    """Return twelve hexadecimal digits over the options that can change a verdict, or ""."""
     telling = {key: value for key, value in options.items() if key not in _SPEED}
     return hashlib.sha256(canonical(telling).encode()).hexdigest()[:12] if telling else ""
 
 
 def canonical(value: Any) -> str:
-    """Return a text that is the same for equal plain values, in any order of their keys.
+    """Return a text that is equal for equal plain values, whatever the order of keys.
 
     Raises TypeError for a value that is not plain.
     """
@@ -263,14 +274,14 @@ def canonical(value: Any) -> str:
 
 
 def accepts(field: Field, value: Any) -> bool:
-    """Whether a field may hold a value."""
+    """Return whether a field accepts a value."""
     try:
         return field.check is None or bool(field.check(value))
-    except Exception:  # a check need not expect every type
+    except Exception:  # a check can raise for an unexpected type
         return False
 
 
 def shown(value: Any) -> str:
-    """Return a value as a complaint shows it."""
+    """Return a value in the form used in messages."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""What one process's verifier service works with: its lanes, the cache, the counts, one lock."""
+"""Engine of a process's verifier service: lanes, cache, statistics and one lock."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.stats import VerifierStats, step_metrics
 from assay.verify.serving.sums import Sum
 
-TICK = 0.05  # seconds between two looks at what is overdue, while somebody waits
+# Seconds between two checks for overdue calls.
+TICK = 0.05
 
 Options = Mapping[str, Mapping[str, Any]]
 
 
 class JobEngine:
-    """Takes jobs, sends their calls to the lanes, and waits for their parts. Safe from any thread.
+    """Takes jobs, sends their calls to lanes, and collects the parts. Safe to use from any thread.
 
-    Threads of lanes hand parts over by `deliver`. on_event is called by those who wait for
-    verdicts, so that it need not be safe from other threads. options: of the configuration, by
-    verifier. hire: as `Pool` has it. closed: nobody may judge any more.
+    Threads of lanes return parts by `deliver`.
+
+    on_event: called by the threads that wait for verdicts, so it need not be thread-safe.
+    options: configured options by verifier.
+    hire: as in `Pool`.
+    closed: no further calls are accepted.
     """
 
     def __init__(
@@ -44,7 +48,8 @@ class JobEngine:
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}
-        self._fresh: dict[str, VerifierStats] = {}  # since the metrics were last taken
+        # Statistics since the last call of `take_metrics`.
+        self._fresh: dict[str, VerifierStats] = {}
         self.closed = False
         how = (num_workers, deadline, options, hire)
         self.pool = Pool(self.lock, self.deliver, self._tell, *how)
@@ -56,7 +61,7 @@ class JobEngine:
         self._told = {"kills": 0, "deaths": 0}
 
     def submit(self, sum: Sum, group: Group) -> Job:
-        """Begin to judge a group."""
+        """Start judging a group."""
         with self.lock:
             self._check_open("is closed")
             job = Job(sum, group, self.cache, self._count)
@@ -64,7 +69,7 @@ class JobEngine:
             return job
 
     def wait(self, job: Job, cancelled: threading.Event | None = None) -> None:
-        """Wait until nothing of a job is missing."""
+        """Wait until all parts of a job have arrived."""
         with self.lock:
             while job.num_missing:
                 self._check_open("was closed while it judged")
@@ -79,7 +84,7 @@ class JobEngine:
             self._look()
 
     def deliver(self, call: Call, parts: Any) -> None:
-        """Take what a call gave; lanes call this from their threads."""
+        """Store the parts of a call. Called from threads of lanes."""
         with self.lock:
             if not call.job.cancelled:
                 call.job.answer(call, parts)
@@ -88,7 +93,7 @@ class JobEngine:
                     self._news.notify_all()
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Forget jobs that nobody waits for: what no lane has begun is never asked."""
+        """Drop jobs whose verdicts are no longer needed. Their queued calls are never made."""
         with self.lock:
             for job in jobs:
                 job.cancelled = job.num_missing > 0
@@ -96,7 +101,7 @@ class JobEngine:
                 lane.forget_cancelled()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
+        """Return the metrics since the last call, such as ``verify/NAME/p50``."""
         with self.lock:
             metrics, self._fresh = step_metrics(self._fresh), {}
             now = {"kills": self.pool.kills, "deaths": self.pool.deaths}
@@ -107,7 +112,7 @@ class JobEngine:
             return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
     def keep_only(self, used: Mapping[str, str]) -> None:
-        """End the idle lanes, and drop the counts, of verifiers other than these: {name: label}."""
+        """Close idle lanes and drop statistics of verifiers not in ``used``: {name: label}."""
         with self.lock:
             labels = set(used.values())
             for label, lane in list(self._lanes.items()):
@@ -118,7 +123,7 @@ class JobEngine:
                     del stats[name]
 
     def close(self) -> None:
-        """End the lanes; in the child of a fork it does nothing."""
+        """Close the lanes. No effect in a forked child."""
         if self._process == os.getpid():
             for lane in self._all_lanes():
                 lane.close()
@@ -132,7 +137,7 @@ class JobEngine:
             stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
-        """Make the calls that a job can make by now: inline ones here, others in their lanes."""
+        """Make the job's calls that are now possible: inline ones here, others in their lanes."""
         while calls := job.calls():
             by_lane: dict[tuple[str, str], list[Call]] = {}
             for call in calls:
@@ -159,7 +164,7 @@ class JobEngine:
         yield from [*self._lanes.values(), self.pool]
 
     def _look(self) -> None:
-        """Give up calls that are overdue, and tell of what happened."""
+        """Abandon overdue calls and report events."""
         for lane in self._lanes.values():
             if lost := lane.give_up_overdue():
                 self._tell("verifier_call_lost", verifier=lane.verifier.name, calls=lost)

@@ -1,4 +1,4 @@
-"""One group under way: which calls of verifiers can be made by now, and what came back."""
+"""One group that is being judged: the calls that are possible now, and the parts so far."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from assay.verify.serving.sums import NOT_ASKED, Sum
 
 @dataclass(eq=False)
 class Call:
-    """One call of a verifier: for one completion of a group, or for all (`WHOLE_GROUP`).
+    """One call of a verifier, for one completion of a group or for all (`WHOLE_GROUP`).
 
-    key: of the cache, where the verdict goes there.
+    key: cache key, if the verdict is cached.
     """
 
     job: Job
@@ -28,7 +28,7 @@ class Call:
 
     @property
     def one(self) -> Configured:
-        """The verifier that is called."""
+        """The verifier to call."""
         return self.job.sum.verifiers[self.index]
 
     @property
@@ -38,12 +38,12 @@ class Call:
 
     @property
     def size(self) -> int:
-        """How many parts it gives."""
+        """Number of parts that the call returns."""
         return len(self.job.group.completions) if self.sibling == WHOLE_GROUP else 1
 
     @property
     def group(self) -> Group:
-        """The group as the verifier reads it."""
+        """The group with the configured options applied."""
         group = self.job.group
         problem = self.one.reads(group.problem)
         return group if problem is group.problem else replace(group, problem=problem)
@@ -53,9 +53,12 @@ class Call:
 class Job:
     """The parts of one group's completions as they arrive.
 
-    A place is (index of a verifier, sibling). count: called with each part and its verifier's name,
-    whether it was looked up, and of a later alternative whether it accepted. cancelled: nobody
-    waits for it any more. awaited: somebody sleeps until nothing is missing.
+    A place is (index of a verifier, sibling).
+
+    count: called with each part and its verifier's name, whether it came from the cache, and for a
+        later alternative whether it accepted.
+    cancelled: the verdicts are no longer needed.
+    awaited: a thread waits for the last part.
     """
 
     sum: Sum
@@ -67,7 +70,8 @@ class Job:
     num_missing: int = field(init=False)
     _siblings: range = field(init=False)
     _parts: list[list[Part | None]] = field(init=False)
-    _open: set[tuple[int, int]] = field(init=False)  # places of which nobody was asked yet
+    # Places without a call so far.
+    _open: set[tuple[int, int]] = field(init=False)
     _prefixes: dict[int, bytes | None] = field(default_factory=dict[int, bytes | None])
     _equal: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
 
@@ -78,9 +82,10 @@ class Job:
         self.num_missing = len(self._open)
 
     def calls(self) -> list[Call]:
-        """Return the calls that can be made now and were not returned before.
+        """Return the calls that are possible now and were not returned before.
 
-        What needs no call is answered here: by the cache, an equal sibling, or a verifier's error.
+        Places that need no call are filled here: from the cache, an equal sibling, or a verifier's
+        error.
         """
         found: list[Call] = []
         num_open = -1
@@ -91,10 +96,11 @@ class Job:
         return found
 
     def answer(self, call: Call, parts: Sequence[Part]) -> None:
-        """Take the parts of a call: one, or those of all siblings."""
+        """Store the parts of a call: one, or those of all siblings."""
         siblings = self._siblings if call.sibling == WHOLE_GROUP else (call.sibling,)
         for sibling, part in zip(siblings, parts, strict=True):
-            if self._parts[call.index][sibling] is None:  # a group may be asked for some of it
+            # A group can need only some of the parts.
+            if self._parts[call.index][sibling] is None:
                 self._put(call.index, sibling, part)
         if call.key is not None and self.cache is not None:
             self.cache.put(call.key, parts[0])
@@ -103,11 +109,11 @@ class Job:
 
     @cached_property
     def firsts(self) -> list[Part]:
-        """The first term's parts, for verifiers that take verdicts; asked when all are there."""
+        """The first term's parts, for verifiers that take verdicts. All parts must have arrived."""
         return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return one verdict a completion, once nothing is missing."""
+        """Return one verdict per completion, once all parts have arrived."""
         assert not self.num_missing
         return tuple(
             self.sum.verdict(column, one.policy_version)
@@ -115,11 +121,11 @@ class Job:
         )
 
     def _columns(self) -> list[list[Part]]:
-        """Return the parts of each completion, those that are missing as not asked."""
+        """Return the parts of each completion, with `NOT_ASKED` for missing ones."""
         return [[part or NOT_ASKED for part in column] for column in zip(*self._parts, strict=True)]
 
     def _calls_of(self, index: int) -> list[Call]:
-        """Return the calls of one verifier; for a whole group, once every sibling is decided on."""
+        """Return the calls of one verifier. A whole group needs every sibling's decision first."""
         one = self.sum.verifiers[index]
         open_ones = [sibling for sibling in self._siblings if (index, sibling) in self._open]
         wishes = {sibling: self._is_wanted(index, sibling) for sibling in open_ones}
@@ -140,7 +146,7 @@ class Job:
         return [call for sibling in wanted if (call := self._call(index, sibling)) is not None]
 
     def _call(self, index: int, sibling: int) -> Call | None:
-        """Return the call for one completion; None where the cache or an equal one answers."""
+        """Return the call for one completion. None: the cache or an equal sibling has the part."""
         if self.cache is None:
             return Call(self, index, sibling)
         if index not in self._prefixes:
@@ -159,7 +165,7 @@ class Job:
         return None
 
     def _is_wanted(self, index: int, sibling: int) -> bool | None:
-        """Whether a term wants a verifier's word on a completion; None: not known yet."""
+        """Return whether a term needs a verifier's part for a completion. None: not known yet."""
         if self.sum.verifiers[index].verifier.takes == "verdicts":
             known = all(None not in self._parts[first] for first in self.sum.chains[0])
             return True if known or self.sum.verifiers[index].error else None

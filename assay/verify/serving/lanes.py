@@ -1,7 +1,7 @@
-"""Lanes: calls of verifiers that wait, and the threads that make them.
+"""Threads for verifiers that wait for a network or a device.
 
-A call that does not return is given up after the verifier's own limit: what it judged is not
-judged, and its thread, which nobody can kill, is left behind and counted.
+A call that exceeds the verifier's limit is abandoned. Its completions are not judged. Its thread,
+which cannot be killed, is left running and counted.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from assay.verify.serving.calling import ANY_ERROR, judge_batch, judge_unit
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Call
 
-THREAD_SECONDS = 300.0  # for one call that waits on a network, where its verifier has no limit
-DEVICE_SECONDS = 1800.0  # for one batch, the loading of a model included
-LINGER = 0.002  # seconds in which a batch gathers
-MAX_LOST = 64  # threads that never came back, after which a lane is not used again
-JOIN_SECONDS = 1.0  # that closing waits for a device to finish a batch
+# Seconds for one network call, if its verifier has no limit.
+THREAD_SECONDS = 300.0
+# Seconds for one batch, including loading a model.
+DEVICE_SECONDS = 1800.0
+# Seconds to collect a batch.
+LINGER = 0.002
+# Number of lost threads after which a lane is disabled.
+MAX_LOST = 64
+# Seconds that closing waits for a device's batch.
+JOIN_SECONDS = 1.0
 
 Deliver = Callable[[Call, Any], None]
 
 
 class Lane:
-    """A queue of calls. lock: the service's. deliver: takes a call's parts, from any thread."""
+    """A queue of calls.
+
+    lock: the service's lock.
+    deliver: takes a call's parts, from any thread.
+    """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver) -> None:
         self.changed = threading.Condition(lock)
@@ -37,12 +46,15 @@ class Lane:
         self.failure: BaseException | None = None
 
     def spawn(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
-        """Start a thread; what it raises is the lane's `failure`, which whoever waits raises."""
+        """Start a thread.
+
+        An exception in it becomes `failure`, which is raised in waiting threads.
+        """
 
         def run() -> None:
             try:
                 work(*arguments)
-            except BaseException as error:  # it is raised where verdicts are waited for
+            except BaseException as error:  # raised where verdicts are awaited
                 self.failure = error
 
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -50,29 +62,29 @@ class Lane:
         return thread
 
     def forget_cancelled(self) -> None:
-        """Drop the queued calls that nobody waits for."""
+        """Drop queued calls whose verdicts are no longer needed."""
         with self.changed:
             self.queue = deque(call for call in self.queue if not call.job.cancelled)
 
     def close(self) -> None:
-        """Take no more, and let the threads that wait for calls end."""
+        """Accept no more calls, and let the waiting threads end."""
         with self.changed:
             self.closed = True
             self.queue.clear()
             self.changed.notify_all()
 
     def wait_for_calls(self) -> bool:
-        """Wait, with the lock held, until there is something to do; False: the lane was closed."""
+        """Wait, with the lock held, for a call. Return False if the lane was closed."""
         while not self.queue and not self.closed:
             self.changed.wait()
         return not self.closed
 
 
 class ThreadLane(Lane):
-    """Calls one verifier in a few threads of this process, which start as they are needed.
+    """Calls one verifier in a few threads of this process, started when needed.
 
-    The device's lane has one thread, and makes one call of many units where its verifier takes
-    them.
+    The device's lane has one thread and combines many units in one call if its verifier takes
+    batches.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:
@@ -89,12 +101,13 @@ class ThreadLane(Lane):
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
         self._threads: list[threading.Thread] = []
-        self._running: dict[int, tuple[float, list[Call]]] = {}  # since when, by a call's number
+        # Start time by call number.
+        self._running: dict[int, tuple[float, list[Call]]] = {}
         self._num_begun = 0
         self._num_idle = 0
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Queue calls; a lane that has lost too many threads answers that it is unavailable."""
+        """Queue calls. A lane that has lost too many threads answers ``unavailable``."""
         if self.num_lost >= MAX_LOST:
             detail = f"{self.num_lost} calls of {self.verifier.name} never came back"
             for call in calls:
@@ -109,17 +122,18 @@ class ThreadLane(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do; asked with the lock held."""
+        """Return whether the lane has no calls. The lock must be held."""
         return not self.queue and not self._running
 
     def give_up_overdue(self) -> int:
-        """Answer for calls that took too long, and let their threads go; return how many."""
+        """Abandon overdue calls and their threads. Return the number of abandoned calls."""
         now = time.monotonic()
         with self.changed:
             late = [n for n, (since, _) in self._running.items() if now - since > self.seconds]
             for number in late:
                 since, calls = self._running.pop(number)
-                self._threads.pop()  # any of them: they are only counted
+                # Any thread may be removed, because they are only counted.
+                self._threads.pop()
                 self.num_lost += 1
                 detail = f"no reply after {now - since:.1f} s; the call was given up"
                 for call in calls:
@@ -130,7 +144,7 @@ class ThreadLane(Lane):
         return len(late)
 
     def close(self) -> None:
-        """Take no more; a device's batch may finish, a call to a network is left behind."""
+        """Accept no more calls. A device's batch may finish, and network calls are abandoned."""
         super().close()
         for thread in self._threads if self.is_device else ():
             thread.join(JOIN_SECONDS)
@@ -149,7 +163,8 @@ class ThreadLane(Lane):
                 parts = [judge_unit(self.verifier, call.group, call.sibling, errors=ANY_ERROR)]
             with self.changed:
                 if self._running.pop(number, None) is None:
-                    return  # it was given up, and somebody else has this thread's place
+                    # The call was abandoned, and another thread has taken this thread's place.
+                    return
             for call, each in zip(calls, parts, strict=True):
                 self.deliver(call, each)
 
@@ -158,7 +173,8 @@ class ThreadLane(Lane):
             self._num_idle += 1
             there = self.wait_for_calls()
             while there and len(self.queue) < self.batch_size and self.changed.wait(LINGER):
-                there = self.wait_for_calls()  # others came: wait for more of them
+                # More calls arrived, so wait for further ones.
+                there = self.wait_for_calls()
             self._num_idle -= 1
             if not there or not self.queue:
                 return self._take() if there else None

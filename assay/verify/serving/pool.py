@@ -1,4 +1,4 @@
-"""Worker processes with a real deadline: one that overruns it is killed, replaced and counted."""
+"""Worker processes with a hard deadline: an overdue worker is killed, replaced and counted."""
 
 from __future__ import annotations
 
@@ -21,20 +21,26 @@ from assay.verify.serving.process import IMPORT_DEADLINE, NONSENSE, Lost, Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3
-MOST_AT_ONCE = 64  # calls that a worker is given in one request, but where they are quick
-BYTES_AT_ONCE = 1 << 16  # of a request, from which on it takes no further group
-QUICKEST = 1e-4  # seconds of a call: of saying what to judge, and what came of it
-WORTH_SHARING = 0.02  # seconds of work: to share less costs more than it gains
+# Calls per request to a worker, unless they are fast.
+MOST_AT_ONCE = 64
+# Bytes of a request above which no further group is added.
+BYTES_AT_ONCE = 1 << 16
+# Seconds of overhead per call: encoding the request and decoding the reply.
+QUICKEST = 1e-4
+# Seconds of work. Sharing less costs more than it gains.
+WORTH_SHARING = 0.02
 
 Hire = Callable[[str], Worker]
 
 
 class Pool(Lane):
-    """A thread for each worker, which has it answer the calls of one group after the other.
+    """One thread per worker. It lets its worker answer the calls of one group after the other.
 
-    tell: called as ``tell(kind, **facts)`` when a worker is killed or dies. options: of the
-    configuration, by verifier. hire: makes a worker, given the family of its mark. Workers start
-    with the first call, or by `start`.
+    tell: called as ``tell(kind, **facts)`` when a worker is killed or dies.
+    options: configured options by verifier.
+    hire: starts a worker, given the family of its mark.
+
+    Workers start at the first call or by `start`.
     """
 
     def __init__(
@@ -55,22 +61,24 @@ class Pool(Lane):
         self.options = {name: dict(table) for name, table in options.items()}
         self.kills = 0
         self.deaths = 0
-        self.pace = 1.0  # seconds that a call took of late, rather too many
+        # Recent seconds per call, estimated high.
+        self.pace = 1.0
         self.workers: list[Worker] = []
-        self.busy: dict[int, float] = {}  # seconds of calls of each worker's place, from 1 on
+        # Seconds of calls per worker, numbered from 1.
+        self.busy: dict[int, float] = {}
         self.watcher: subprocess.Popen[bytes] | None = None
         self._family = new_family()
         self._failed_starts = 0
 
     def start(self) -> None:
-        """Start the workers that are not there yet; they load while others work."""
+        """Start the missing workers in the background."""
         with self.changed:
             self.failure = None
             while len(self.workers) < self.num_workers and not self.closed:
                 self._employ(self._new_worker())
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Queue calls of one job."""
+        """Queue the calls of one job."""
         with self.changed:
             is_first = not self.queue
             self.queue.extend(calls)
@@ -78,14 +86,15 @@ class Pool(Lane):
                 self.start()
             if len(self.queue) * self.pace > WORTH_SHARING:
                 self.changed.notify(len(calls))
-            elif is_first:  # else somebody is awake who takes these, too
+            # Otherwise a thread is awake and takes these calls too.
+            elif is_first:
                 self.changed.notify()
 
     def describe(self, name: str) -> Mapping[str, Any]:
-        """Have a worker import a user's verifier; return what it tells: `facts_of`, or ``error``.
+        """Let a worker import a user's verifier. Return its `facts_of`, or ``error``.
 
-        It is a fresh worker, which stays where the pool has room. Raises WorkerDied where workers
-        are lost, and not by that import.
+        The worker is fresh and stays if the pool has room. Raises WorkerDied if workers are lost
+        for another reason than this import.
         """
         num_lost = 0
         while True:
@@ -113,7 +122,7 @@ class Pool(Lane):
         return facts
 
     def close(self) -> None:
-        """Kill and reap every worker."""
+        """Kill and reap all workers."""
         super().close()
         with self.changed:
             workers, self.workers = self.workers, []
@@ -127,7 +136,7 @@ class Pool(Lane):
             self.watcher = None
 
     def abandon(self) -> None:
-        """After a fork, in the child: let go of the parent's workers without touching them."""
+        """Release the parent's workers in a forked child without affecting them."""
         for worker in self.workers:
             worker.release()
 
@@ -142,7 +151,7 @@ class Pool(Lane):
         self.spawn("assay-worker", self._work, worker, len(self.workers))
 
     def _work(self, worker: Worker | None, place: int) -> None:
-        """Drive a worker, and those that take its place, until the pool is closed."""
+        """Drive a worker and its replacements until the pool is closed."""
         while worker is not None and (calls := self._take()):
             while worker is not None and calls:
                 started = time.monotonic()
@@ -151,7 +160,7 @@ class Pool(Lane):
                     self.busy[place] = self.busy.get(place, 0.0) + time.monotonic() - started
 
     def _take(self) -> deque[Call]:
-        """Wait for calls; take a worker's share of them."""
+        """Wait for calls and take one worker's share."""
         with self.changed:
             self.wait_for_calls()  # a closed lane has none
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
@@ -159,7 +168,10 @@ class Pool(Lane):
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
-        """Have calls answered until all are, or the worker is lost; return whom to go on with."""
+        """Let a worker answer calls until all are answered or it is lost.
+
+        Return the worker to use next.
+        """
         try:
             worker.greet(self.options)
             self._failed_starts = 0
@@ -180,9 +192,10 @@ class Pool(Lane):
             return self._replace(worker, lost, calls)
 
     def _ask(self, worker: Worker, calls: Iterable[Call]) -> None:
-        """Send a request for the first calls: of one job, and of as many more as are small.
+        """Send a request for the first calls: those of one job, and more if they are small.
 
-        It is made just before it is sent, so that waiting calls hold no copy of their groups.
+        The request is built just before sending, so that waiting calls hold no copy of their
+        groups.
         """
         groups: list[tuple[Any, ...]] = []
         num_calls = num_bytes = 0
@@ -195,7 +208,7 @@ class Pool(Lane):
         worker.send(num_calls, "judge", groups)
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
-        """Kill a worker, blame the call at the head, start another; None where none is wanted."""
+        """Kill a worker, fail its current call, and start a replacement. None: none is needed."""
         with self.changed:
             if self.closed:
                 return None
@@ -224,7 +237,7 @@ class Pool(Lane):
             return new
 
     def _end(self, worker: Worker, lost: Lost, name: str) -> tuple[str, str]:
-        """Kill a worker, and what it left, and count it; return why, and what ended it."""
+        """Kill and count a worker and its child processes. Return (reason, cause of its end)."""
         seconds, said = time.monotonic() - worker.since, worker.last_words()
         code = cause_of(worker.kill())
         clear([worker.remains])
@@ -239,7 +252,7 @@ class Pool(Lane):
 
 
 def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
-    """Return what a request says for calls of one job, with the completions that they are about."""
+    """Return the request for calls of one job, with the completions that they judge."""
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):
@@ -251,14 +264,14 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
     reads_firsts = any(call.one.verifier.takes == "verdicts" for call in calls)
     try:
         blob = encode_group(group, text_only, job.firsts if reads_firsts else None)
-    except Exception as error:  # a spec may hold what cannot be pickled
+    except Exception as error:  # a spec can contain values that pickle does not support
         blob = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
     units = [(call.index, place[call.sibling]) for call in calls]
     return job.sum.names, units, blob
 
 
 def _read(call: Call, data: Any) -> list[Part]:
-    """Return the parts of a reply; raises Lost for one that holds nothing of the kind."""
+    """Return the parts in a reply. Raises Lost for an invalid reply."""
     try:
         if data is None:
             return [Part.not_judged("error", "the group cannot be read by a worker")] * call.size

@@ -1,4 +1,4 @@
-"""A worker process as its pool sees it: started, asked, waited for, killed."""
+"""One worker process as seen by its pool: start, requests, deadlines, termination."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ from typing import Any, Literal
 from assay.host.orphans import Remains
 from assay.verify.serving.protocol import MAX_REPLY
 
-START_DEADLINE = 120.0  # seconds for a fresh interpreter
-IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
-CONFIRMATION = 0.25  # seconds between finding a worker overdue and giving it up
-STALE = 1.0  # seconds that a worker may take for work that nobody waits for
-GATHER = 1e-5  # seconds for each reply that may come: waking up for one costs more than this
-LOOK = 0.25  # seconds between two looks at whether somebody does
+# Seconds to start an interpreter.
+START_DEADLINE = 120.0
+# Seconds for an import inside a worker.
+IMPORT_DEADLINE = 60.0
+# Seconds between detecting an overdue worker and giving it up.
+CONFIRMATION = 0.25
+# Seconds that a worker may use for work that is no longer needed.
+STALE = 1.0
+# Seconds that reading one reply can take. Waking up for each reply would cost more.
+GATHER = 1e-5
+# Seconds between two checks whether the work is still needed.
+LOOK = 0.25
 
-NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
+# Exceptions for a malformed reply.
+NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)
 
 
 class Lost(Exception):
-    """A worker cannot be used again: it is overdue, died, sent nonsense, or works for nobody.
+    """Raised if a worker is unusable: overdue, dead, sending invalid data, or doing unneeded work.
 
-    idle: it had been given nothing.
+    idle: the worker had no call.
     """
 
     def __init__(
@@ -47,10 +54,11 @@ class Lost(Exception):
 
 
 class Worker:
-    """A fresh interpreter that runs `assay.verify.serving.worker`, and our end of its socket.
+    """A fresh interpreter that runs `assay.verify.serving.worker`, and a socket to it.
 
-    family: of the mark by which all that it starts is found. since: when it began what it does.
-    num_waiting: how many answers it still owes.
+    family: of the mark by which its child processes are found.
+    since: start time of its current work.
+    num_waiting: number of outstanding replies.
     """
 
     def __init__(self, family: str) -> None:
@@ -72,7 +80,8 @@ class Worker:
                 stderr=self.errors,
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the parent's, and a kill takes children too
+                # Ctrl-C is for the parent only, and a kill must reach child processes too.
+                start_new_session=True,
             )
         self.channel.settimeout(START_DEADLINE)
         self._poll = select.poll()
@@ -86,11 +95,11 @@ class Worker:
 
     @property
     def has_heard(self) -> bool:
-        """Whether an answer is here already."""
+        """Whether a reply has arrived."""
         return b"\n" in self._inbox
 
     def greet(self, options: dict[str, Any]) -> None:
-        """Wait until a new worker is there, and tell it the options; raises Lost."""
+        """Wait until a new worker is ready and send it the options. Raises Lost."""
         if self.ready and self.process.poll() is not None:
             raise Lost("died", "an idle worker died", idle=True)
         if not self.ready:
@@ -100,7 +109,7 @@ class Worker:
                 self.send(0, "options", options)
 
     def send(self, num_answers: int, *request: Any) -> None:
-        """Send a request to a worker that owes no answer, and so reads; raises Lost."""
+        """Send a request to a worker without outstanding replies. Raises Lost."""
         self.since = time.monotonic()
         self.num_waiting = num_answers
         try:
@@ -109,14 +118,16 @@ class Worker:
             raise Lost("died", "the worker died") from error
 
     def reply(self, seconds: float, is_stale: Callable[[], bool]) -> Any:
-        """Return the data of the next answer; raises Lost where it takes longer than ``seconds``.
+        """Return the data of the next reply. Raises Lost if it takes longer than ``seconds``.
 
-        The time of a heavy import does not count. is_stale: whether nobody waits any more.
+        The time of a slow import does not count. is_stale: returns whether the work is no longer
+        needed.
         """
         while True:
             try:
                 kind, clock, *rest = self._message(seconds, is_stale)
-                self.since = min(float(clock), time.monotonic())  # on one machine it is our clock
+                # On one machine, both processes read the same clock.
+                self.since = min(float(clock), time.monotonic())
                 if kind == "reply":
                     number, data = rest
                     if number != self._num_answered:
@@ -129,7 +140,7 @@ class Worker:
                 raise Lost("nonsense", f"a worker sent nonsense: {error}") from error
 
     def _message(self, seconds: float, is_stale: Callable[[], bool] = lambda: False) -> Any:
-        """Return the next line of the worker."""
+        """Return the next line from the worker."""
         searched = 0
         while (end := self._inbox.find(b"\n", searched)) < 0:
             searched = len(self._inbox)
@@ -149,10 +160,10 @@ class Worker:
         return json.loads(line)
 
     def _wait(self, seconds: float, is_stale: Callable[[], bool]) -> None:
-        """Wait until there is something to read.
+        """Wait until data has arrived.
 
-        A worker found overdue gets a moment more: after a time in which this process did not run
-        its words may be on their way.
+        An overdue worker gets a little more time. After a pause of this process, its reply may be
+        on the way.
         """
         allowed = IMPORT_DEADLINE if self._loading else seconds
         while True:
@@ -166,12 +177,15 @@ class Worker:
                 raise Lost("stale", "nobody waits for its work")
 
     def last_words(self) -> str:
-        """Return the end of what it wrote to standard error before it said hello."""
+        """Return the end of the worker's standard error output before its first message."""
         self.errors.seek(0)
         return self.errors.read()[-2000:].decode(errors="replace").strip()
 
     def kill(self) -> int:
-        """Kill the process and its group, and return its exit code; `clear` takes what left it."""
+        """Kill the process and its group, and return its exit code.
+
+        `clear` kills other descendants.
+        """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
@@ -179,13 +193,13 @@ class Worker:
         return code
 
     def release(self) -> None:
-        """Close our ends."""
+        """Close this process's ends."""
         self.channel.close()
         self.errors.close()
 
 
 def cause_of(code: int) -> str:
-    """Return the signal or the exit code that ended a process."""
+    """Return the signal or exit code that ended a process."""
     if code < 0:
         with suppress(ValueError):
             return signal.Signals(-code).name

@@ -1,13 +1,14 @@
-"""What the service and its workers say to each other over a socket.
+"""Messages between the service and its workers over a socket.
 
-Requests are pickled: the service is trusted. A reply is a line of JSON, so that nothing a worker
-says, whatever ran in it, is ever executed.
+Requests are pickled, because workers trust the service. A reply is one line of JSON, so that no
+data from a worker is executed, whatever ran in it.
 
-Requests: ``("judge", [(names, units, blob), ...])``: the blob is a pickled group (`encode_group`),
-a unit is (index into names, completion or -1 for the whole group); ``("describe", name)``;
-``("options", options by verifier)``, sent once, without a reply.
-Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``;
-units are answered in their order, and numbered over the worker's life.
+Requests: ``("judge", [(names, units, blob), ...])``, where a blob is a pickled group
+    (`encode_group`) and a unit is (index into names, completion or -1 for the whole group).
+    ``("describe", name)``. ``("options", options by verifier)``, sent once, without a reply.
+
+Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``.
+    Units are answered in order, and numbered over the worker's life.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import numpy as np
 from assay.types import Completion, Group, Problem, Prompt, StepScore
 from assay.verify.base import Part
 
-MAX_REPLY = 256 * 2**20  # bytes; a verdict is cut to far less, but a group may be large
+# Bytes. Verdicts are truncated to much less, but a group can be large.
+MAX_REPLY = 256 * 2**20
 
 
 def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
-    """Pickle what verifiers need of a group; tokens and the prompt only where one reads them.
+    """Pickle the fields of a group that its verifiers read.
 
-    firsts: the parts of the first term, for verifiers that take verdicts.
+    firsts: parts of the first term, for verifiers that take verdicts.
     """
     parts = None if firsts is None else [encode_part(part) for part in firsts]
     prompt, completions = group.prompt, group.completions
@@ -39,7 +41,7 @@ def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = 
 
 
 def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
-    """Return the group of `encode_group` and the first term's parts; a slim group has no tokens."""
+    """Decode `encode_group`: (group, parts of the first term). A reduced group has no tokens."""
     problem, prompt, completions, parts = cast(
         "tuple[Problem, Prompt | None, Sequence[Any], Sequence[Any] | None]", pickle.loads(blob)
     )
@@ -61,7 +63,7 @@ def encode_part(part: Part) -> list[Any]:
 
 
 def decode_part(data: Sequence[Any]) -> Part:
-    """Return the part of `encode_part`; raises ValueError or TypeError for anything else."""
+    """Decode `encode_part`. Raises ValueError or TypeError for any other data."""
     value, score, passed, reason, extracted, detail, components, steps, seconds = data
     kinds = (passed, bool), (reason, str), (extracted, str)
     if any(one is not None and type(one) is not kind for one, kind in kinds):
@@ -80,5 +82,5 @@ def decode_part(data: Sequence[Any]) -> Part:
 
 
 def reply_line(*reply: Any) -> bytes:
-    """Return a reply as its line; raises ValueError for a number that JSON does not know."""
+    """Return a reply as a line of JSON. Raises ValueError for NaN and infinities."""
     return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode() + b"\n"

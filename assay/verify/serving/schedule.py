@@ -1,7 +1,7 @@
-"""Weights that change while a policy learns, as a function of the policy's version alone.
+"""Weights that depend on the policy version only.
 
-So a verdict's reward is the same whenever it is computed: after a resume, in a replay, by a
-re-score.
+A verdict's reward is therefore the same whenever it is computed: after a resume, in a replay, or
+when a rollout log is judged again.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ ACCEPTED = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0
 
 
 class Schedule:
-    """Multipliers of terms' weights: linear between (policy_version, multiplier), else constant.
+    """Multipliers of terms' weights, piecewise linear in policy_version.
 
-    Keys are terms as an expression names them, without versions. Raises VerifierError.
+    Keys are terms as in the expression, without versions. Raises VerifierError.
     """
 
     def __init__(self, points: Mapping[str, Sequence[Any]]) -> None:
         self.points = {name: _read(name, given) for name, given in points.items()}
 
     def key_of(self, term: Term) -> str | None:
-        """Return the key that a term goes by: its whole name, or that of its first verifier."""
+        """Return a term's key: its whole name, or the name of its first verifier."""
         keys = (unpinned(term.name), unpinned(term.names[0]))
         return next((key for key in keys if key in self.points), None)
 
     def multiplier(self, term: Term, policy_version: int) -> float:
-        """Return what a term's weight is multiplied by under a policy; 1 where nothing is said."""
+        """Return the multiplier of a term's weight at a policy version, 1 if none is configured."""
         if not self.points or (key := self.key_of(term)) is None:
             return 1.0
         points = self.points[key]
@@ -45,13 +45,13 @@ class Schedule:
         return low + (high - low) * (policy_version - start) / (end - start)
 
     def largest(self, term: Term) -> float:
-        """Return the largest size that a term's multiplier ever has."""
+        """Return the maximum absolute multiplier of a term."""
         key = self.key_of(term)
         return 1.0 if key is None else max(abs(value) for _, value in self.points[key])
 
 
 def unpinned(name: str) -> str:
-    """Return ``math|judge`` of ``math@2|judge@1``."""
+    """Return ``math|judge`` for ``math@2|judge@1``."""
     return "|".join(one.partition("@")[0] for one in name.split("|"))
 
 

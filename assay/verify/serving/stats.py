@@ -1,4 +1,4 @@
-"""What verifiers cost and how often they do not judge: counts and latencies, by verifier."""
+"""Statistics of verifiers: counts, failures and latencies."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 from assay.verify.base import Part
 
-KEPT = 4096  # latest latencies that the percentiles are of
-MAX_VERIFIERS = 16  # whose metrics a step's row holds: the busiest
+# Number of recent latencies for the percentiles.
+KEPT = 4096
+# Number of verifiers in a step's metrics, the busiest first.
+MAX_VERIFIERS = 16
 
 
 @dataclass(eq=False)
 class VerifierStats:
-    """Counts of one verifier's parts, and the latencies of its latest ones, in seconds.
+    """Counts of one verifier's parts, and recent latencies in seconds.
 
-    cache_hits: parts that were looked up; they take no time and are in no latency. rescues_asked,
-    rescues_accepted: as a later alternative.
+    cache_hits: cached parts. They are excluded from latencies.
+    rescues_asked, rescues_accepted: calls as a later alternative.
     """
 
     count: int = 0
@@ -30,7 +32,7 @@ class VerifierStats:
     latencies: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT))
 
     def add(self, part: Part, hit: bool = False, accepted: bool | None = None) -> None:
-        """Count a part; accepted: of a later alternative, whether it accepted."""
+        """Count a part. accepted: whether a later alternative accepted."""
         self.count += 1
         self.cache_hits += hit
         if not hit:
@@ -42,7 +44,7 @@ class VerifierStats:
         self.rescues_accepted += bool(accepted)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts, percentiles of seconds, and judgements per second of its own time.
+        """Return counts, percentiles of seconds, and judgments per second of its own time.
 
         asked, accepted: of an alternative.
         """
@@ -60,7 +62,7 @@ class VerifierStats:
 
 
 def step_metrics(stats: Mapping[str, VerifierStats]) -> dict[str, float]:
-    """Return ``verify/NAME/p50`` and the like, of the busiest verifiers; zeros are left out."""
+    """Return metrics such as ``verify/NAME/p50`` of the busiest verifiers, without zeros."""
     busiest = sorted(stats, key=lambda name: (-stats[name].count, name))[:MAX_VERIFIERS]
     metrics: dict[str, float] = {}
     for name in sorted(busiest):
@@ -72,5 +74,5 @@ def step_metrics(stats: Mapping[str, VerifierStats]) -> dict[str, float]:
 
 
 def _percentile(ordered: list[float], percent: int) -> float:
-    """Return the nearest-rank percentile; 0 of nothing."""
+    """Return the nearest-rank percentile, or 0 for an empty list."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""How an expression is judged: its terms, their verifiers, and the verdict that parts make."""
+"""Evaluate an expression: its terms, their verifiers, and the verdict from their parts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from assay.verify.serving.configured import Configured, RowCheck
 from assay.verify.serving.schedule import Schedule, unpinned
 
 NOT_ASKED = Part.not_judged("unavailable", "not asked")
-"""The part of an alternative that was not needed."""
+"""The part of an alternative that was not called."""
 
 
 def names_in(expression: str) -> tuple[str, ...]:
-    """Return the name of each verifier of an expression once; raises VerifierError."""
+    """Return the names of an expression's verifiers without duplicates. Raises VerifierError."""
     names = (name for term in parse_expression(expression) for name in term.names)
     return tuple(dict.fromkeys(names))
 
 
 class Sum:
-    """The terms of an expression with their weights, and each of its verifiers once.
+    """The weighted terms of an expression, and its verifiers without duplicates.
 
-    verifiers: by their names in the expression. chains: of each term, the indices of its
-    alternatives. later: indices of verifiers that are only asked after others.
+    verifiers: by their names in the expression.
+    chains: for each term, the indices of its alternatives.
+    later: indices of verifiers that are called only after others.
     """
 
     def __init__(
@@ -49,24 +50,24 @@ class Sum:
 
     @classmethod
     def of_error(cls, expression: str, error: str) -> Sum:
-        """Return the sum of an expression that cannot be used: nothing is judged by it."""
+        """Return the sum for an unusable expression. It judges nothing."""
         one = Configured.unusable(expression, error)
         return cls((Term(expression, 1.0),), {expression: one}, Schedule({}))
 
     def _placed(self, index: int, one: Configured) -> Configured:
-        """Refuse a verifier that needs the first term's verdicts where there are none."""
+        """Reject a verifier that needs the first term's verdicts in a place without them."""
         is_alternative = any(index in chain and len(chain) > 1 for chain in self.chains)
         placed_well = not is_alternative and index not in self.chains[0]
         if one.verifier.takes != "verdicts" or one.error or placed_well:
             return one
         error = (
-            f"verifier {one.name}: found where the correctness or an alternative stands; "
+            f"verifier {one.name}: found as the correctness or as an alternative; "
             f"accepted: a later term, as math + {one.name}; it reads the first term's verdicts"
         )
         return replace(one, error=error)
 
     def _label(self) -> str:
-        """``math@1`` of a single term, else the sum with versions."""
+        """Return ``math@1`` for a single term, else the sum with versions."""
         labels = ["|".join(self.verifiers[n].label for n in chain) for chain in self.chains]
         if len(self.terms) == 1 and self.terms[0].weight == 1.0:
             return labels[0]
@@ -74,7 +75,7 @@ class Sum:
         return " + ".join(f"{label}*{term.weight:g}" for label, term in pairs)
 
     def weights_at(self, policy_version: int) -> list[float]:
-        """Return the weights of the terms under a policy."""
+        """Return the weights of the terms at a policy version."""
         times = self._schedule.multiplier
         return [(term.weight or 0.0) * times(term, policy_version) for term in self.terms]
 
@@ -83,10 +84,11 @@ class Sum:
         return self._part_of(self.chains[0], parts)
 
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
-        """Return the verdict that one completion's parts make, in the order of `names`.
+        """Return the verdict from one completion's parts, in the order of `names`.
 
         Score, status, extracted and detail are those of the first term. reward = sum of weight *
-        value. The whole is not judged when the first part, or one of nonzero weight, is not.
+        value. The verdict is not judged if the first part, or a part of nonzero weight, is not
+        judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
         found = [self._part_of(chain, parts) for chain in self.chains]
@@ -122,7 +124,7 @@ class Sum:
         )
 
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
-        """Return the parts of alternatives by name; a later one says whether it rescued."""
+        """Return the parts of alternatives by name. Later ones report whether they accepted."""
         found: list[tuple[str, Part]] = []
         for chain in self.chains:
             for place, index in enumerate(chain if len(chain) > 1 else ()):
@@ -134,10 +136,10 @@ class Sum:
         return found
 
     def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
-        """Return what alternatives say together: the first that accepts, else the last one's word.
+        """Return the combined part of alternatives: the first that accepts, else the last one.
 
-        If none accepts and the last was not judged, the whole is not judged: the last one was to
-        review what the earlier ones rejected. If all reject, the highest score counts.
+        If none accepts and the last was not judged, the result is not judged, because the last
+        should review the rejections. If all reject, the highest score counts.
         """
         if len(chain) == 1:
             return parts[chain[0]]
@@ -156,7 +158,7 @@ class Sum:
         return replace(best, detail=last.detail or best.detail, components={})
 
     def warnings(self) -> list[str]:
-        """Return what is doubtful about the sum: shaping that can outweigh the correctness."""
+        """Return warnings about the sum: shaping that can outweigh the correctness."""
         total, unbounded = 0.0, list[str]()
         for term, chain in zip(self.terms[1:], self.chains[1:], strict=True):
             weight = abs(term.weight or 0.0) * self._schedule.largest(term)
@@ -172,7 +174,7 @@ class Sum:
             found.append(
                 f"verifier {self.label}: the terms after the first can add up to {total:g}, as "
                 f"much as correctness ({first:g}) or more; lower their weights, or the policy may "
-                "be paid for form in place of answers"
+                "be paid for form instead of answers"
             )
         found += [
             f"verifier {self.label}: {name} has no bounds, so it can outweigh correctness; "

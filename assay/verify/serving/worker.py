@@ -1,9 +1,9 @@
 """A worker process: ``python -m assay.verify.serving.worker SOCKET PARENT``.
 
 A fresh interpreter without torch. It reads requests from a socket, judges, and answers one unit at
-a time. Standard output goes nowhere, so that a verifier may print what it likes. It ends, with all
-of its process group, when the socket closes, and when a thread of it sees that the parent changed.
-Where a verifier keeps that thread from running, the watcher in `remains` ends it.
+a time. Standard output is discarded, so verifiers may print. The process ends with its process
+group when the socket closes, or when a watching thread sees a new parent. If a verifier blocks that
+thread, the watcher in `remains` ends the process.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Answering:
                         self.judge(*of_one_group)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what the service must know of a verifier, or why it cannot be had."""
+        """Return a verifier's description for the service, or the reason why it is unusable."""
         try:
             return facts_of(self.verifier(name).verifier)
         except Exception as error:  # foreign code runs here
             return {"error": (str(error) or in_words(error))[:2000]}
 
     def verifier(self, name: str) -> Configured:
-        """Return a verifier with its options; it is imported at its first use."""
+        """Return a verifier with its options. It is imported at its first use."""
         if name not in self.verifiers:
             with slow_import():
                 verifier = resolve(name)
@@ -73,10 +73,13 @@ class Answering:
     def judge(
         self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes | str
     ) -> None:
-        """Answer the units of one group in turn; a text in its place says why it is not there."""
+        """Answer the units of one group in order.
+
+        A string instead of a part is the reason for its absence.
+        """
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
-        except Exception as error:  # a spec may hold objects of foreign classes
+        except Exception as error:  # a spec can contain objects of foreign classes
             group, firsts, blob = None, None, f"the group cannot be read: {in_words(error)}"
         if group is None:
             part = Part.not_judged("error", str(blob))
@@ -101,12 +104,13 @@ class Answering:
             self.answer([encode_part(part) for part in parts])
 
     def limit_memory(self, verifier: Verifier) -> None:
-        """Bound the data of this process: too much is a MemoryError here, not the trainer's end."""
+        """Limit this process's memory. Excess raises MemoryError here and spares the trainer."""
         mib = verifier.limits.memory_mib
         if mib == self.memory_mib:
             return
         self.memory_mib = mib
-        with suppress(ImportError, ValueError, OSError):  # not every system has the limit
+        # Not every system supports the limit.
+        with suppress(ImportError, ValueError, OSError):
             import resource
 
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -120,7 +124,7 @@ class Answering:
         self.num_answered += 1
 
     def send(self, kind: str, *rest: Any) -> None:
-        """Send a reply with the time at which it goes."""
+        """Send a reply with the current time."""
         self.channel.sendall(reply_line(kind, time.monotonic(), *rest))
 
 
@@ -132,7 +136,7 @@ def end_with_children() -> None:
 
 
 def watch(parent: int) -> None:
-    """Wait for the end of the parent; a fork of it may keep the socket open."""
+    """Wait for the end of the parent. A fork of the parent can keep the socket open."""
     while os.getppid() == parent:
         time.sleep(1.0)
     end_with_children()
@@ -141,13 +145,15 @@ def watch(parent: int) -> None:
 def main() -> None:
     """Run a worker until its socket closes."""
     descriptor, parent = map(int, sys.argv[1:])
-    os.set_inheritable(descriptor, False)  # programs that a verifier runs must not hold it open
+    # Programs started by a verifier must not keep the socket open.
+    os.set_inheritable(descriptor, False)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # when memory runs out, a worker is to go before the trainer
+        # When memory runs out, the kernel should kill a worker before the trainer.
+        file.write("1000")
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     answering = Answering(socket.socket(fileno=descriptor))
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # until here, errors of the start reach the service
+        os.dup2(nowhere.fileno(), 2)  # errors at the start are reported to the service
     with suppress(OSError):
         answering.run()
     end_with_children()

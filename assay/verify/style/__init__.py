@@ -1,1 +1,1 @@
-"""Verifiers of form, length, language and repetition: components beside the correctness."""
+"""Verifiers of form, length, language and repetition, used as components besides correctness."""

@@ -1,4 +1,4 @@
-"""Verifier ``constant``: the same score for every completion, where nothing can be verified."""
+"""Verifier ``constant``: the same score for every completion, if nothing can be verified."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from assay.verify.base import Part, Verifier
 
 
 def judge_constant(problem: Problem, completion: Completion) -> Part:
-    """Score 0, whatever the completion is."""
+    """Score 0 for every completion."""
     return Part(0.0, detail="nothing is verified")
 
 

@@ -1,4 +1,4 @@
-"""Verifiers of form: ``think_format`` (the reasoning block) and ``answer_tags`` (the answer's)."""
+"""Verifiers ``think_format`` (the reasoning block) and ``answer_tags`` (the answer's tags)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from assay.host.fields import Field, choice, flag, is_text
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, Verifier
 
-# Letters and symbols by their category, of which nothing is seen: fillers, empty braille.
+# Unicode letters and symbols that are invisible: fillers, the empty braille pattern.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 
@@ -21,25 +21,25 @@ ONLY = flag("only", "true or false: whether text before the open tag is a fault"
 
 
 def judge_think_format(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the think block has its form, else 0; the detail says what is wrong.
+    """Score 1 if the think block has the required form, else 0. The detail names the fault.
 
     ``free``: the text opens with the block, closes it once, and an answer follows. ``opened``: the
-    prompt opened the block, so the text only closes it. ``empty``: the prompt holds the empty
-    block, so the text has no tag, and an answer. ``off``: nothing is asked, everything passes. Both
-    the reasoning and the answer must hold something that can be seen. Where the spec's
-    ``think_block`` is ``empty``, the block that the model writes itself must hold nothing: what
-    ``/no_think`` asks of Qwen3.
+        prompt opened the block, so the text only closes it. ``empty``: the prompt contains the
+        empty block, so the text is an answer without tags. ``off``: everything passes. The
+        reasoning and the answer must both have visible content. If the spec's ``think_block`` is
+        ``empty``, the block that the model writes must be empty, as ``/no_think`` requires of
+        Qwen3.
     """
     fault = _think_fault(completion.text, completion.think, BLOCK.read(problem) == "filled")
     return Part(0.0 if fault else 1.0, detail=fault)
 
 
 def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the answer stands between its tags, which stand exactly once, else 0.
+    """Score 1 if the answer is between its tags, which occur exactly once, else 0.
 
-    Only the text outside the think block is looked at. After the close tag comes nothing but white
-    space; before the open tag anything may stand, unless ``only`` is true. Reads ``open_tag``,
-    ``close_tag`` and ``only`` of the spec.
+    Only text outside the think block is read. After the close tag only white space is allowed.
+    Before the open tag any text is allowed unless ``only`` is true. Reads ``open_tag``,
+    ``close_tag`` and ``only`` from the spec.
     """
     tags, only = (OPEN_TAG.read(problem), CLOSE_TAG.read(problem)), ONLY.read(problem)
     if not has_content(completion.answer_text):
@@ -57,12 +57,12 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
 
 
 def has_content(text: str) -> bool:
-    """Whether there is anything to see: not only white space, control or zero-width characters."""
+    """Return whether a text has visible content."""
     return any(map(_is_seen, text))
 
 
 def _is_seen(char: str) -> bool:
-    """Whether a character shows something by itself: no mark or selector, which needs another."""
+    """Return whether a character is visible by itself, unlike a combining mark or selector."""
     return char.isprintable() and unicodedata.category(char)[0] not in "MZ" and char not in _UNSEEN
 
 
@@ -89,9 +89,9 @@ def _think_fault(text: str, think: ThinkFormat, filled: bool) -> str:
 def _split(
     text: str, open_tag: str, close_tag: str, opens: bool = True
 ) -> tuple[str, str, str, str]:
-    """Return (fault, text before the open tag, between the tags, after the close tag).
+    """Return (fault, text before the open tag, text between the tags, text after the close tag).
 
-    opens: whether the text must have the open tag, or none of it.
+    opens: whether the text must contain the open tag, or must not contain it.
     """
     num_open, num_close, before = text.count(open_tag), text.count(close_tag), ""
     if near := _near_tag(text, open_tag, close_tag):
@@ -107,7 +107,7 @@ def _split(
 
 
 def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
-    """Return the first misspelled tag of a text (``</Think >``), or an empty string."""
+    """Return the first misspelled tag of a text (``</Think >``), or ""."""
     pattern = _tag_pattern(open_tag, close_tag)
     if pattern is None or "<" not in text:
         return ""
@@ -115,7 +115,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
     near = next((tag for tag in found if tag not in (open_tag, close_tag)), "")
     if near or text.isascii():
         return near
-    # a tag with characters in it that nobody sees
+    # A tag that contains invisible characters.
     plain = "".join(char for char in text if _is_seen(char) or char.isspace())
     tags = [match[0] for match in pattern.finditer(plain)]
     return tags[0] if len(tags) > len(pattern.findall(text)) else ""
@@ -123,7 +123,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
 
 @lru_cache(maxsize=64)
 def _tag_pattern(open_tag: str, close_tag: str) -> re.Pattern[str] | None:
-    """Return what matches a tag in any spelling; None of tags of another form than ``<name>``."""
+    """Return a pattern for all spellings of a tag, or None for tags not of the form ``<name>``."""
     name = re.fullmatch(r"<([\w-]+)>", open_tag)
     if name is None or close_tag != f"</{name[1]}>":
         return None

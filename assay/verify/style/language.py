@@ -1,4 +1,4 @@
-"""Verifier ``language``: the share of a completion's words that are in the target language."""
+"""Verifier ``language``: the share of a completion's words in the target language."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
-CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
-LEAST_LETTERS = 40  # fewer that no common word settles do not count; such a text, by its script
-DETECTED = 2000  # characters that the detector reads
-LEAST_REASONING = 10  # words: with fewer in the think block the whole text is judged
-SURE = 0.18  # share of function words that settles a language
-RIVAL = 0.6  # ... unless another language has so many of them too
+# Letters. Shorter sentences are combined, because no detector recognizes them.
+CHUNK = 40
+# Minimum number of words for the detector. Fewer are ignored, or decided by script.
+LEAST_LETTERS = 40
+# Characters that the detector reads.
+DETECTED = 2000
+# Words. With fewer in the think block, the whole text is judged.
+LEAST_REASONING = 10
+# Share of function words that identifies a language ...
+SURE = 0.18
+# ... unless another language has this share too.
+RIVAL = 0.6
 
 _FILE = Path(__file__).with_name("languages.toml")
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-# What each language of the detector is written in; all others are in Latin letters.
+# Scripts of the detector's languages. All others use Latin letters.
 _SCRIPTS = {code: script for script, codes in _TABLES["scripts"].items() for code in codes.split()}
 _COMMON = {code: frozenset(words.split()) for code, words in _TABLES["words"].items()}
-_SHARED = {"latin", "cyrillic", "arabic", "devanagari"}  # scripts of several languages
+# Scripts shared by several languages.
+_SHARED = {"latin", "cyrillic", "arabic", "devanagari"}
 _KANA = {"hiragana", "katakana"}
 
 _FENCE = re.compile(r"[ \t]{0,3}(```|~~~)")
@@ -45,8 +52,8 @@ _NOT_WORDS = re.compile(
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"
-# A word of Latin letters (one letter alone is a variable), one of other letters with the marks that
-# Indic scripts put on them, or one Chinese or Japanese character.
+# A word is Latin letters (a single letter is a variable), letters of another script with combining
+# marks, or one Chinese or Japanese character.
 _WORD = re.compile(
     rf"[{_SINGLE}]|[{_LATIN}][{_LATIN}\u0300-\u036f'’]+"
     rf"|[^\W\d_{_SINGLE}{_LATIN}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}{_LATIN}]*"
@@ -63,14 +70,14 @@ THRESHOLD = Field("threshold", "a share: the lowest that passes", default=0.9, c
 
 
 def judge_language(problem: Problem, completion: Completion) -> Part:
-    """Return the share of words that are in the language ``target``; passed from ``threshold`` on.
+    """Return the share of words in the language ``target``. Passes at ``threshold`` or more.
 
     Each Chinese or Japanese character is a word. Code, formulas, numbers, tags and addresses do not
-    count (words of a foreign script do, wherever they stand). A language with a script of its own
-    is told by the script; others sentence by sentence, by their commonest words and, where these do
-    not settle it, by `detect_language`. A text without words is in every language. ``part`` is what
-    is read: the reasoning (the whole text where there are fewer than ten words of it), the answer,
-    or all. Source: DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
+    count, but words of a foreign script always count. A language with its own script is identified
+    by the script. Others are identified sentence by sentence, by their most common words and
+    otherwise by `detect_language`. A text without words is in every language. ``part`` selects the
+    text: the reasoning (the whole text if it has fewer than ten words), the answer, or all. Source:
+    DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
     """
     target, threshold = TARGET.read(problem).lower(), THRESHOLD.read(problem)
     text = _read(completion, problem)
@@ -86,7 +93,8 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
         total += len(words)
     rest = " ".join(unsettled)
     if sum(map(str.isalpha, rest)) < LEAST_LETTERS and total > len(unsettled):
-        total -= len(unsettled)  # too little to tell: the rest of the text decides
+        # Too few words to decide. The rest of the text decides.
+        total -= len(unsettled)
     elif _is_language(rest, target):
         right += len(unsettled)
     if not total:
@@ -101,7 +109,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
 
 
 def check_language(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the detector may be needed and is not installed."""
+    """Raise VerifierError if the detector is needed and not installed."""
     if _SCRIPTS.get(str(options.get("target")).lower(), "latin") not in _SHARED:
         return
     if find_spec("langdetect") is None:
@@ -120,9 +128,9 @@ def _read(completion: Completion, problem: Problem) -> str:
 
 
 def _without_code(text: str) -> tuple[str, str]:
-    """Return (prose, what is no prose: code, formulas, addresses, numbers).
+    """Return (prose, other text: code, formulas, addresses, numbers).
 
-    A formula that holds a sentence is prose.
+    A formula that contains a sentence is prose.
     """
     aside: list[str] = []
 
@@ -145,7 +153,7 @@ def _without_code(text: str) -> tuple[str, str]:
 
 
 def _without_fences(text: str) -> tuple[str, str]:
-    """Return (lines outside fenced code, those inside); an open fence runs to the end."""
+    """Return (lines outside fenced code, lines inside). An unclosed fence extends to the end."""
     if "```" not in text and "~~~" not in text:
         return text, ""
     lines: tuple[list[str], list[str]] = ([], [])
@@ -160,7 +168,7 @@ def _without_fences(text: str) -> tuple[str, str]:
 
 
 def _chunks(text: str, target: str) -> Iterator[list[str]]:
-    """Yield the words of each sentence, short ones together; then foreign words beside prose."""
+    """Yield the words of each sentence, short ones combined, then foreign words outside prose."""
     prose, aside = _without_code(text)
     waiting: list[str] = []
     letters = 0
@@ -187,13 +195,14 @@ def _chunks(text: str, target: str) -> Iterator[list[str]]:
 
 
 def _inside(words: Sequence[str], target: str) -> list[str]:
-    """Return the words of a chunk that are in the target language's script."""
+    """Return the words of a chunk in the target language's script."""
     scripts = [_script_of(word[0]) for word in words]
     script = _SCRIPTS.get(target, "latin")
     num_kana = sum(1 for each in scripts if each in _KANA)
     num_han = scripts.count("han")
     accepted = {script}
-    if script == "kana":  # Chinese characters are Japanese where kana stand among them
+    # Chinese characters next to kana are Japanese.
+    if script == "kana":
         accepted = {*_KANA, "han"} if num_kana >= 0.1 * num_han or num_han < 6 else _KANA
     elif script == "han" and num_kana >= 0.1 * num_han:
         accepted = set()
@@ -201,7 +210,7 @@ def _inside(words: Sequence[str], target: str) -> list[str]:
 
 
 def _settled(words: Sequence[str], target: str) -> bool | None:
-    """Return whether words of the target's script are in it; None: they do not tell."""
+    """Return whether words in the target's script are in the target language. None: undecided."""
     if _SCRIPTS.get(target, "latin") not in _SHARED:
         return True
     counts = _function_words([word.casefold() for word in words])
@@ -212,7 +221,7 @@ def _settled(words: Sequence[str], target: str) -> bool | None:
 
 
 def _is_language(text: str, target: str) -> bool:
-    """Whether the sentences that none of the common words settled are in the target language."""
+    """Return whether the sentences without enough common words are in the target language."""
     if sum(map(str.isalpha, text)) < LEAST_LETTERS:
         return True
     words = text.casefold().split()

@@ -1,7 +1,7 @@
 """Verifiers of length: a target (L1), a soft limit (DAPO), and rank among siblings (Kimi k1.5).
 
-None of them says anything of correctness: give them as later terms of a sum. Their lengths are in
-tokens where the completion has tokens, the end-of-sequence token included, as in the learner.
+They are independent of correctness and are meant for later terms of a sum. Lengths are in tokens if
+the completion has tokens, including the end-of-sequence token, as in the learner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from assay.host.fields import Field, choice, number
 from assay.types import Completion, Group, Problem
 from assay.verify.base import Part, Verifier, spec_check
 
-SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
+# L1-Max's delta: the remaining share of the reward at exactly the target length.
+SLACK = 0.5
 
 
 def _is_positive(value: Any) -> bool:
@@ -36,26 +37,26 @@ DELTA = Field("delta", "a number, of variant max", default=SLACK, check=number(0
 TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=number(0))
 BUFFER = Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive)
 
-# A word, or one character of a script that is written without spaces.
+# A word, or one character of a script without spaces.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
 
 
 def num_words(text: str) -> int:
-    """Return the number of words; each Chinese or Japanese character is one."""
+    """Return the number of words. Each Chinese or Japanese character is one."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def judge_length_target(problem: Problem, completion: Completion) -> Part:
-    """Return minus the distance from the target length n, in [-1, 0]; passed within ``tolerance``.
+    """Return minus the distance from the target length n, in [-1, 0].
 
         exact   -min(1, alpha * |n - length|)              (L1 eq. 1, its second summand)
         max     clip(alpha * (n - length) + delta, 0, 1) - 1     (L1 eq. 2, its factor less one)
 
-    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n: the distance
-    is relative to the target; the paper has 0.0003), ``delta`` and ``tolerance`` of the spec.
-    Source: Aggarwal and Welleck 2025, arXiv:2503.04697.
+    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n, so that the
+    distance is relative to the target; the paper uses 0.0003), ``delta`` and ``tolerance`` from the
+    spec. Source: Aggarwal and Welleck 2025, arXiv:2503.04697.
     """
     measured = _measure(problem, completion, TARGET)
     if isinstance(measured, Part):
@@ -81,7 +82,7 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
 def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
     """Return `judge_length_target` times the correctness of the expression's first term.
 
-    A wrong completion gets 0 whatever its length, so that short wrong answers gain nothing. With
+    An incorrect completion gets 0 at any length, so short wrong answers gain nothing. With
     ``variant = "max"`` and weight 1 the sum is L1-Max's product (arXiv:2503.04697 eq. 2).
     """
     found: list[Part] = []
@@ -106,12 +107,12 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
         ((limit - buffer) - length) / buffer  between
         -1                                    length >= limit
 
-    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of it, the paper's
-    share) of the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` is the same formula
-    inside the learner, bound to ``sampling.max_tokens``; it changes the advantage and leaves the
-    recorded reward alone. Use this verifier where the limit is not the sampler's, differs from
-    problem to problem, or is to stand in the rollout log; never both, or the punishment counts
-    twice.
+    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of the limit, the
+    paper's share) from the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` applies
+    the same formula in the learner with ``sampling.max_tokens`` as the limit. It changes the
+    advantage and not the recorded reward. Use this verifier if the limit differs from the
+    sampler's, depends on the problem, or should be in the rollout log. Never use both, because the
+    punishment would count twice.
     """
     measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):
@@ -126,7 +127,7 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
     return Part(
         value,
         score=1.0 + value,
-        detail=f"{length} {unit}; limit: {limit:g}, of which the last {buffer:g} cost",
+        detail=f"{length} {unit}; limit: {limit:g}, of which the last {buffer:g} are penalized",
         components={"length": float(length)},
     )
 
@@ -135,11 +136,12 @@ def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> 
     """Return Kimi's length reward in [-0.5, 0.5], by rank among the judged siblings.
 
         lambda = 0.5 - (length - min_length) / (max_length - min_length)
-        lambda where correct, min(0, lambda) where not; 0 where max_length = min_length
+        lambda if correct, min(0, lambda) if not; 0 if max_length = min_length
 
-    Siblings that were not judged set neither minimum nor maximum, and are not judged here either.
-    Lengths are in tokens where every sibling has them, else in characters. Source: Kimi k1.5
-    section 2.3.3, arXiv:2501.12599; there its weight is 0 at first, since it slows early training.
+    Siblings that were not judged do not affect minimum and maximum and are not judged here either.
+    Lengths are in tokens if every sibling has them, else in characters. Source: Kimi k1.5 section
+    2.3.3, arXiv:2501.12599. The paper starts with weight 0, because the reward slows early
+    training.
     """
     lengths = [len(each.tokens) for each in group.completions]
     if not all(lengths):
@@ -163,7 +165,7 @@ _NOT_JUDGED = Part.not_judged("unavailable", "its correctness was not judged")
 
 
 def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]]:
-    """Return (unit, bound) of those given, tokens first; raises VerifierError for none."""
+    """Return (unit, bound), tokens first. Raises VerifierError if neither is given."""
     tokens, words = (field.read(problem) for field in fields)
     found = [(unit, bound) for unit, bound in (("tokens", tokens), ("words", words)) if bound]
     if not found:
@@ -176,7 +178,7 @@ def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]
 def _measure(
     problem: Problem, completion: Completion, fields: Sequence[Field]
 ) -> tuple[int, float, str] | Part:
-    """Return (length, bound, unit), or the part of a completion without tokens."""
+    """Return (length, bound, unit), or a part that is not judged without tokens."""
     bounds, num_tokens = _bounds(problem, fields), len(completion.tokens)
     unit, bound = bounds[0] if num_tokens else bounds[-1]
     if unit == "words":

@@ -1,4 +1,4 @@
-"""Verifier ``repetition``: how much of a completion only says again what it has just said."""
+"""Verifier ``repetition``: the share of a completion that repeats recent text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from assay.host.fields import Field, whole
 from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 
-NGRAM = 4  # units; NGRAM_CJK where most units are single characters
+# Units per n-gram. `NGRAM_CJK` if most units are single characters.
+NGRAM = 4
 NGRAM_CJK = 8
-ALLOWED = 0.4  # share of repeated n-grams that honest text may have: at most 0.38 was measured
-ALLOWED_FOLDED = 0.3  # so much more where numbers do not count: worked examples, case by case
+# Allowed share of repeated n-grams. The measured maximum in honest text is 0.38.
+ALLOWED = 0.4
+# Additional allowance when numbers are ignored, for worked examples and case distinctions.
+ALLOWED_FOLDED = 0.3
 ALLOWED_SENTENCES = 0.25
-WINDOW = 2048  # units: an n-gram that was said longer ago is not a repetition
-BLOCK = 256  # units: what is allowed is allowed in each block, so that a late loop does not hide
-LEAST = 24  # units: n-grams of less are too few to tell
-LEAST_SENTENCES = 12  # units: in less, even whole sentences that stand again tell nothing
-LONG_RUN = 32  # times that one number may stand in a row
+# Units. An n-gram repeated after a longer distance does not count.
+WINDOW = 2048
+# Units per block. The allowance applies to each block, so that a late loop is not hidden.
+BLOCK = 256
+# Units. Fewer give too few n-grams.
+LEAST = 24
+# Units. In shorter texts, even repeated sentences are no evidence.
+LEAST_SENTENCES = 12
+# Allowed consecutive repetitions of one number.
+LONG_RUN = 32
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
-# Long words and rows of symbols come in pieces, so that "aaaa..." and "----..." are loops too.
+# Long words and rows of symbols are split, so that "aaaa..." and "----..." are loops too.
 _UNIT = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]{{1,16}}|\d{{1,16}}|[^\w\s]{{6,16}}")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s)|[。！？]|\n+")
 _INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF])
@@ -48,14 +56,13 @@ FIELDS = (
 
 
 def judge_repetition(problem: Problem, completion: Completion) -> Part:
-    """Return minus the share of repetition beyond what honest text has, in [-1, 0].
+    """Return the negative share of repetition beyond that of honest text, in [-1, 0].
 
-    The largest of three shares: n-grams of words that stand again within `WINDOW` words, the same
-    with all numbers taken as equal (loops that count), and sentences that stand a third time. Case,
-    punctuation, white space and invisible characters do not count. Each of the shares is 0 up to
-    what is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
-    `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads
-    ``ngram``, ``allowed`` and ``tolerance`` of the spec.
+    The largest of three shares: n-grams repeated within `WINDOW` words, the same with all numbers
+    equal (loops that count), and sentences that occur a third time. Case, punctuation, white space
+    and invisible characters are ignored. Each share is 0 up to its allowance and then rises
+    linearly to 1, in blocks of `BLOCK` words. Below `LEAST` words only sentences count, and below
+    `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` from the spec.
     """
     allowed, size, tolerance = (field.read(problem) for field in FIELDS)
     text = completion.text.translate(_INVISIBLE).casefold()
@@ -84,7 +91,10 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
 
 
 def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[bool]:
-    """Return which n-grams count: not those mostly of numbers, but for long runs of one."""
+    """Return which n-grams count.
+
+    N-grams of mostly numbers do not, except long runs of one number.
+    """
     before = [0, *accumulate(unit == "0" for unit in folded)]
     counted = [
         2 * (last - first) <= size for first, last in zip(before, before[size:], strict=False)
@@ -101,7 +111,7 @@ def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[boo
 def _ngram_excess(
     units: Sequence[str], counted: Sequence[bool], size: int, allowed: float
 ) -> float:
-    """Return the share of n-grams said before, less what is allowed, over all blocks."""
+    """Return the share of repeated n-grams above the allowance, over all blocks."""
     last_seen: dict[tuple[str, ...], int] = {}
     repeated: list[bool] = []
     for index, ngram in enumerate(zip(*(units[start:] for start in range(size)), strict=False)):
@@ -121,9 +131,9 @@ def _ngram_excess(
 
 
 def _sentence_excess(text: str) -> float:
-    """Return the share of words in sentences that stand a third time, less what is allowed.
+    """Return the share of words in sentences that occur a third time, above the allowance.
 
-    Once more is no fault: an answer is often said in the reasoning and again behind it.
+    A second occurrence is normal, because an answer is often in the reasoning and again after it.
     """
     seen: Counter[tuple[str, ...]] = Counter()
     repeated = total = 0
