@@ -1,8 +1,8 @@
-"""All configuration: frozen, typed, complete; what a TOML file may say and what each key does.
+"""All configuration: typed, frozen and complete, with the TOML keys and their documentation.
 
-The docstring under a field is its only description: `--help`, the reference page and error messages
-read it. None always means "the documented default", so that a dumped configuration without its
-None keys loads as the same configuration.
+A field's docstring is its only description. `--help`, the reference page and error messages use it.
+None always means "the documented default", so a dumped configuration without its None keys loads as
+the same configuration.
 """
 
 # pyright: reportUnusedImport=false

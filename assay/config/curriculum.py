@@ -1,4 +1,4 @@
-"""Which problems are drawn, and how often."""
+"""Selection of training problems."""
 
 from __future__ import annotations
 
@@ -16,51 +16,54 @@ Size = Annotated[int, Field(ge=1, le=65536)]
 
 
 class CurriculumConfig(Section):
-    """Which problems are drawn while training (``[rl]``, and ``[preference]`` without pairs). An
-    epoch is as many draws as there are problems. The pass rate of a problem is estimated from its
-    judged completions, by a Beta posterior with a uniform prior: few completions settle little."""
+    """Which problems are drawn during training (``[rl]``, and ``[preference]`` without pairs).
+
+    An epoch has as many draws as there are problems. The pass rate of a problem is estimated from
+    its judged completions by a Beta posterior with a uniform prior, so few completions give a wide
+    estimate.
+    """
 
     order: Literal["uniform", "easy_to_hard", "prioritized", "band"] = "uniform"
-    """``uniform``: every problem once an epoch, in random order. ``easy_to_hard``: every problem
-    once an epoch, the easiest first (see `label`); a run that draws fewer problems than there are
-    takes a random part of them, so that it comes to hard ones. ``prioritized``: at random, in
-    proportion to 1 - pass rate (Kimi k1.5, arXiv 2501.12599, section 2.3.3). ``band``: at random,
-    in proportion to the probability that the pass rate lies in `band`."""
+    """``uniform``: every problem once per epoch, in random order. ``easy_to_hard``: every problem
+    once per epoch, the easiest first (see `label`). A run with fewer draws than problems takes a
+    random subset, so that it also reaches hard ones. ``prioritized``: random, in proportion to 1 -
+    pass rate (Kimi k1.5, arXiv 2501.12599, section 2.3.3). ``band``: random, in proportion to the
+    probability that the pass rate is in `band`."""
     label: Text | None = None
-    """Key of the row that says how hard a problem is: a number, or counts of completions as
+    """Key of the row with the problem's difficulty: a number, or counts of completions such as
     ``{"passed": 3, "judged": 8}``, which ``assay data label_difficulty`` writes as ``difficulty``.
-    Counts are also the first observations of their problem. ``prioritized`` and ``band`` read
-    counts only. None: only what the run itself observes."""
+    Counts also initialize the pass rate. ``prioritized`` and ``band`` use only counts. None: use
+    only observations of the run."""
     easy_is: Literal["low", "high"] = "low"
-    """Of a label that is a number: which numbers are the easy problems'. ``high`` is for pass
-    rates."""
+    """Direction of a numeric label. ``low``: low numbers are easy. ``high``: high numbers are easy,
+    as for pass rates."""
     band: tuple[Rate, Rate] = (0.2, 0.8)
-    """With ``order = "band"``: the lowest and the highest pass rate that is wanted."""
+    """Range of wanted pass rates for ``order = "band"``."""
     forgetting: Rate = 0.25
-    """Share of what was observed of a problem that is forgotten in each epoch, since the policy
-    changes. 0: everything counts for ever. 1: only the epoch at hand counts."""
+    """Share of the observations of a problem that is discounted per epoch, because the policy
+    changes. 0: keep all observations. 1: use only the current epoch."""
     retire_above: Rate | None = None
-    """A solved problem is retired: it is not drawn again if its pass rate is above this number with
-    probability `confidence`. None: no problem is."""
+    """Retire solved problems: do not draw a problem again if its pass rate is above this number
+    with probability `confidence`. None: off."""
     retire_below: Rate | None = None
-    """A hopeless problem is retired: it is not drawn again if its pass rate is below this number
-    with probability `confidence`. None: no problem is."""
+    """Retire hopeless problems: do not draw a problem again if its pass rate is below this number
+    with probability `confidence`. None: off."""
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.9
-    """How sure the estimate must be before a problem is retired. With 0.9, a problem whose
-    completions all pass is above 0.75 after 8 of them, and above 0.9 after 21."""
+    """Probability required to retire a problem. With 0.9, a problem whose completions all pass is
+    above 0.75 after 8 of them, and above 0.9 after 21."""
     return_after: Epochs | None = 3.0
-    """Epochs after which a retired problem may be drawn again. If no problem is left to draw, all
-    of them return. None: they do not return before."""
+    """Epochs after which a retired problem can be drawn again. If no problem is left to draw, all
+    retired problems return. None: only then."""
     group_sizes: tuple[Size, Size] | None = None
-    """The fewest and the most completions of a group, as ``[2, 16]``. The surer it is how a problem
-    ends, the fewer it gets; the likelier two of its completions differ, the more. A problem of
-    which nothing is known gets `rl.group_size`; other sizes are half or twice that, and so on.
-    A group counts no more in the loss for being larger. None: `rl.group_size` for all."""
+    """Minimum and maximum number of completions per group, such as ``[2, 16]``. A problem gets
+    fewer if its outcome is almost certain, and more if two of its completions are likely to differ.
+    A new problem gets `rl.group_size`. Other sizes are half or twice that, and so on. Larger groups
+    have no larger weight in the loss. None: `rl.group_size` for all."""
     weights: dict[Text, Weight] = Field(default={})
-    """How often problems are drawn beside others, by tag or by source as `data.train` names it:
-    ``{"geometry" = 2.0, "easy.jsonl" = 0.5}``. Others have weight 1; the weights of a problem with
-    several of them are multiplied. In the orders that draw every problem once an epoch, one of
-    weight 2 is drawn twice, and one of weight 0.5 in every other epoch, by chance."""
+    """Relative frequency of problems, by tag or by source as `data.train` names it:
+    ``{"geometry" = 2.0, "easy.jsonl" = 0.5}``. The default is 1, and several weights of a problem
+    are multiplied. In orders that draw every problem once per epoch, weight 2 means two draws, and
+    weight 0.5 a draw with probability 0.5."""
 
     @field_validator("band")
     @classmethod
@@ -79,24 +82,25 @@ class CurriculumConfig(Section):
         return sizes
 
     def smallest_and_largest(self, usual: int) -> tuple[int, int]:
-        """Return how small and how large a group may be; ``usual``: `rl.group_size`."""
+        """Return the smallest and largest group size. ``usual``: `rl.group_size`."""
         return self.group_sizes or (usual, usual)
 
     @property
     def retires(self) -> bool:
-        """Whether any problem can be retired."""
+        """Whether problems can be retired."""
         return self.retire_above is not None or self.retire_below is not None
 
     @property
     def observes(self) -> bool:
-        """Whether what is drawn depends on verdicts."""
+        """Whether draws depend on verdicts."""
         by_rates = self.order == "easy_to_hard" and self.label is None
         return by_rates or self.order in ("prioritized", "band") or self.retires
 
     def clashes(self, stage: str, draws: bool, pairwise: bool) -> Iterator[str]:
-        """Yield what does not fit in a run of this stage, or has no use; each begins with its key.
+        """Yield settings that conflict with a stage or have no effect, each beginning with its key.
 
-        draws: whether the stage draws problems at all. pairwise: whether verdicts compare siblings.
+        draws: whether the stage draws problems.
+        pairwise: whether verdicts compare siblings.
         """
         changed = self._changed()
         if not draws:
@@ -128,7 +132,7 @@ class CurriculumConfig(Section):
                     yield message(f"curriculum.{key}", found, f"it beside {need}", "or none")
 
     def _changed(self) -> dict[str, Any]:
-        """Return the keys that are not at their default."""
+        """The keys with values other than their defaults."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
         defaults = {key: one.default for key, one in type(self).model_fields.items()}
         return {key: value for key, value in values.items() if value != defaults[key]}

@@ -1,4 +1,4 @@
-"""What stops a run: `[guard]`, and the table of built-in rules, `guard.toml`."""
+"""Rules that stop a run: `[guard]`, and the built-in rules in `guard.toml`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ Action = Literal["off", "note", "pause", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row of `guard.toml`: what one rule watches, and what it does where it finds something.
+    """A built-in rule of `guard.toml`: the watched metrics and the action when it fires.
 
-    finds: what it finds, for people. check: the function of `assay.run.guard_checks` that looks at
-    the series. reads: the metrics that it looks at; ``reward/*`` is every part of the reward. says:
-    the reason, filled in with the numbers of the check. origin: where the defaults come from.
-    limit, floor, window: what the check compares with; None: the rule needs a limit of the user's.
-    chance: the probability with which noise alone makes the rule speak in a run, over all its
-    looks; 0: the rule tests nothing against chance, or by its limit alone. setting: the key of
-    ``[guard]`` that holds the limit, where it has one. stages: those that
-    measure this; none: all. needs: what a run must have for it. shows: which rollouts stand for it
-    (`assay.run.evidence`). severe: a run that it stopped goes on only with somebody's approval.
+    finds: description of the fault.
+    check: function of `assay.run.guard_checks` that examines the series.
+    reads: metrics that the check reads. ``reward/*`` is every part of the reward.
+    says: message, a template for the numbers of the check.
+    origin: source of the defaults.
+    limit, floor, window: parameters of the check. None: the user must set a limit.
+    chance: probability of a false alarm by noise in a whole run. 0: the rule is not a statistical
+        test.
+    setting: key of ``[guard]`` that holds the limit.
+    stages: training stages that measure the metrics. None: all.
+    needs: what the run must have.
+    shows: rollouts used as evidence (`assay.run.evidence`).
+    severe: a stopped run needs an approval to resume.
     """
 
     name: str
@@ -52,24 +56,24 @@ class Rule:
 
     @property
     def bound(self) -> float:
-        """The limit of a rule that is on, which has one."""
+        """The limit of an active rule."""
         assert self.limit is not None, self.name
         return self.limit
 
     @property
     def key(self) -> str:
-        """The key of the configuration that holds the limit."""
+        """The configuration key that holds the limit."""
         return f"guard.{self.setting}" if self.setting else f"guard.options.{self.name}.limit"
 
 
 HALVED = ("against", "grows_alone")
-"""Checks that compare the halves of a window, by their standard errors."""
+"""Checks that compare the halves of a window by their standard errors."""
 
 RULES = read_rows(Rule, Path(__file__).with_name("guard.toml"))
 
 
 class RuleOptions(Section):
-    """Options of one rule; what is left out is as `docs/trust.md` lists it."""
+    """Options of one rule. docs/trust.md lists the defaults."""
 
     action: Action | None = None
     limit: float | None = None
@@ -78,32 +82,31 @@ class RuleOptions(Section):
 
 
 class GuardConfig(Section):
-    """What stops a run. The built-in rules, with their defaults, stand in docs/trust.md."""
+    """Rules that stop a run. docs/trust.md lists the built-in rules with their defaults."""
 
     max_not_judged: Rate = 0.25
-    """Largest share of the completions of two steps in a row that may stay not judged. A single
-    step may have up to twice as much."""
+    """Maximum share of completions that are not judged, over two consecutive steps. A single step
+    may have twice as much."""
     max_kl: Positive | None = None
-    """Largest mean KL to the reference, in nats per token. None: no bound."""
+    """Maximum mean KL to the reference, in nats per token. None: no limit."""
     min_entropy: NonNegative | None = None
-    """Smallest mean entropy, in nats per token. None: no bound."""
+    """Minimum mean entropy, in nats per token. None: no limit."""
     max_mismatch: Positive = 0.1
-    """Only in ``[rl]``: largest mean difference, in nats, between a token's log-probability when it
-    was sampled and under the learner before its update. Rounding makes 1e-6 in float32 and up to
-    0.02 in bfloat16 (measured with the built-in engine). More than the default means that other
-    weights, another tokenizer or another temperature were sampled from. A large number turns it
-    off."""
+    """Only in ``[rl]``: maximum mean difference, in nats, between a token's log-probability at
+    sampling and under the learner before its update. Rounding causes 1e-6 in float32 and up to 0.02
+    in bfloat16 (measured with the built-in engine). Larger values mean that the generator used
+    other weights, another tokenizer or another temperature. A large number disables the rule."""
     price_per_hour: Positive | None = None
-    """What an hour of this machine costs, for the limit of the rule ``money``. None: not known."""
+    """Price of this machine per hour, for the limit of the rule ``money``. None: unknown."""
     options: dict[str, RuleOptions] = Field(default={})
-    """Options of built-in rules, one table for each: ``[guard.options.length]``. ``action`` is
-    ``off``, ``note`` (a warning), ``pause`` (a checkpoint, then the run ends in order) or ``stop``
-    (the same, with exit code 1). ``limit``, ``floor`` and ``window`` (steps) are what the rule
-    compares with. A rule of yours takes ``action`` here too, under its own name."""
+    """Options of built-in rules, one table per rule: ``[guard.options.length]``. ``action`` is
+    ``off``, ``note`` (a warning), ``pause`` (a checkpoint, then the run ends normally) or ``stop``
+    (a checkpoint, then exit code 1). ``limit``, ``floor`` and ``window`` (steps) are parameters of
+    the rule's check. For a user-defined rule only ``action`` applies, under the rule's name."""
     rules: tuple[Text, ...] = ()
-    """More rules, as ``package.module:function``. A rule is called with the run, and returns None
-    or the reason to stop. ``run.history`` has the whole series of each metric. A rule that raises
-    stops the run too, with its own message."""
+    """Additional rules as ``package.module:function``. A rule is called with the run and returns
+    None or the reason to stop. ``run.history`` has the whole series of each metric. An exception in
+    a rule also stops the run, with its message."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -111,7 +114,7 @@ class GuardConfig(Section):
         return plain_tables(value)
 
     def active(self) -> Iterator[Rule]:
-        """Yield the built-in rules that are on, with the limits and actions of this section."""
+        """Yield the active built-in rules, with the limits and actions of this section."""
         for row in RULES.values():
             asked = self.options.get(row.name, RuleOptions()).model_dump(exclude_none=True)
             rule = replace(row, **asked)
@@ -121,18 +124,18 @@ class GuardConfig(Section):
                 yield rule
 
     def without(self, names: Iterable[str]) -> GuardConfig:
-        """Return this section with rules off, but for those that it has options for."""
+        """Return this section with rules disabled, unless it has options for them."""
         off = dict.fromkeys(names, RuleOptions(action="off"))
         return self.model_copy(update={"options": {**off, **self.options}})
 
     def asked(self, rule: Rule) -> bool:
-        """Whether the user asked for a rule: by its options, or by a key that has no default."""
+        """Return whether the user requested a rule, by its options or by a key without default."""
         key = rule.setting
         changed = bool(key) and getattr(self, key) != GuardConfig.model_fields[key].default
         return rule.name in self.options or changed
 
     def clashes(self, stage: str) -> Iterator[str]:
-        """Yield what is wrong with limits and options in a run of this stage."""
+        """Yield invalid limits and options for this training stage."""
         for row in RULES.values():
             value = getattr(self, row.setting) if row.setting else None
             if row.stages and stage not in row.stages and self.asked(row):

@@ -1,4 +1,4 @@
-"""The preference stage: learning from pairs, or from completions marked good or bad."""
+"""The preference stage: learning from pairs, or from completions labeled good or bad."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from assay.config.toml_text import point_list
 from assay.errors import ConfigError, message
 
 RUN_PREFIX, FILE_PREFIX = "run:", "verdicts:"
-"""How sources of `pairs` begin that hold judged groups, of which pairs are made."""
+"""Prefixes of sources in `pairs` that contain judged groups, from which pairs are made."""
 Link = Literal["logistic", "square", "odds", "prospect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """A row of the table of preference methods: a method as data.
+    """A preference method as data: a preset of the table of preference methods.
 
-    With s(y) the strength of a completion: log pi(y|x) / pi_ref(y|x), its mean over the tokens
-    where ``length_normalized``, without the reference's part where ``reference_free``, and with
-    d = s(chosen) - s(rejected), ``link`` says what is minimized:
+    s(y) is the score of a completion: log pi(y|x) / pi_ref(y|x), averaged over tokens if
+    ``length_normalized``, and without the reference term if ``reference_free``. With d = s(chosen)
+    - s(rejected), ``link`` selects the loss:
 
         logistic   -log sigmoid(beta d - margin)
         square     (d - 1 / (2 beta))^2
@@ -39,10 +39,10 @@ class Preference:
                    probability of a token
         prospect   1 - sigmoid(+-beta (s - z0)) of each completion alone, which is desirable or not
 
-    to which ``nll_weight`` times the mean -log pi(chosen) a token is added. Under ``robust`` the
-    loss is the unbiased one that it would have without the pairs of ``label_smoothing``.
+    plus ``nll_weight`` times the mean -log pi(chosen) per token. With ``robust`` the loss is the
+    unbiased estimate of the loss without the mislabeled pairs of ``label_smoothing``.
 
-    Raises ConfigError for a value that its field or its link does not accept.
+    Raises ConfigError for a value that is invalid for its field or link.
     """
 
     name: str
@@ -50,22 +50,21 @@ class Preference:
     equation: str
     link: Link
     beta: Positive
-    """How strongly the policy is pulled to the reference; it scales the implicit reward. IPO's tau,
+    """Strength of the regularization to the reference, and scale of the implicit reward. IPO's tau,
     ORPO's lambda."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """The share of pairs that is assumed to be the wrong way round (cDPO)."""
+    """Assumed share of pairs with swapped labels (cDPO)."""
     robust: bool = False
-    """Under label smoothing, take the loss without bias (robust DPO) in place of the conservative
-    one."""
+    """With label smoothing, use the unbiased loss (robust DPO) instead of the conservative one."""
     reference_free: bool = False
-    """Compare log-probabilities alone, without those of the reference."""
+    """Compare log-probabilities without those of the reference."""
     length_normalized: bool = False
-    """Compare means over the tokens of a completion in place of sums."""
+    """Compare means over the tokens of a completion instead of sums."""
     margin: NonNegative = 0.0
-    """By how much the reward of the chosen completion shall be ahead (SimPO's gamma)."""
+    """Margin between the rewards of the chosen and the rejected completion (SimPO's gamma)."""
     nll_weight: NonNegative = 0.0
-    """Weight of the negative log-likelihood of the chosen completion, per token. It keeps the
-    probability of that completion from falling."""
+    """Weight of the negative log-likelihood of the chosen completion, per token. It prevents the
+    probability of that completion from decreasing."""
     desirable_weight: NonNegative = 1.0
     """Weight of the loss of a desirable completion (KTO)."""
     undesirable_weight: NonNegative = 1.0
@@ -93,12 +92,12 @@ class Preference:
 
     @property
     def paired(self) -> bool:
-        """Whether it learns from pairs, and not from completions that are marked good or bad."""
+        """Whether it learns from pairs, not from completions labeled good or bad."""
         return self.link != "prospect"
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a completion's strength is measured against a reference policy."""
+        """Whether the loss uses a reference policy."""
         return not self.reference_free and self.link != "odds"
 
 
@@ -113,7 +112,7 @@ else:
     _Method = section_of_row(
         Preference,
         "_Method",
-        "The method of ``[preference]``, and what of it to change.",
+        "The method of ``[preference]``, and settings that override it.",
         {"name", "paper", "equation", "link"},
         method=(
             "dpo",
@@ -125,60 +124,62 @@ else:
 
 
 class PreferenceConfig(_Method):
-    """The preference stage (DPO and its relatives), from given pairs, or on-policy from the
-    problems of `data.train`."""
+    """The preference stage (DPO and related methods), from existing pairs, or on-policy from the
+    problems of `data.train`.
+    """
 
     pairs: tuple[Text, ...] = ()
     """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and
-    ``label``), in the forms of `data.train`. Judged groups are accepted too, and paired:
-    ``run:FOLDER`` (the rollouts of a run) or ``verdicts:FILE`` (what ``assay eval --out FILE``
-    wrote). Empty: completions of `data.train` are sampled, judged and paired while training."""
+    ``label``), in the forms of `data.train`. Judged groups are also accepted and paired:
+    ``run:FOLDER`` (the rollouts of a run) or ``verdicts:FILE`` (a file of
+    ``assay eval --out FILE``). Empty: completions of `data.train` are sampled, judged and paired
+    during training."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out pairs. The loss, accuracy and margin on them are measured before the
-    first step, during the run and after it."""
+    """Sources of held-out pairs. Their loss, accuracy and margin are measured before the first
+    step, during the run and after it."""
     beta_schedule: tuple[tuple[int, float], ...] = ()
-    """Beta while training: ``[step, beta]`` points, with straight lines between them and constant
-    outside, as ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
+    """Schedule of beta: ``[step, beta]`` points, interpolated linearly and constant outside, such
+    as ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` is constant."""
     epochs: Epochs = 1.0
-    """Passes over the pairs; a fraction stops part way."""
+    """Epochs over the pairs. A fraction stops part way."""
     pairs_per_step: Natural = 32
-    """Pairs that one optimizer step learns from. For a method without pairs (KTO): single
-    completions."""
+    """Pairs per optimizer step. For a method without pairs (KTO): single completions."""
     max_tokens: Natural | None = None
-    """Longest prompt and completion together, in tokens. A longer one is a malformed row (see
+    """Maximum length of prompt and completion together, in tokens. A longer row is malformed (see
     `data.on_bad_row`). None: the model's context."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
-    CPU, 8192 on a GPU."""
+    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
+    on a GPU."""
     watch_start: bool = True
-    """Measure how far log-probabilities have moved since the start, also for a method without a
-    reference. It costs one forward pass over the given pairs before the first step."""
+    """Measure the change of log-probabilities since the start, also for a method without a
+    reference. It adds one forward pass over existing pairs before the first step."""
     warn_fall: Positive = 0.5
-    """Warn once when the chosen completions have lost this much log-probability since the start, in
-    nats per token."""
+    """Warn once if the log-probability of the chosen completions has decreased by this much since
+    the start, in nats per token."""
     steps: Natural = 100
-    """Only where pairs are sampled while training: steps in all."""
+    """Only for sampled pairs: number of steps."""
     num_prompts: Count = 8
-    """Only where pairs are sampled while training: prompts in a step."""
+    """Only for sampled pairs: prompts per step."""
     group_size: Annotated[int, Field(ge=2, le=65536)] = 8
-    """Only where pairs are sampled while training: completions of a prompt."""
+    """Only for sampled pairs: completions per prompt."""
     pairs_per_group: Count = 1
-    """Only where pairs are made of verdicts: the most pairs that a group gives."""
+    """Only for pairs made from verdicts: maximum number of pairs per group."""
     choose: Literal["best_worst", "random"] = "best_worst"
-    """Only where pairs are made of verdicts. ``best_worst``: pair the completion that has the
-    highest reward with the one that has the lowest, the second with the second lowest, and so on.
-    ``random``: draw pairs of a completion that passed and one that did not."""
+    """Only for pairs made from verdicts. ``best_worst``: pair the completion of highest reward with
+    the one of lowest, the second highest with the second lowest, and so on. ``random``: draw pairs
+    of a passed and a failed completion."""
     judge: Literal["verdicts", "pairwise"] = "verdicts"
-    """Only where pairs are sampled while training: who decides which of two completions is better.
-    ``verdicts``: their rewards. ``pairwise``: a judge that compares them in both orders
-    (``[verification.options.judge]``)."""
+    """Only for sampled pairs: decides which of two completions is better. ``verdicts``: their
+    rewards.
+    ``pairwise``: a judge that compares them in both orders (``[verification.options.judge]``)."""
     reference_every: Natural | None = None
-    """Only where pairs are sampled while training: after this many steps the policy becomes the new
-    reference, again and again. None: the reference stays the policy at the start."""
+    """Only for sampled pairs: interval in steps after which the current policy becomes the new
+    reference.
+    None: the reference is always the initial policy."""
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The sources of `pairs` that hold pairs already."""
+        """The sources of `pairs` that already contain pairs."""
         return tuple(one for one in self.pairs if not is_judged_source(one))
 
     @field_validator("beta_schedule", mode="before")
@@ -205,5 +206,5 @@ class PreferenceConfig(_Method):
 
 
 def is_judged_source(source: str) -> bool:
-    """Whether a source holds verdicts, and not pairs."""
+    """Return whether a source contains verdicts instead of pairs."""
     return source.startswith((RUN_PREFIX, FILE_PREFIX))

@@ -1,4 +1,4 @@
-"""The reward-model stage: learning what is better, right, or a sound step."""
+"""The reward-model stage."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from assay.validation import toml_words
 
 
 class RewardModelConfig(Section):
-    """The reward-model stage: a scalar, outcome or process model from labelled completions."""
+    """The reward-model stage: a scalar, outcome or process model from labeled completions."""
 
     kind: Literal["preference", "outcome", "process"] = "preference"
-    """``preference``: a scalar model from pairs (Bradley-Terry). ``outcome``: is the completion
-    right? ``process``: is each reasoning step right?"""
+    """``preference``: a scalar model from pairs (Bradley-Terry). ``outcome``: predicts whether a
+    completion is correct. ``process``: predicts whether each reasoning step is correct."""
     rows: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of labelled rows, in the forms of `data.train`. ``preference``: ``prompt``,
+    """Sources of labeled rows, in the forms of `data.train`. ``preference``: ``prompt``,
     ``chosen``, ``rejected``. ``outcome``: ``prompt``, ``completion``, ``label`` (true, false, or a
-    probability); rows that `assay data collect` has written need none. ``process``: ``prompt``,
-    ``steps`` and ``labels``, one for each step; in place of ``steps`` a row may have
-    ``completion``, with ``step_ends`` where `split` cannot find the steps."""
+    probability; not needed in rows from `assay data collect`). ``process``: ``prompt``, ``steps``
+    and ``labels``, one per step. Instead of ``steps`` a row can have ``completion``, with
+    ``step_ends`` if `split` cannot find the steps."""
     heldout: tuple[Text, ...] = ()
-    """Sources of rows that are never learned from. Accuracy and calibration are measured on them
-    before, during (`evaluation.every`) and after training, on at most `evaluation.max_problems`
-    rows."""
+    """Sources of held-out rows. Accuracy and calibration are measured on them before, during
+    (`evaluation.every`) and after training, on at most `evaluation.max_problems` rows."""
     epochs: Epochs = 1.0
-    """Passes over the rows; a fraction stops part way."""
+    """Epochs over the rows. A fraction stops part way."""
     rows_per_step: Natural = 32
-    """Rows that one optimizer step learns from (of kind ``preference``: pairs)."""
+    """Rows per optimizer step. For kind ``preference``: pairs."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
-    a CPU, 8192 on a GPU."""
+    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
+    on a GPU."""
     margins: bool = False
-    """Only of kind ``preference``: the ``margin`` of a row says by how much the chosen completion
-    shall score higher (Llama 2). A row without one has 0."""
+    """Only for kind ``preference``: use the ``margin`` of a row as the minimum difference of the
+    two scores (Llama 2). A row without one has margin 0."""
     centering: NonNegative = 0.0
-    """Only of kind ``preference``: weight of the squared sum of a pair's two scores, which keeps
-    scores near 0; for example 0.01 (Eisenstein et al.). 0: none."""
+    """Only for kind ``preference``: weight of the squared sum of a pair's two scores, which keeps
+    scores near 0. Example: 0.01 (Eisenstein et al.). 0: off."""
     every_token: bool = False
-    """Only of kind ``outcome``: learn to predict the outcome after every token of the completion,
-    and not only after the last one (Cobbe et al.). Judging uses the last one."""
+    """Only for kind ``outcome``: learn to predict the outcome after every token of the completion,
+    not only after the last one (Cobbe et al.). Judging uses the last one."""
     head: Literal["two_labels", "scalar"] = "two_labels"
-    """Only of kind ``process``. ``two_labels``: two labels for each step. ``scalar``: one number,
-    whose sigmoid is the probability that the step is right."""
+    """Only for kind ``process``. ``two_labels``: two logits per step. ``scalar``: one number, whose
+    sigmoid is the probability that the step is correct."""
     loss: Literal["cross_entropy", "squared"] = "cross_entropy"
-    """Only of kinds ``outcome`` and ``process``: the loss between the predicted probability and the
-    label. ``squared`` is the Brier score, which wrong labels disturb less."""
+    """Only for kinds ``outcome`` and ``process``: the loss between the predicted probability and
+    the label. ``squared`` is the Brier score, which is more robust to wrong labels."""
     until_first_error: bool = False
-    """Only of kind ``process``: steps after the first wrong one carry no loss (Lightman et al.)."""
+    """Only for kind ``process``: exclude steps after the first incorrect one from the loss
+    (Lightman et al.)."""
     split: Text = "newline"
-    """Only of kind ``process``: what ends a step: ``newline``, ``blank_line``, or the text
-    itself."""
+    """Only for kind ``process``: separator between steps: ``newline``, ``blank_line``, or a literal
+    text."""
     step_ends_in: Literal["characters", "tokens"] = "characters"
-    """Only of kind ``process``: what ``step_ends`` of a row counts: characters of the completion,
-    or its tokens under the model's own tokenizer."""
+    """Only for kind ``process``: unit of ``step_ends`` in a row: characters of the completion, or
+    tokens of the model's own tokenizer."""
     step_tag: Text = "\n"
-    """Only of kind ``process``: text after each step. The step is scored at its last token."""
+    """Only for kind ``process``: text after each step. The step is scored at its last token."""
     step_join: str = ""
-    """Only of kind ``process``: text between a tag and the next step."""
+    """Only for kind ``process``: text between a tag and the next step."""
     format: Literal["chat", "plain"] | None = None
-    """How the model reads a prompt and its completion. ``chat``: by the tokenizer's chat template.
-    ``plain``: in `plain_template`. It is saved with the model, and judging uses it too. None: chat
-    where there is a template, else plain."""
+    """Format of a prompt with its completion. ``chat``: the tokenizer's chat template. ``plain``:
+    `plain_template`. The format is saved with the model and also used for judging. None: chat if
+    the tokenizer has a template, else plain."""
     plain_template: Text = PLAIN_TEMPLATE
-    """Text with ``{prompt}`` and ``{completion}``, for format ``plain``."""
+    """Template with ``{prompt}`` and ``{completion}`` for format ``plain``."""
     max_tokens: Natural | None = None
-    """Longest row (prompt and completion), in tokens. A longer one is a malformed row
-    (`data.on_bad_row`). None: what the model takes."""
+    """Maximum length of a row (prompt and completion), in tokens. A longer row is malformed
+    (`data.on_bad_row`). None: the model's context."""
 
     @field_validator("plain_template")
     @classmethod
@@ -81,7 +81,7 @@ class RewardModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_kind(self) -> RewardModelConfig:
-        """Complain of a setting that the kind of model would pass over in silence."""
+        """Raise an error for a setting that does not apply to the kind of model."""
         for name, kinds in _ONLY_OF.items():
             value, default = getattr(self, name), type(self).model_fields[name].default
             if self.kind not in kinds and value != default:

@@ -1,7 +1,7 @@
-"""Rows of a table of methods: a dataclass whose fields are those of a section, and stand once.
+"""Presets of methods: a dataclass whose fields also define a section of the configuration.
 
-A field's docstring is its documentation, its type is its check, and None in the section means that
-the row's own value stands.
+A field's docstring is its documentation, and its type is its validation. None in the section means
+the preset's own value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = TypeVar("Row", bound="DataclassInstance")
 
 
 def check_fields(row: DataclassInstance, section: str) -> None:
-    """Raise ConfigError for a value that its field does not accept."""
+    """Raise ConfigError for an invalid value of a field."""
     for key, (kind, check) in _checks(type(row)).items():
         value = getattr(row, key)
         try:
@@ -43,7 +43,7 @@ def check_fields(row: DataclassInstance, section: str) -> None:
 
 @cache
 def _checks(kind: type[DataclassInstance]) -> dict[str, tuple[Any, TypeAdapter[Any]]]:
-    """Return the type of each field of a row, and what checks a value."""
+    """Return the type and the validator of each field."""
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], TypeAdapter(hints[one.name])) for one in fields(kind)}
 
@@ -55,10 +55,10 @@ def section_of_row(
     without: Collection[str],
     **first: tuple[str, str],
 ) -> Any:
-    """Return the model of a section: a row's fields, None where the row's own value stands.
+    """Return the section model of a preset: its fields, with None for the preset's own value.
 
-    without: fields that no configuration sets. first: the key that names the row, with its default
-    and its documentation.
+    without: fields that a configuration cannot set.
+    first: the key that names the preset, with its default and documentation.
     """
     (row,) = ast.parse(dedent(inspect.getsource(kind))).body
     assert isinstance(row, ast.ClassDef)
@@ -74,7 +74,9 @@ def section_of_row(
     }
     for key, (hint, _) in _checks(kind).items():
         if key not in without:
-            text = said[key] if "None:" in said[key] else f"{said[key]} None: as the method says."
+            text = (
+                said[key] if "None:" in said[key] else f"{said[key]} None: the method's own value."
+            )
             settings[key] = (hint | None, Field(None, description=text))
     return create_model(
         title, __base__=Section, __module__=kind.__module__, __doc__=doc, **settings
@@ -82,9 +84,10 @@ def section_of_row(
 
 
 def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
-    """Return the rows of a TOML file by name, in its order.
+    """Return the presets of a TOML file by name, in file order.
 
-    like: the row whose fields stand where one says nothing. none: its fields that are None.
+    like: name of the preset that provides missing fields.
+    none: fields that are None.
     """
     found: dict[str, Row] = {}
     for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
@@ -97,10 +100,11 @@ def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
 def choose_row(
     table: Mapping[str, Row], kind: type[Row], key: str, name: str, overrides: Mapping[str, Any]
 ) -> Row:
-    """Return a row of ``table``, or the object ``package.module:object``, with fields replaced.
+    """Return a preset of ``table``, or an object ``package.module:object``, with overrides.
 
-    key: of the configuration, as ``algorithm.name``. An override that is None leaves the row as it
-    is. Raises ConfigError for a name or a field that does not exist.
+    key: configuration key, such as ``algorithm.name``.
+
+    An override of None has no effect. Raises ConfigError for an unknown name or field.
     """
     row = table.get(name)
     if ":" in name:

@@ -1,4 +1,4 @@
-"""Sampling and judging in processes of their own: the section ``[scale]``."""
+"""Sampling and judging in separate processes: the section ``[scale]``."""
 
 from __future__ import annotations
 
@@ -14,43 +14,46 @@ Actors = Annotated[int, Field(ge=1, le=1024)]
 
 
 class ScaleConfig(Section):
-    """Sampling and judging in other processes, on this machine or on a cluster of Ray
-    (docs/cluster.md; needs the extra ``ray``). The learner stays in the process of the command."""
+    """Sampling and judging in separate processes, on this machine or on a Ray cluster
+    (docs/cluster.md, extra ``ray``).
+
+    The learner stays in the process of the command.
+    """
 
     generator: Literal["engine", "vllm"] = "engine"
-    """What samples. ``vllm``: vLLM (extra ``vllm``), with its weights loaded in place after every
-    update. Its log-probabilities differ from the learner's, so that tokens are weighed
-    (`algorithm.importance_cap`, 2 where none is set), and runs do not repeat to the bit. It takes
-    no tools and no budgets of thinking."""
+    """Generator of completions. ``vllm``: vLLM (extra ``vllm``), with weights updated in place
+    after every update. Its log-probabilities differ from the learner's, so tokens are weighted
+    (`algorithm.importance_cap`, 2 by default) and runs are not bitwise reproducible. It supports
+    neither tools nor thinking budgets."""
     rollout_actors: Actors | None = None
-    """Processes that sample completions. Each has a copy of the model; it gets the weights after
-    every update. None: the process of the command samples."""
+    """Number of processes that sample completions. Each has a copy of the model and receives the
+    weights after every update. None: the process of the command samples."""
     verifier_actors: Actors | None = None
-    """Worker processes of the verifiers, on any machine of the cluster. None: they run on this
+    """Number of verifier worker processes, on any machine of the cluster. None: they run on this
     machine (`verification.num_workers`)."""
     teacher_actors: Actors | None = None
-    """Processes that have the teacher (``[teacher]``), on any machine of the cluster. They tell its
-    `distill.keep_top` likeliest tokens, and the divergence is over these and all others together.
-    None: the teacher is beside the policy."""
+    """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. They
+    return the `distill.keep_top` most probable tokens, and the divergence is computed over these
+    and one class for all others. None: the teacher runs in the learner's process."""
     address: Text | None = None
-    """The cluster to join: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for the one that runs on
-    this machine. None: the one that the environment variable RAY_ADDRESS names, as under ``ray job
-    submit``; where there is none, a cluster is started on this machine and ends with the run."""
+    """The Ray cluster to join: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for one that runs on
+    this machine. None: the cluster in the environment variable RAY_ADDRESS, as under
+    ``ray job submit``, or else a new cluster on this machine that ends with the run."""
     placement: Literal["pack", "spread"] = "pack"
-    """``pack``: fill one machine before the next. ``spread``: put actors on as many machines as
-    there are."""
+    """``pack``: fill one machine before the next. ``spread``: distribute actors over as many
+    machines as possible."""
     cpus_per_actor: Positive = 1.0
     """CPUs that an actor reserves on the cluster. It does not limit an actor's threads
     (`engine.threads`)."""
     gpus_per_actor: NonNegative = 0.0
-    """GPUs that an actor with a model reserves, a rollout's or a teacher's; it uses one if this is
-    above 0. A fraction shares a GPU."""
+    """GPUs reserved by an actor with a model (rollouts or teacher). It uses a GPU if this is above
+    0. A fraction shares a GPU."""
     steps_ahead: Literal[0, 1] = 0
-    """0: a step is sampled from the newest weights, and the learner waits. 1: the next step is
-    sampled while this one is learned from, so its completions are one step old. Then the bits of a
-    run that was killed are not those of one that was not."""
+    """0: sample each step from the newest weights, while the learner waits. 1: sample the next step
+    while the learner trains on this one. Completions are then one step old, and a resumed run is
+    not bitwise equal to an uninterrupted one."""
     patience: Positive = 600.0
-    """Seconds in which an actor must get on with its work. One that does not is replaced."""
+    """Maximum seconds without progress of an actor. A slower one is replaced."""
 
     @field_validator("generator", mode="before")
     @classmethod
@@ -64,17 +67,20 @@ class ScaleConfig(Section):
 
     @property
     def num_actors(self) -> int:
-        """How many actors there are in all."""
+        """Total number of actors."""
         return self.num_sampling + (self.teacher_actors or 0)
 
     @property
     def num_sampling(self) -> int:
-        """How many sample, or judge what was sampled."""
+        """Number of actors for sampling and judging."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
 
     def clashes(self, stage: str, samples: bool, gives: str | None) -> Iterator[str]:
-        """Yield what a stage has no use for. samples: whether it samples completions. gives: the
-        key by which completions are given tokens on their way."""
+        """Yield settings that a training stage does not use.
+
+        samples: whether the stage samples completions.
+        gives: the key that injects tokens into completions.
+        """
         if self.num_sampling and not samples:
             accepted = "actors where a run samples completions, as in [rl]"
             yield message("scale", f"actors in a run of [{stage}]", accepted, "leave it out")

@@ -1,4 +1,4 @@
-"""What every section of a configuration is made of: its base, and the kinds of values."""
+"""The base class of configuration sections, and common value types."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 MOST = 65536
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""Of random numbers: what 64 bits hold."""
+"""Seed of random numbers, at most 64 bits."""
 Count = Annotated[int, Field(ge=1, le=MOST)]
-"""Of what takes memory or a process each."""
+"""Number of objects that each need memory or a process."""
 Epochs = Annotated[float, Field(gt=0.0, le=10_000.0)]
 COOLEST, HOTTEST = 0.001, 100.0
 
 
 def check_temperature(value: float) -> float:
-    """Raise ValueError for a temperature whose logits a 32-bit number cannot hold, or that
-    leaves noise."""
+    """Raise ValueError for a temperature with overflowing logits or almost uniform sampling."""
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]
@@ -38,9 +37,9 @@ Temperature = Annotated[float, Field(ge=0.0, le=HOTTEST), AfterValidator(check_t
 
 
 class Section(BaseModel):
-    """Base of every configuration model: frozen, unknown keys forbidden, no value of another type.
+    """Base of every configuration model: frozen, unknown keys forbidden, no type coercion.
 
-    TOML has types, so a quoted number, or true for 1, is a mistake and not a number.
+    TOML has types, so a quoted number, or true instead of 1, is an error.
     """
 
     model_config = ConfigDict(

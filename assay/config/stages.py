@@ -1,4 +1,4 @@
-"""The stages of a run, and the optimizer that they share."""
+"""The training stages, and the optimizer that they share."""
 
 from __future__ import annotations
 
@@ -29,51 +29,50 @@ LEARNING_RATES: dict[str, tuple[float, float]] = {
     "pretrain": (2e-5, 2e-4),
     "distill": (1e-5, 1e-4),
 }
-"""Peak learning rate of each stage where none is configured: of all weights, and of adapters.
+"""Default peak learning rates by training stage: (all weights, adapters).
 
-Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
+All weights: ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
 section 4.1). ``sft``, ``distill``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``:
 Zephyr (arXiv 2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2).
-``pretrain``: Code Llama, where it trains on (arXiv 2308.12950, section 2.5). Of adapters: ten times
-as much (Schulman et al. 2025, LoRA Without Regret).
-"""
+``pretrain``: continued training of Code Llama (arXiv 2308.12950, section 2.5). Adapters: ten times
+as much (Schulman et al. 2025, LoRA Without Regret)."""
 
 
 class RLConfig(Section):
     """The reinforcement learning stage."""
 
     steps: Natural = 100
-    """Steps in all. A step is one collected batch, and what is learned from it. If you change it on
-    resume, `optimizer.schedule` is stretched to the new length, and the run says so;
-    `temperature_schedule` stays where it is."""
+    """Number of steps. A step is one collected batch and the updates from it. If a resume changes
+    it, `optimizer.schedule` is stretched to the new length, and the run reports that.
+    `temperature_schedule` is unchanged."""
     num_prompts: Count = 8
-    """Prompts in a step."""
+    """Prompts per step."""
     group_size: Count = 8
-    """Completions of a prompt. Methods that compare the completions of a group need at least 2."""
+    """Completions per prompt. Methods that compare the completions of a group need at least 2."""
     oversample: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Prompts that a step samples beyond `num_prompts`, so that it need not wait for a few long
-    completions. The `num_prompts` groups whose longest completion is shortest are learned from; the
-    others are given up. Their problems wait until they fill a step, which samples no more than
-    them, and waits for all (docs/cluster.md)."""
+    """Additional prompts per step beyond `num_prompts`, so that the step need not wait for a few
+    long completions (oversampling). The step learns from the `num_prompts` groups whose longest
+    completion is shortest and cancels the others. Their problems are collected until they fill a
+    step, which is then sampled without oversampling (docs/cluster.md)."""
     epochs: Count = 1
-    """Passes over each batch."""
+    """Epochs over each batch."""
     num_minibatches: Natural = 1
-    """Optimizer steps in a pass: the groups of the batch are split into this many parts."""
+    """Optimizer steps per epoch. The groups of the batch are split into this many parts."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass; a prompt counts once for its group. Make it smaller
-    when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
+    """Tokens per forward and backward pass. A prompt counts once for its group. Lower it if memory
+    runs out. None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
-    """Dynamic sampling: how often a step may sample again to replace groups that are all right or
-    all wrong. 0: these groups stay, and are learned from."""
+    """Dynamic sampling: maximum number of additional samplings per step to replace groups that all
+    passed or all failed. 0: keep and learn from these groups."""
     max_group_size: Count | None = None
-    """Adaptive group size. If no completion of a group passes, `group_size` more are sampled, again
-    and again, until one passes or the group has this many. Where the reward compares siblings, the
-    grown group is judged again as a whole. Each prompt counts the same in the loss,
-    however many completions it has. None: groups keep their size."""
+    """Adaptive group size. If no completion of a group passes, sample `group_size` more,
+    repeatedly, until one passes or the group has this size. If the reward compares siblings, the
+    larger group is judged again. Each prompt has the same weight in the loss. None: groups keep
+    their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
-    """Sampling temperature while training: ``[step, temperature]`` points, with straight lines
-    between them and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature`
-    throughout."""
+    """Schedule of the sampling temperature: ``[step, temperature]`` points, interpolated linearly
+    and constant outside, such as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` is
+    constant."""
 
     @field_validator("temperature_schedule", mode="before")
     @classmethod
@@ -86,31 +85,31 @@ class OptimizerConfig(Section):
     """The optimizer and its schedule. One optimizer step advances `policy_version` by one."""
 
     name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
+    """``adamw_8bit`` stores its state in 8 bits (needs the extra ``bnb``)."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the two moments of ``adamw``. ``bfloat16`` halves their memory (4 bytes less for each
-    trained weight). They are then rounded at random, which is right on average, and the same in a
-    resumed run. An optimizer step takes about a third more time and gets a little noise."""
+    """Type of the two moments of ``adamw``. ``bfloat16`` halves their memory (4 bytes less per
+    trained weight). They are then rounded stochastically, without bias and reproducibly on resume.
+    An optimizer step takes about a third longer and has slightly more noise."""
     learning_rate: Positive | None = None
     """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]``,
-    ``[distill]`` and ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``; ten
-    times as much where only adapters are trained."""
+    ``[distill]`` and ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``. Ten
+    times as much if only adapters are trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, applied to matrices only."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up: the learning rate stays, or falls to `final_fraction` of its peak
-    at the last step. A run that is resumed with another number of steps goes on where a run of that
-    length would be, and says so."""
+    """Learning rate after the warm-up: constant, or decreasing to `final_fraction` of its peak at
+    the last step. A run that is resumed with another number of steps continues as a run of that
+    length, and reports it."""
     final_fraction: Rate = 0.1
     """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this global norm; a large number turns it off."""
+    """Maximum global norm of the gradients. A large number disables clipping."""
 
     @model_validator(mode="after")
     def _one_way_to_less(self) -> OptimizerConfig:
@@ -123,38 +122,38 @@ class OptimizerConfig(Section):
 
 
 class SFTConfig(Section):
-    """The supervised stage (cold start): loss on completions only, packed."""
+    """The supervised stage (cold start): packed, with the loss on completions only."""
 
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of
     `data.train`."""
     epochs: Epochs = 1.0
-    """Passes over the traces; a fraction stops part way."""
+    """Epochs over the traces. A fraction stops part way."""
     tokens_per_step: Natural = 4096
-    """Tokens that one optimizer step learns from."""
+    """Tokens per optimizer step."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
-    a CPU, 8192 on a GPU."""
+    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
+    on a GPU."""
 
 
 class PretrainConfig(Section):
-    """Next-token training on plain text. Documents are packed, and none sees another."""
+    """Next-token training on plain text. Packed documents do not attend to each other."""
 
     texts: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of documents: rows with the key ``text``, in the forms of `data.train`; or a file
+    """Sources of documents: rows with the key ``text``, in the forms of `data.train`, or a file
     that ends in ``.txt`` or ``.md``, which is one document."""
     heldout: tuple[Text, ...] = ()
-    """Sources of documents that are never learned from. Perplexity and bits per byte are measured
-    on them before, during (`evaluation.every`) and after training, on at most
-    `evaluation.max_problems` documents. They decide which checkpoint is best."""
+    """Sources of held-out documents. Perplexity and bits per byte are measured on them before,
+    during (`evaluation.every`) and after training, on at most `evaluation.max_problems` documents.
+    They determine the best checkpoint."""
     epochs: Epochs = 1.0
-    """Passes over the documents; a fraction stops part way."""
+    """Epochs over the documents. A fraction stops part way."""
     tokens_per_step: Natural = 4096
-    """Tokens that one optimizer step learns from."""
+    """Tokens per optimizer step."""
     max_tokens: Natural | None = None
-    """Longest piece of a document, in tokens. A longer document is cut into pieces; the tokens of a
-    piece do not see the piece before. None: what the model takes, and at most
+    """Maximum length of a piece of a document, in tokens. A longer document is split into pieces
+    that do not attend to each other. None: the model's context, and at most
     `max_tokens_per_micro_batch`."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
-    a CPU, 8192 on a GPU."""
+    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
+    on a GPU."""

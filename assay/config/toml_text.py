@@ -1,4 +1,4 @@
-"""What `tomllib` leaves to us: lines of keys, overrides, comments, and tables of free keys."""
+"""TOML features that `tomllib` lacks: line numbers, overrides, comments, free-form tables."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Return a text that may hold anything as one line that can stand behind a ``#``."""
+    """Return any text as one line that can follow a ``#``."""
     line = escaped(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
 def comment(text: str) -> str:
-    """Return a text as a comment: whatever it holds, it ends with its line."""
+    """Return any text as a comment of one line."""
     return f"# {one_line(text)}"
 
 
 def toml_line(key: str, value: Any, note: str = "") -> str:
-    """Return ``key = value`` in one line, with a note behind it.
+    """Return ``key = value`` in one line, followed by a note.
 
-    Raises ValueError for a text that TOML cannot hold: half a surrogate pair.
+    Raises ValueError for a string that TOML cannot represent (an unpaired surrogate).
     """
     text = f"{tomli_w.dumps({key: 0}).rpartition(' = ')[0]} = {_value_text(value)}"
     text.encode()
@@ -42,7 +42,8 @@ def toml_line(key: str, value: Any, note: str = "") -> str:
 
 
 def _value_text(value: Any) -> str:
-    if isinstance(value, list | tuple):  # the writer would take a line for each
+    # The writer would use one line per item.
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
@@ -50,11 +51,12 @@ def _value_text(value: Any) -> str:
 def key_lines(text: str) -> dict[str, int]:
     """Return the line of each dotted key, table and list item of a valid TOML text.
 
-    A statement ends with the line at which it parses. Where it parses only with brackets behind it,
-    a list goes on, and shows the items that it has so far.
+    A statement ends at the line where it parses. If it parses only after adding brackets, it is an
+    unfinished list, and its items so far are recorded.
     """
     found: dict[str, int] = {}
-    newest: dict[_Path, int] = {}  # the number of the last [[table]] of each name
+    # Index of the last [[table]] of each name.
+    newest: dict[_Path, int] = {}
     section: _Path = ()
     statement, first = "", 1
     for number, line in enumerate(text.split("\n"), start=1):
@@ -79,7 +81,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
-    """Yield what ``[a.b]`` or ``[[a.b]]`` opens, the outermost first."""
+    """Yield the tables opened by ``[a.b]`` or ``[[a.b]]``, the outermost first."""
     path: _Path = ()
     while tree:
         ((name, tree),) = tree.items()
@@ -88,13 +90,14 @@ def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
         if isinstance(tree, list):
             newest[path] = newest.get(path, -1) + 1
             tree = None
-        if path in newest:  # inside the last table of that name
+        # Inside the last table of that name.
+        if path in newest:
             path = (*path, newest[path])
             yield path
 
 
 def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
-    """Yield the dotted keys below a value, list items among them."""
+    """Yield the dotted keys below a value, including list items."""
     for name, inner in enumerate(value) if isinstance(value, list) else value.items():
         yield (*prefix, name)
         if isinstance(inner, list | dict):
@@ -102,10 +105,10 @@ def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
 
 
 def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
-    """Put one ``section.key=value`` into a tree of plain values and return its dotted key.
+    """Apply one ``section.key=value`` override to a tree of plain values and return its dotted key.
 
-    The value is TOML where it is TOML. A key that `holds_text` takes it as it stands, and an empty
-    value removes the key. Raises ConfigError.
+    The value is parsed as TOML. For a key with `holds_text` it is used literally. An empty value
+    removes the key. Raises ConfigError.
     """
     key, equals, value = (part.strip() for part in override.partition("="))
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
@@ -128,11 +131,11 @@ def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[st
 
 
 def _override_value(text: str, is_text: bool) -> Any:
-    """Read an override's value as TOML, or as Python's ``True`` and ``False``, or as text."""
+    """Parse an override's value as TOML, as Python's ``True`` or ``False``, or as text."""
     for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
         try:
             read = tomllib.loads(f"value = {candidate}")
-        except (ValueError, RecursionError):  # what TOML cannot hold is text
+        except (ValueError, RecursionError):  # text that TOML cannot represent
             continue
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]
@@ -140,7 +143,7 @@ def _override_value(text: str, is_text: bool) -> Any:
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with another's values put in, table by table; neither is changed."""
+    """Return a tree with another tree's values, merged table by table, without modifying either."""
     found = copy.deepcopy(dict(base))
     for key, value in change.items():
         inner = found.get(key)
@@ -150,7 +153,7 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
 
 
 def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
-    """Return a table of tables of plain values, lists as lists; raises ValueError, with the key."""
+    """Return a table of tables of plain values, lists as lists. Raises ValueError with the key."""
     found: dict[str, dict[str, Any]] = {}
     for name, table in _table(value, "", "a table for each name").items():
         entries = _table(table, name, "a table of keys and values").items()
@@ -159,7 +162,7 @@ def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Return a table of lists of [whole number, number], rising; raises ValueError."""
+    """Return a table of lists of [integer, number] with increasing integers. Raises ValueError."""
     accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
     return {
         name: point_list(listed, accepted, name)
@@ -168,7 +171,7 @@ def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
 
 
 def point_list(listed: Any, accepted: str, name: str = "") -> tuple[tuple[int, float], ...]:
-    """Return a list of [whole number, number], the first of each rising; raises ValueError."""
+    """Return a list of [integer, number] with increasing integers. Raises ValueError."""
     try:
         points = [(start, float(factor)) for start, factor in listed]
         starts = [start for start, _ in points]

@@ -1,4 +1,4 @@
-"""Settings of tools: which there are, how they are called, and what a call may cost."""
+"""Settings of tools: names, call format and limits."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from assay.config.section import Natural, Positive, Section, Text, found_words
 
 
 class ToolsConfig(Section):
-    """Tools that the policy may call inside a completion (docs/tools.md). What a tool says is
-    given: it is context, and nothing is learned from it."""
+    """Tools that the policy can call inside a completion (docs/tools.md).
+
+    Results are injected tokens: they are context and are masked from the loss.
+    """
 
     names: tuple[Text, ...] = ()
-    """``python``, ``calculator``, ``search``, or functions of yours as ``package.module:function``.
+    """``python``, ``calculator``, ``search``, or user functions as ``package.module:function``.
     Empty: no tools."""
     environment: Text | None = None
-    """An environment of yours, as ``package.module:object`` (docs/environments.md): it answers the
-    policy in place of tools, whenever the policy ends its turn. None: nothing but tools answers."""
+    """A user environment as ``package.module:object`` (docs/environments.md). It replaces tools and
+    answers whenever the policy ends its turn. None: only tools answer."""
     corpus: tuple[Text, ...] = ()
-    """What ``search`` looks through: files of plain text, or rows with the key ``text``."""
+    """Documents for ``search``: files of plain text, or rows with the key ``text``."""
     num_passages: Natural = 3
-    """Most passages that ``search`` tells of."""
+    """Maximum number of passages in a result of ``search``."""
     max_calls: Natural = 8
-    """Most calls that a completion may make. A further call is told that none is left."""
+    """Maximum number of calls per completion. A further call gets a message that none is left."""
     seconds: Positive = 5.0
-    """Most seconds that a call may take. ``python`` counts the seconds of computing, so that a busy
-    machine changes nothing."""
+    """Maximum seconds per call. For ``python`` this is CPU time, so that a busy machine changes
+    nothing."""
     max_output: Natural = 2000
-    """Most characters of a call's result that the policy is told. Of a longer one the middle is
-    left out."""
+    """Maximum characters of a call's result. The middle of a longer result is removed."""
     call: Text | None = None
-    """How a call is written. ``{tool}`` stands for the tool's name and ``{input}`` for its one
-    argument (or a JSON object of several); or ``{call}`` stands for both, as a JSON object with
-    ``name`` and ``arguments``. The call is answered where this text ends. ``{call}`` alone: a turn
-    that is a call, in any known form, is answered at its end. None: as the chat
-    template writes calls, answered at the end of the turn. If it writes none: a fenced block."""
+    """Format of a call. ``{tool}`` is the tool's name and ``{input}`` its only argument (or a JSON
+    object of several). Alternatively ``{call}`` is both, as a JSON object with ``name`` and
+    ``arguments``. The call is executed where this text ends. ``{call}`` alone: a turn that is a
+    call, in any known form, is executed at its end. None: the format of the chat template, executed
+    at the end of the turn, or a fenced block if the template has none."""
     result: Text = "\n```output\n{result}\n```\n"
-    """How a result is written, where the chat template does not say it."""
+    """Format of a result, if the chat template has none."""
     introduction: str | None = None
-    """What the prompt says of the tools, where the chat template does not; ``{tools}`` is replaced
-    by the list of them. Empty: nothing. None: a text of a few lines."""
+    """Description of the tools in the prompt, if the chat template has none. ``{tools}`` is
+    replaced by the list of tools. Empty: no description. None: a default text of a few lines."""
     unsafe_no_sandbox: bool = False
-    """Run ``python`` without isolation where this machine has none."""
+    """Run ``python`` without isolation if this machine does not support isolation."""
 
     @model_validator(mode="after")
     def _one_answers(self) -> ToolsConfig:

@@ -1,4 +1,4 @@
-"""The whole configuration: read from TOML, validated, written back."""
+"""The whole configuration: reading from TOML, validation and writing."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ STAGES = {
     "pretrain": ("pretrain", "texts"),
     "distill": ("distill", "traces"),
 }
-"""The sections of which a run has exactly one, and the section and key of the rows of each."""
+"""The training stages, of which a configuration has exactly one: {section: (section, key) of its
+rows}."""
 
 
 class TrainConfig(Section):
-    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]``,
-    ``[reward_model]``, ``[pretrain]`` or ``[distill]``."""
+    """One run: the model, its data, and exactly one training stage: ``[rl]``, ``[sft]``,
+    ``[preference]``, ``[reward_model]``, ``[pretrain]`` or ``[distill]``.
+    """
 
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -75,29 +77,29 @@ class TrainConfig(Section):
 
     @property
     def stage(self) -> str:
-        """The name of the section that says what the run does."""
+        """The section name of the training stage."""
         return next(name for name in STAGES if getattr(self, name) is not None)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The sources that the stage learns from: rows of its own, else problems."""
+        """The stage's training sources: its own rows, or problems."""
         section, key = STAGES[self.stage]
         return getattr(getattr(self, section), key) or self.data.train
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """The sources of completions that the stage imitates; empty where it does not."""
+        """The sources of completions that the stage imitates, or empty."""
         stage = self.sft or self.distill
         return () if stage is None else stage.traces
 
     @property
     def watched(self) -> GuardConfig:
-        """The guard without the rules that would be wrong in this run, unless they are asked for.
+        """The guard without rules that do not fit this run, unless the user requested them.
 
-        Those are the rules of other stages, and more: what an environment hides may leave all
-        prompts alike; a teacher has something to say of wrong completions too; what is sampled a
-        step ahead is not from the policy that learns; and where problems get harder, or the
-        temperature falls, entropy may fall and correctness stand.
+        Excluded are rules of other training stages, and rules whose assumptions fail: an
+        environment can make all prompts look alike, a teacher gives a signal on wrong completions
+        too, asynchronous sampling is off-policy, and entropy can fall while correctness is flat if
+        problems get harder or the temperature decreases.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
         moved = self.curriculum.order != "uniform" or self.teacher is not None
@@ -110,15 +112,17 @@ class TrainConfig(Section):
 
     @property
     def completions_a_step(self) -> int | None:
-        """Completions that a step samples, refills and growing groups aside; None: it samples
-        none."""
+        """Number of completions per step, without refills and growing groups.
+
+        None: the stage does not sample.
+        """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
         return None if stage is None else (stage.num_prompts + more) * stage.group_size
 
     @property
     def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
-        """The stage, where it draws problems and samples completions of them."""
+        """The stage, if it draws problems and samples completions."""
         if self.preference is not None and not self.preference.pairs:
             return self.preference
         if self.distill is not None and not self.distill.traces:
@@ -127,7 +131,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
-        """Check what no section can see alone; a complaint begins with the key that it is about."""
+        """Check settings across sections. A message begins with its key."""
         present = [f"[{name}]" for name in STAGES if getattr(self, name) is not None]
         if len(present) != 1:
             accepted = ", ".join(f"[{name}]" for name in STAGES)
@@ -145,9 +149,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
         config = assay.load_config("run.toml", ["rl.steps=20"])
 
-    The value is TOML; a key that holds text takes it as it stands; an empty value gives the key its
-    default again. Raises ConfigError, whose message names the line, the key, what was found and
-    what is accepted.
+    The value is parsed as TOML. For a key of type text it is used literally. An empty value
+    restores the default. Raises ConfigError. Its message has the line, the key, the value and the
+    accepted values.
     """
     tree, lines = read_toml(Path(path))
     overridden = [apply_override(tree, override, holds_text) for override in overrides]
@@ -155,7 +159,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a TOML file as plain values, and the line of each dotted key; raises ConfigError."""
+    """Return a TOML file as plain values, and the line of each dotted key. Raises ConfigError."""
     if path.is_fifo() or path.is_char_device():
         raise ConfigError(message(str(path), "a pipe or a device", "a TOML file"))
     try:
@@ -168,15 +172,14 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         tree, lines = tomllib.loads(text), key_lines(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
-    except ValueError as error:  # also a number of 5000 digits
+    except ValueError as error:  # also an integer of 5000 digits
         raise ConfigError(_not_toml(path, str(error))) from error
     return tree, lines
 
 
 @contextmanager
 def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
-    """Give an error raised inside that begins with a key the key's line in ``path``, or its
-    ``--set``."""
+    """Prefix errors raised inside with the line of their key in ``path``, or with its ``--set``."""
     try:
         yield
     except UserError as error:
@@ -189,7 +192,7 @@ def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[
 
 
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
-    """Validate a tree of plain values after overrides, which are those of `load`."""
+    """Validate a tree of plain values after overrides in the format of `load`."""
     changed = copy.deepcopy(dict(tree))
     overridden = [apply_override(changed, override, holds_text) for override in overrides]
     return parse(changed, overridden=overridden)
@@ -201,9 +204,10 @@ def parse(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> TrainConfig:
-    """Validate a tree of plain values; raises ConfigError with every complaint, one line each.
+    """Validate a tree of plain values. Raises ConfigError with all errors, one line each.
 
-    lines: of each dotted key. overridden: the dotted keys that a ``--set`` has given.
+    lines: line of each dotted key.
+    overridden: dotted keys set by ``--set``.
     """
     if isinstance(tree.get("stage"), Mapping):
         remedy = f"run it with: assay recipe run {where}"
@@ -221,7 +225,7 @@ def read_section(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> SectionType:
-    """Do as `parse` with the tree of any settings."""
+    """Like `parse`, for any settings model."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -235,13 +239,15 @@ def read_section(
 
 
 def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConfig:
-    """Return the sampling at another temperature; raises ConfigError for one that is out of
-    range."""
+    """Return the sampling settings at another temperature.
+
+    Raises ConfigError if it is out of range.
+    """
     return with_sampling(sampling, temperature=temperature)
 
 
 def with_sampling(sampling: SamplingConfig, **changes: Any) -> SamplingConfig:
-    """Return the sampling with some keys changed; raises ConfigError for what cannot be."""
+    """Return the sampling settings with changed keys. Raises ConfigError for invalid ones."""
     try:
         return SamplingConfig.model_validate({**sampling.model_dump(), **changes})
     except ValidationError as error:
@@ -249,8 +255,7 @@ def with_sampling(sampling: SamplingConfig, **changes: Any) -> SamplingConfig:
 
 
 def check_siblings(num_samples: int, temperature: float) -> None:
-    """Raise ConfigError for several greedy samples, which would be equal, and for more than can
-    be kept."""
+    """Raise ConfigError for several greedy samples, which are equal, and for too many samples."""
     if not 1 <= num_samples <= MOST:
         raise ConfigError(message("samples", num_samples, f"a whole number from 1 to {MOST}"))
     at_temperature(SamplingConfig(), temperature)
@@ -260,13 +265,12 @@ def check_siblings(num_samples: int, temperature: float) -> None:
 
 
 def dump(config: TrainConfig) -> str:
-    """Return the complete configuration as TOML; `parse(tomllib.loads(dump(c))) == c`."""
+    """Return the complete configuration as TOML: `parse(tomllib.loads(dump(c))) == c`."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def field_help(model: type[BaseModel] = TrainConfig) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (dotted key, what it accepts, default, description) of every key, section by
-    section."""
+    """Yield (dotted key, accepted values, default, description) of every key, by section."""
     yield from _walk(model, "")
 
 
@@ -281,12 +285,13 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         default = "None" if field.default is None else toml_words(field.default)
         default = "required" if field.is_required() else default
         yield f"{prefix}{name}", kind, default, field.description or ""
-    for section, section_prefix in inner:  # as TOML wants it: a table's own keys come first
+    # TOML requires a table's own keys before its subtables.
+    for section, section_prefix in inner:
         yield from _walk(section, section_prefix)
 
 
 def _not_toml(path: Path, reason: str) -> str:
-    """Put the line of a TOML syntax error where every other complaint has it."""
+    """Return a TOML syntax error with its line in the same place as in other errors."""
     place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
     if place is None:
         return f"{path}: not TOML: {reason}"
@@ -294,12 +299,12 @@ def _not_toml(path: Path, reason: str) -> str:
 
 
 def holds_text(key: str, model: type[BaseModel] = TrainConfig) -> bool:
-    """Return whether a key takes text, which an override then gives it as it stands."""
+    """Return whether a key is of type text. Overrides for it are then used literally."""
     return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help(model))
 
 
 def _clashes(config: TrainConfig) -> Iterator[str]:
-    """Yield what the sections say against each other, each beginning with the key it is about."""
+    """Yield conflicts between sections. Each message begins with its key."""
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
     yield from config.guard.clashes(config.stage)
@@ -332,7 +337,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
 
 
 def _gives(config: TrainConfig) -> str | None:
-    """Return the key by which completions are given tokens on their way, if there is one."""
+    """Return the key that injects tokens into completions, if there is one."""
     asked = {
         "tools.names": config.tools.names,
         "tools.environment": config.tools.environment,
@@ -343,7 +348,7 @@ def _gives(config: TrainConfig) -> str | None:
 
 
 def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
-    """Yield what is wrong with a run of reinforcement learning."""
+    """Yield conflicts in a reinforcement learning run."""
     if not config.data.train:
         yield 'data.train: missing; add train = ["problems.jsonl"] to [data]'
     if rl.num_minibatches > rl.num_prompts:
@@ -375,7 +380,7 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 
 def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
-    """Yield what keeps groups from being compared by their lengths, or given up."""
+    """Yield settings that conflict with the oversampling cutoff."""
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which takes tokens out again": config.sampling.min_think,
@@ -387,7 +392,7 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
 
 
 def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
-    """Yield a teacher that is missing, or that nothing asks."""
+    """Yield a missing or unused teacher."""
     if config.distill is not None and config.teacher is None and config.distill.keep is None:
         yield message("teacher.path", "none", "a model to learn from", "add [teacher], with path")
     if config.teacher is not None and config.distill is None and config.rl is None:
@@ -404,7 +409,7 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
 
 
 def _clashes_of_server(config: TrainConfig) -> Iterator[str]:
-    """Yield what a teacher behind a server cannot tell: its distribution at a temperature."""
+    """Yield settings that a teacher on a server does not support."""
     asked: list[tuple[str, float]] = []
     if config.distill is not None:
         asked.append(("distill.temperature", config.distill.temperature))

@@ -1,4 +1,4 @@
-"""What a run works with: its place, the model, the data, how completions are sampled."""
+"""The run's directory, the model, the data, and sampling."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from assay.config.section import (
 from assay.errors import message
 from assay.validation import toml_words
 
-MOST_SLOTS = 64  # of the engine, where the configuration leaves it open
+# Default of the engine's setting.
+MOST_SLOTS = 64
 
 
 class RunConfig(Section):
-    """Where the run lives and what makes it repeatable."""
+    """The run's directory, device, seed and time limit."""
 
     name: Text | None = None
-    """Name of the run's directory; a name that is taken, also by a run that failed, gets a number,
-    as in ``first-2``. None: the configuration file's name."""
+    """Name of the run's directory. An existing name, even of a failed run, gets a number, such as
+    ``first-2``. None: the configuration file's name."""
     directory: str = "runs"
-    """Folder that holds run directories."""
+    """Folder of run directories."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds the curriculum, the sampling and the initial weights of adapters and heads."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads for tensor operations. A CPU run can be repeated bitwise only with the same
-    number. None: all cores."""
+    """CPU threads for tensor operations. Bitwise reproducible runs on a CPU need the same number.
+    None: all cores."""
     device: str | None = None
-    """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA when there is one, else the CPU."""
+    """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if available, else the CPU."""
     max_minutes: Positive | None = None
-    """Stop cleanly, with a checkpoint, this many minutes after the start. At least one step is
-    taken. The limit holds for one start only: ``--resume`` goes on without it. None: no limit."""
+    """Stop with a checkpoint this many minutes after the start, but after at least one step. The
+    limit applies to one start. ``--resume`` continues without it. None: no limit."""
 
     @field_validator("name")
     @classmethod
@@ -60,9 +61,11 @@ class RunConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``). If `model.path`
-    holds adapters already, these are trained further: then leave the section out, or repeat
-    their settings."""
+    """Low-rank adapters instead of full fine-tuning (needs the extra ``lora``).
+
+    If `model.path` already has adapters, these are trained further. Then omit the section, or
+    repeat their settings.
+    """
 
     rank: Count = 16
     """Rank of each adapter."""
@@ -73,29 +76,29 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model that is trained."""
+    """The trained model."""
 
     path: Text
     """A folder in Hugging Face layout, a hub name, or a run's checkpoint. ``RUN@best`` is the
-    checkpoint that did best on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that of step
-    120. ``RUN`` alone is the newest; if a guard stopped that run, the checkpoint must be named. The
-    configuration that a run keeps holds the folder of the checkpoint here."""
+    checkpoint with the best result on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that
+    of step 120. ``RUN`` alone is the newest. If a guard stopped that run, the checkpoint must be
+    named. A run's own copy of the configuration has the checkpoint's folder here."""
     adapter: Text | None = None
-    """A folder of adapters that peft saved (or a run's checkpoint that holds some), put on the
-    model of `path`; the base model that the folder itself names is not read. For commands that ask
-    a model: ``--adapter`` sets it. Training starts from one model: export the two first. None: the
-    model as it is."""
+    """A folder of adapters saved by peft (or a run's checkpoint with adapters), applied to the
+    model in `path`. The base model named in the folder is ignored. For commands that query a model,
+    set by ``--adapter``. Training starts from one model, so export the two first. None: no
+    adapters."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. None: the model's default branch."""
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer. None: the model's own."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of the forward and backward pass. Master weights and the state of the optimizer stay
-    float32. If bfloat16 is slower than float32 on this machine, every command that opens the model
-    says so. None: bfloat16 on CUDA, float32 on the CPU."""
+    """Type of the forward and backward pass. Master weights and optimizer state are always float32.
+    If bfloat16 is slower than float32 on this machine, commands that load the model report it.
+    None: bfloat16 on CUDA, float32 on the CPU."""
     lora: LoraConfig | None = None
-    """Train adapters only; a reference then takes the memory of the adapters alone. None: train
-    every weight."""
+    """Train adapters only. A reference then needs memory only for the adapters. None: train all
+    weights."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     trust_remote_code: bool = False
@@ -103,7 +106,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """Problems, and how they are shown to the policy.
+    """Problems, and their presentation to the policy.
 
     A source is a file (JSONL or Parquet), ``hf:NAME[/CONFIG][?split=train]``,
     ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object`` (rows, or a function
@@ -113,48 +116,51 @@ class DataConfig(Section):
     train: tuple[Text, ...] = ()
     """Sources of training problems. Required by ``[rl]``."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out problems, for evaluation only. A question that also stands in train is
-    an error."""
+    """Sources of held-out problems, for evaluation only. A question that is also in train is an
+    error."""
     verifier: Text = "math"
-    """Verifier of rows that name none: a name, ``package.module:object``, or a weighted sum such as
+    """Verifier of rows without one: a name, ``package.module:object``, or a weighted sum such as
     ``math*1.0 + think_format*0.1``. The first term of a sum is the correctness."""
     verifier_by_tag: dict[Text, Text] = Field(default={})
-    """Verifiers of rows that name none, by their tags: ``{"general" = "reward_model"}``. The first
-    tag of a row that stands here counts. Rows without such a tag have `verifier`."""
+    """Verifiers by tag for rows without one: ``{"general" = "reward_model"}``. The first listed tag
+    of a row applies. Rows without a listed tag use `verifier`."""
     template: Literal["chat", "base"] | None = None
     """``chat``: the tokenizer's chat template. ``base``: `prompt_template` as plain text. None:
-    chat where the tokenizer has a template, else base."""
+    chat if the tokenizer has a template, else base."""
     prompt_template: str = "{question}\n"
-    """Text around the question under template ``base``; ``{question}`` is replaced."""
+    """Text around the question for template ``base``. ``{question}`` is replaced."""
     system_prompt: str | None = None
-    """System message at the start of every chat. Under template ``base`` it stands before the
-    prompt. None: no such message."""
+    """System message at the start of every chat. With template ``base``, text before the prompt.
+    None: no message."""
     think: Literal["off", "free", "opened", "empty"] = "off"
-    """Reasoning block of rows that have no key ``think`` of their own. ``off``: none. ``free``: the
-    policy writes it. ``opened``: the prompt ends with the open tag. ``empty``: the prompt holds an
-    empty block (no-think mode)."""
+    """Reasoning block for rows without a key ``think``. ``off``: none. ``free``: the policy writes
+    it.
+    ``opened``: the prompt ends with the open tag. ``empty``: the prompt contains an empty block
+    (no-think mode)."""
     think_switches: bool = False
-    """Read ``/think`` and ``/no_think`` in user and system messages, as Qwen3 does. The last one
-    counts: ``/no_think`` is `think` ``empty``; ``/think`` is ``opened`` if `think` is, else
-    ``free``. The words stay in the message. A row's own key ``think`` goes before them."""
+    """Interpret ``/think`` and ``/no_think`` in user and system messages, as Qwen3 does. The last
+    one
+    applies: ``/no_think`` means `think` ``empty``, and ``/think`` means ``opened`` if `think` is
+    ``opened``, else ``free``. The words stay in the message. A row's own key ``think`` has
+    precedence."""
     think_open: Text = "<think>"
     """The tag that opens the reasoning block."""
     think_close: Text = "</think>"
     """The tag that closes the reasoning block."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """What happens at a malformed row. ``stop``: the command stops and names the row's place.
-    ``skip``: the row is left out, and the number of such rows is reported. A prompt that is too
-    long (`max_prompt_tokens`) is malformed too. It is never cut, since a cut question is another
-    question with the same answer."""
+    """Handling of a malformed row. ``stop``: the command stops with the row's position. ``skip``:
+    the row is skipped and counted in the report. A prompt that is too long (`max_prompt_tokens`) is
+    malformed too. It is never truncated, because that would change the question but not the
+    answer."""
     near_duplicates: Literal["report", "drop", "ignore"] = "report"
-    """What happens to training problems that nearly repeat a held-out one (by shared n-grams): they
-    are reported, dropped or ignored."""
+    """Handling of training problems that nearly repeat a held-out one (by shared n-grams): report,
+    drop or ignore them."""
     near_duplicate_overlap: Rate = 0.8
-    """A training question is a near duplicate of a held-out one if it holds at least this share of
-    its 8-grams."""
+    """A training question is a near duplicate of a held-out one if it contains at least this share
+    of its 8-grams."""
     max_prompt_tokens: Natural | None = None
-    """Longest prompt. A longer one is a malformed row (`on_bad_row`). None: what the model's
-    context leaves beside `sampling.max_tokens`."""
+    """Maximum length of a prompt. A longer one is a malformed row (`on_bad_row`). None: the model's
+    context minus `sampling.max_tokens`."""
 
     @field_validator("prompt_template")
     @classmethod
@@ -171,47 +177,48 @@ class DataConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How completions are sampled. The ratios and the KL of ``[rl]`` are those of this
-    distribution, over all tokens. So ``[rl]`` refuses `top_k`, `top_p` and `min_p`, which cut
-    tokens off. Other stages, ``assay eval`` and ``assay sample`` accept them."""
+    """Sampling of completions.
+
+    The ratios and the KL of ``[rl]`` are those of this distribution over all tokens. So ``[rl]``
+    rejects `top_k`, `top_p` and `min_p`, which cut tokens off. Other stages, ``assay eval`` and
+    ``assay sample`` accept them.
+    """
 
     temperature: Temperature = 1.0
     """Divides the logits. 0: greedy, for evaluation only."""
     top_k: Natural | None = None
-    """Sample among the k most likely tokens. Training by ``[rl]`` accepts no limit. None: no
-    limit."""
+    """Sample from the k most probable tokens. ``[rl]`` does not accept a limit. None: no limit."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample among the smallest set of tokens that holds this probability. Training by ``[rl]``
-    accepts 1 only."""
+    """Sample from the smallest set of tokens with this total probability. ``[rl]`` accepts only
+    1."""
     min_p: Rate = 0.0
-    """Leave out tokens that are less likely than this share of the most likely one. Training by
-    ``[rl]`` accepts 0 only."""
+    """Exclude tokens whose probability is below this fraction of the most probable token's.
+    ``[rl]`` accepts only 0."""
     max_tokens: Natural = 256
-    """Longest completion, in tokens."""
+    """Maximum length of a completion, in tokens."""
     stop: tuple[Text, ...] = ()
-    """Strings that end a completion where they appear. They stay in its text, so that exactly what
-    was sampled is learned from."""
+    """Strings that end a completion. They stay in its text, so that training uses exactly the
+    sampled tokens."""
     think_budget: Natural | None = None
-    """Most tokens of thinking: those sampled inside think blocks, all blocks together. A completion
-    that still thinks there is given `think_stop_text`, whose tokens count, and then writes its
-    answer. Given tokens are context: nothing is learned from them. What tools answer does not
-    count. Prompts without a think block are left alone. None: no budget."""
+    """Maximum number of thinking tokens: tokens sampled inside think blocks, over all blocks. At
+    the limit, `think_stop_text` is injected, whose tokens count, and the completion continues with
+    its answer. Injected tokens are context and are masked from the loss. Tool results do not count.
+    Prompts without a think block are unaffected. None: no limit."""
     effort: Text | None = None
-    """A name of `efforts`, as ``low``, for rows that have no key ``effort`` of their own. None: no
-    name."""
+    """A name of `efforts`, such as ``low``, for rows without a key ``effort``. None: no effort."""
     efforts: dict[Text, Natural | Text] = Field(default={"low": 512, "medium": 2048, "high": 8192})
-    """What the names of efforts stand for. A number is a budget, in place of `think_budget`. A text
-    is a line at the end of the prompt, such as one that training has taught."""
+    """Meaning of the names of efforts. A number is a budget that replaces `think_budget`. A text is
+    a line at the end of the prompt, for example one learned in training."""
     think_stop_text: Text = "\n\nI am out of time, so I answer with what I have.\n{close}\n\n"
-    """The text that ends thinking; ``{close}`` is the tag that closes the block."""
+    """Text that ends thinking. ``{close}`` is the tag that closes the block."""
     min_think: Natural | None = None
-    """Fewest tokens of thinking, counted as in `think_budget`. Where the policy ends its thinking
-    before, the end is replaced by `think_more_text`, and nothing is learned from the replaced end.
-    None: it may end anywhere."""
+    """Minimum number of thinking tokens, counted as in `think_budget`. An earlier end of thinking
+    is replaced by `think_more_text`, and the replaced tokens are not trained on. None: no
+    minimum."""
     think_more_text: Text = "Wait"
-    """The text that makes thinking go on."""
+    """Text that continues thinking."""
     max_think_more: Natural = 1
-    """How often thinking is made to go on, at most."""
+    """Maximum number of such continuations."""
 
     @field_validator("think_stop_text")
     @classmethod
@@ -229,9 +236,9 @@ class SamplingConfig(Section):
         return self
 
     def level(self, effort: str | None = None) -> int | str | None:
-        """Return what an effort stands for, by default the configured one: a budget, or a line.
+        """Return the meaning of an effort, by default of the configured one: a budget, or a line.
 
-        Raises ValueError for a name that is none.
+        Raises ValueError for an unknown name.
         """
         name = self.effort if effort is None else effort
         if name is not None and name not in self.efforts:
@@ -240,24 +247,24 @@ class SamplingConfig(Section):
         return None if name is None else self.efforts[name]
 
     def line(self, effort: str | None) -> str | None:
-        """Return an effort that stands for a line; None in the place of others."""
+        """Return an effort's line, or None if the effort is a budget."""
         return effort if effort is not None and isinstance(self.level(effort), str) else None
 
     def budget(self, effort: str | None = None) -> int | None:
-        """Return the most tokens of thinking of a row, however it was said."""
+        """Return a row's maximum number of thinking tokens, from its effort or `think_budget`."""
         level = self.level(effort)
         return level if isinstance(level, int) else self.think_budget
 
     def budget_key(self, effort: str | None = None) -> str:
-        """Return the key that said it."""
+        """Return the key that set this budget."""
         return "effort" if isinstance(self.level(effort), int) else "think_budget"
 
     def controls_thinking(self, effort: str | None = None) -> bool:
-        """Return whether tokens may be given to make thinking stop or go on."""
+        """Return whether tokens can be injected to end or continue thinking."""
         return self.budget(effort) is not None or self.min_think is not None
 
     def check_effort(self, effort: str | None = None) -> None:
-        """Raise ValueError where the budget of an effort leaves an answer no room, or is small."""
+        """Raise ValueError if an effort's budget leaves no room for an answer, or is too small."""
         budget, key = self.budget(effort), self.budget_key(effort)
         if budget is not None and budget >= self.max_tokens:
             accepted = f"less than sampling.max_tokens ({self.max_tokens}): an answer needs room"
@@ -269,7 +276,7 @@ class SamplingConfig(Section):
 
     @property
     def truncates(self) -> bool:
-        """Whether any token of nonzero probability can be cut off."""
+        """Whether tokens of nonzero probability can be cut off."""
         return self.top_k is not None or self.top_p < 1.0 or self.min_p > 0.0
 
 
@@ -277,23 +284,22 @@ class EngineConfig(Section):
     """The built-in generator."""
 
     num_slots: Count | None = None
-    """How many completions are decoded at the same time, each in a slot. Empty slots are left out
-    of the computation if a check at the start finds that this gives the same bits (on a CPU, nearly
-    always). Else they are computed too, so that a completion does not depend on its neighbors. A
-    run keeps the number that it began with: with another one, completions may differ in the last
-    bits. None: on a CPU one slot for each completion of a step, at most 64; on a GPU, where empty
-    slots cost little, 64."""
+    """Number of completions decoded at the same time, each in a slot. Empty slots are skipped if a
+    check at the start shows that this gives the same bits (on a CPU, nearly always). Otherwise they
+    are computed too, so that a completion does not depend on its neighbors. A resumed run keeps its
+    number, because completions can differ in the last bits with another one. None: on a CPU one
+    slot per completion of a step, at most 64. On a GPU, where empty slots cost little, 64."""
     max_kv_mib: Positive | None = None
-    """Limit of the key/value cache, in MiB. If `num_slots` does not fit in it, there are fewer
-    slots. None: a quarter of the memory there is."""
+    """Maximum size of the key/value cache, in MiB. If `num_slots` does not fit, there are fewer
+    slots. None: a quarter of the memory."""
 
     threads: Count | None = None
-    """CPU threads of a decoding step, at most `run.threads`. The default is measured once and kept
-    for this user and this model. A run keeps the number that it began with: with another one,
-    completions may differ in the last bits. None: one thread or all, whichever is clearly faster on
-    this machine with this model."""
+    """CPU threads of a decoding step, at most `run.threads`. The default is measured once and
+    stored for this user and model. A resumed run keeps its number, because completions can differ
+    in the last bits with another one. None: one thread or all, whichever is clearly faster on this
+    machine with this model."""
 
     @property
     def slots(self) -> int:
-        """The number of slots; where nothing has settled it, the most that a default is."""
+        """Return the number of slots. Without a setting, the maximum default."""
         return self.num_slots or MOST_SLOTS

@@ -342,7 +342,7 @@ class VerifierService:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Return `VerifierStats.summary` by verifier, and the numbers of killed and dead workers."""
+        """Return `VerifierStats.summary` by verifier, and the numbers of lost workers."""
         with self.engine.lock:
             counts = {name: each.summary() for name, each in self.engine.stats.items()}
             pool = self.engine.pool

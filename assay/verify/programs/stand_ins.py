@@ -61,7 +61,7 @@ class Opaque:
     # An attribute that is never set.
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class that isinstance sees: a subclass of a row's class, if the object inherits it."""
+        """The class that isinstance sees: a subclass of a row's class, if inherited."""
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]
         return type(name, (shared[0],), {}) if shared else type(self)
