@@ -1,4 +1,7 @@
-"""The command line: parse, one call, exit code. Heavy imports wait until a command needs them."""
+"""The command line: parse arguments, make one call, exit with a code.
+
+Heavy imports are deferred.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,22 @@ if TYPE_CHECKING:
 
 
 class Interruption(KeyboardInterrupt):
-    """A signal to end.
+    """Raised on a signal to end.
 
-    Python ends itself by SIGINT after a plain KeyboardInterrupt that left an `exec`, caught or not.
+    A plain KeyboardInterrupt raised inside `exec` makes Python end by SIGINT, even if it is caught.
     """
 
 
 def main() -> None:
-    """Run the command line; an Assay error is one line and its exit code, never a traceback.
+    """Run the command line. An Assay error prints one line and sets the exit code, without
+    traceback.
 
-    A user's ``my_rewards:reward`` is found in the working directory, after everything installed.
+    User modules such as ``my_rewards:reward`` are found in the working directory, after all
+    installed ones.
     """
-    # Idle tensor threads spin for some microseconds, then sleep. OpenMP reads this once, when torch
-    # is first imported. By default they spin for long, which makes steps several times slower on a
-    # machine that does anything else at the same time; never to spin is slower on an idle one.
+    # By default idle OpenMP threads spin for long, which makes steps several times slower on a
+    # machine with other load. Never spinning is slower on an idle one. So they spin for some
+    # microseconds and then sleep. OpenMP reads the setting once, when torch is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
@@ -39,7 +44,7 @@ def main() -> None:
             from assay.cli.command import run_command
 
             code = run_command()
-        except BaseException:  # foreign code makes an error of its own of an interruption
+        except BaseException:  # foreign code turned an interruption into its own error
             if not received:
                 raise
             code = INTERRUPTED
@@ -50,9 +55,9 @@ def main() -> None:
 
 @contextmanager
 def signals_interrupt() -> Iterator[list[int]]:
-    """Make SIGTERM an interruption, as Ctrl-C is; yield the signals received so far.
+    """Treat SIGTERM like Ctrl-C. Yield the list of received signals.
 
-    A second one ends the process at once: whatever was to be tidied up took too long.
+    A second signal ends the process immediately, if cleaning up takes too long.
     """
     received: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`python -m assay.cli` is `assay`."""
+"""`python -m assay.cli` equals `assay`."""
 
 from assay.cli import main
 

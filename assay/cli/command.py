@@ -1,4 +1,4 @@
-"""One command: what it returns or raises as an exit code, and one line of what was wrong."""
+"""Run one command: its result or error becomes an exit code, and one line for an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import typer
 
 # isort: off
-# Imported for the commands that they add, in the order of the help.
+# These imports register commands, in the order of the help.
 from assay.cli import start, training, recipes, curation, models, reading, verifiers  # noqa: F401
 from assay.cli import serving, upkeep  # noqa: F401
 
@@ -17,20 +17,20 @@ from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
-# click's UsageError, wherever this typer has its click
+# click's UsageError, from the click that the installed typer uses.
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
 
 
 def run_command() -> int:
-    """Run the command that the arguments name; return its exit code."""
+    """Run the command in the arguments and return its exit code."""
     try:
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        # An error is one line, or several complaints about a configuration.
+        # A configuration error can have several lines, other errors have one.
         return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)
@@ -39,7 +39,8 @@ def run_command() -> int:
     except OSError as error:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
-            raise  # no file of the user's: a defect
+            # Not about a file of the user: a defect of Assay.
+            raise
         where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)
 
@@ -50,7 +51,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _complain_of_usage(error: Any) -> int:
-    """Say in one line what is wrong with the arguments; without any, show the help."""
+    """Print one line about invalid arguments. Without arguments, print the help."""
     if error.ctx is None or "NoArgs" in type(error).__name__:
         error.show()
         return error.exit_code

@@ -1,4 +1,4 @@
-"""What the commands share: the application, options that recur, and how results are printed."""
+"""Shared by the commands: the application, common options, and output."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-# The tasks under which the help lists commands and groups of commands, in its order.
+# Panels of the help with their commands and groups, in order.
 TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Begin",
     "Train",
     "Make data sets",
-    "Measure, read and hand on a model",
+    "Measure, inspect and release a model",
     "Judge completions",
 )
 
@@ -38,7 +38,7 @@ def _group(name: str, task: str, help: str) -> typer.Typer:
 run_commands = _group(
     "run", READ, "Runs: list, report, rollouts, compare, replay, rollback, audit."
 )
-model_commands = _group("model", READ, "Hand a model on: export, merge, route.")
+model_commands = _group("model", READ, "Release a model: export, merge, route.")
 verifier_commands = _group("verifier", JUDGE, "Verifiers: self-test, serve, drift.")
 
 MOVED = {
@@ -49,7 +49,7 @@ MOVED = {
     "serve-verifiers": "verifier serve",
     "drift": "verifier drift",
 }
-"""Commands by their earlier names, which are answered with the new one."""
+"""Former names of commands. They are answered with the current name."""
 
 
 def _print_version(asked: bool) -> None:
@@ -67,7 +67,7 @@ def before_a_command(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command; each acts by itself."""
+    """Handle the options before a command."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of text.")]
@@ -85,16 +85,18 @@ VerifierOptions = Annotated[
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option("--allow", metavar="MODULE", help="Python code that rows may name. Repeatable."),
+    typer.Option(
+        "--allow", metavar="MODULE", help="Python module that rows may use as verifier. Repeatable."
+    ),
 ]
 TrustRun = Annotated[
     bool,
-    typer.Option("--trust-run", help="Import what the configuration of another's run names."),
+    typer.Option("--trust-run", help="Import Python code that a run's configuration names."),
 ]
 Unsafe = Annotated[
     bool,
     typer.Option(
-        "--unsafe-no-sandbox", help="Run programs without isolation where none can be had."
+        "--unsafe-no-sandbox", help="Run programs without isolation if none is available."
     ),
 ]
 
@@ -102,7 +104,7 @@ Unsafe = Annotated[
 def verifier_options(
     overrides: list[str] | None, unsafe_no_sandbox: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the options of verifiers that ``--set NAME.KEY=VALUE`` gives."""
+    """Return the verifier options set by ``--set NAME.KEY=VALUE``."""
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
@@ -112,7 +114,7 @@ def verifier_options(
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Print a result as one line of JSON (its ``as_dict``), or as text, escaped."""
+    """Print a result as one line of JSON (its ``as_dict``), or as escaped text."""
     if as_json:
         terminal.show_json(result.as_dict())
     else:
@@ -120,7 +122,7 @@ def show(result: Any, as_json: bool) -> None:
 
 
 def show_path(name: str, place: Any, as_json: bool) -> None:
-    """Print where a result was written."""
+    """Print the path of a written result."""
     if as_json:
         terminal.show_json({name: str(place)})
     else:
@@ -128,6 +130,6 @@ def show_path(name: str, place: Any, as_json: bool) -> None:
 
 
 def leave_closed_pipe() -> NoReturn:
-    """End in peace: whoever read what we print, such as ``head``, has had enough."""
+    """Exit without an error if the reader of the output, such as ``head``, has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

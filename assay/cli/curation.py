@@ -1,4 +1,4 @@
-"""The command that makes data sets: collect, select, filter, mix, one data stage a call."""
+"""The command `assay data`: one data transform per call."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from assay.host.terminal import show_text
 @app.command(rich_help_panel=CURATE)
 def data(
     stage: Annotated[
-        str | None, typer.Argument(help="What to do. Default: list what there is.")
+        str | None, typer.Argument(help="Data transform to run. Default: list them.")
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="Sources of rows, or folders that a data stage has written."),
+        typer.Argument(help="Sources of rows, or folders that a data transform wrote."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for rows and manifest.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the rows and the manifest.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting, as k=2. Repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a data set: `assay data` lists the stages, `assay data STAGE` what each can be told."""
+    """Make a data set: `assay data` lists the transforms, `assay data STAGE` their settings."""
     from assay.curation import base
 
     if stage is None:

@@ -1,4 +1,4 @@
-"""Commands that ask a model: measure it, read it, label with it, hand it on."""
+"""Commands that run a model: evaluate, compare, sample, label, search, export, merge."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
 ]
 Problems = Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")]
-MaxProblems = Annotated[int | None, typer.Option(min=1, help="The first so many.")]
+MaxProblems = Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")]
 Samples = Annotated[int, typer.Option(min=1, help="Completions a problem.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy.")]
 
 
 Adapter = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER|RUN", help="Adapters (peft) for a base model, wherever it lies."),
+    typer.Option(metavar="FOLDER|RUN", help="Folder of peft adapters, applied to the model."),
 ]
 
 
 def _sampling_options(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
     think_budget: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of thinking; then the answer follows.")
+        int | None, typer.Option(min=1, help="Maximum tokens of thinking before the answer.")
     ] = None,
     effort: Annotated[
-        str | None, typer.Option(help="A name of sampling.efforts, for rows that have none: low.")
+        str | None, typer.Option(help="Effort of rows without one: a name of sampling.efforts.")
     ] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of rows without one.")] = None,
     overrides: Overrides = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
@@ -74,7 +74,8 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
         from assay.run.names import check_place
 
         for name in {"model", "first", "second", "adapter"} & given.keys():
-            if given[name] is not None:  # before torch is imported, which takes long
+            # Checked before torch is imported, which is slow.
+            if given[name] is not None:
                 check_place(given[name], given[name])
         if "samples" in given:
             check_siblings(given["samples"], given["temperature"])
@@ -89,7 +90,7 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail_where_none(judged: object, remedy: str) -> None:
-    """Exit with 1 where nothing was judged: what found nothing is no success."""
+    """Exit with 1 if nothing was judged, because an empty result is no success."""
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)
@@ -107,7 +108,7 @@ def evaluate(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
+    """Evaluate a model on problems: pass@1 with its standard error, pass@k, majority@k."""
     from assay.training import api
 
     result = api.evaluate(
@@ -131,22 +132,22 @@ def frontier(
     problems: Problems,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="Tokens of thinking, an effort's name, or none. Repeatable."),
+        typer.Option(help="Maximum thinking tokens, an effort, or none. Repeatable."),
     ] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(help="Think mode to ask in: free, opened, empty, off. Repeatable."),
+        typer.Option(help="Think mode: free, opened, empty or off. Repeatable."),
     ] = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_problems: MaxProblems = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write it as JSON, and a figure beside it as SVG.")
+        Path | None, typer.Option(help="Also write the result as JSON and a figure as SVG.")
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Measure accuracy against generated tokens, over budgets of thinking and think modes."""
+    """Measure accuracy against generated tokens, over thinking budgets and think modes."""
     from assay.evaluation import frontier as of_model
 
     result = of_model.frontier(
@@ -172,15 +173,18 @@ def frontier(
 def compare(
     first: Annotated[
         str,
-        typer.Argument(metavar="A", help="A model, or a file that `eval --out` wrote."),
+        typer.Argument(metavar="A", help="Model A, or a file that `eval --out` wrote."),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same: is it better than A?")],
+    second: Annotated[
+        str,
+        typer.Argument(metavar="B", help="Model B, or such a file, tested against A."),
+    ],
     problems: Annotated[
-        list[str] | None, typer.Option(help="Source of problems, a set of its own. Repeatable.")
+        list[str] | None, typer.Option(help="Source of problems for the comparison. Repeatable.")
     ] = None,
     out_of_domain: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOURCE", help="Problems of another kind: is it worse there?"),
+        typer.Option(metavar="SOURCE", help="Problems of another kind, to detect a loss."),
     ] = None,
     judge: Annotated[
         str | None,
@@ -189,14 +193,17 @@ def compare(
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_problems: MaxProblems = None,
-    flips: Annotated[int, typer.Option(min=0, help="Ids to show of problems that changed.")] = 5,
+    flips: Annotated[int, typer.Option(min=0, help="Number of changed problems to show.")] = 5,
     out: Annotated[
-        Path | None, typer.Option(help="Also write completions, as JSONL that can be A and B.")
+        Path | None, typer.Option(help="Also write completions as JSONL, usable as A and B.")
     ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Compare two models on the same problems: gain, flips, length. Of runs: assay run compare."""
+    """Compare two models on the same problems: gain, changed problems, length.
+
+    For recorded runs: assay run compare.
+    """
     from assay.evaluation.compare import compare as compare_models
 
     result = compare_models(
@@ -222,30 +229,33 @@ def gate(
     model: Model,
     problems: Problems,
     against: Annotated[
-        str | None, typer.Option(help="Run or model. Default: what the run started from.")
+        str | None, typer.Option(help="Baseline run or model. Default: the run's initial model.")
     ] = None,
     out_of_domain: Annotated[
         list[str] | None, typer.Option(metavar="SOURCE", help="Problems of another kind.")
     ] = None,
     canaries: Annotated[
         list[str] | None,
-        typer.Option(help="mathematics, code, instructions or a file. Default: these three."),
+        typer.Option(help="mathematics, code, instructions or a file. Default: all three."),
     ] = None,
     strong: Annotated[
-        str | None, typer.Option(metavar="VERIFIER", help="Judges again what passed.")
+        str | None,
+        typer.Option(
+            metavar="VERIFIER", help="Stronger verifier that judges passed completions again."
+        ),
     ] = None,
-    thresholds: Annotated[Path | None, typer.Option(help="TOML file of limits.")] = None,
-    review: Annotated[Path | None, typer.Option(help="What people said of completions.")] = None,
+    thresholds: Annotated[Path | None, typer.Option(help="TOML file with the limits.")] = None,
+    review: Annotated[Path | None, typer.Option(help="Human labels of completions.")] = None,
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_problems: MaxProblems = None,
-    out: Annotated[Path, typer.Option(help="Gets every completion.")] = Path(
+    out: Annotated[Path, typer.Option(help="File for all completions.")] = Path(
         "gate_completions.jsonl"
     ),
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Hold a checkpoint against another model on a set of its own; exit code 1 where it fails."""
+    """Test a checkpoint against another model on separate problems. Exit code 1 if it fails."""
     from assay.evaluation import gate as of_gate
 
     result = of_gate.gate(
@@ -275,16 +285,14 @@ def sample(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
     problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="The prompt's answer, to be judged by.")
-    ] = None,
-    num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
-    max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
+    answer: Annotated[str | None, typer.Option(help="Expected answer of the prompt.")] = None,
+    num: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 4,
+    max_problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 1,
     temperature: Temperature = 1.0,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Read completions of a prompt, with their verdicts."""
+    """Sample and print completions of a prompt, with their verdicts."""
     from assay.training import api
 
     result = api.sample(
@@ -306,22 +314,26 @@ def sample(
 def label_steps(
     model: Model,
     completions: Annotated[
-        list[str], typer.Argument(help="Rows as `assay verify` reads them, or run directories.")
+        list[str], typer.Argument(help="Completions as for `assay verify`, or run directories.")
     ],
-    out: Annotated[Path, typer.Option(help="JSONL that gets the labelled rows; goes on with it.")],
-    rollouts: Annotated[int, typer.Option(min=1, help="Continuations from each step.")] = 8,
+    out: Annotated[
+        Path, typer.Option(help="JSONL file for the labelled rows. Resumes if it exists.")
+    ],
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts from each step.")] = 8,
     soft: Annotated[
-        bool, typer.Option("--soft", help="Label by the share that is right, not by any.")
+        bool, typer.Option("--soft", help="Label with the share of correct rollouts, not with any.")
     ] = False,
-    split: Annotated[str, typer.Option(help="What ends a step: newline, blank_line, text.")] = (
+    split: Annotated[str, typer.Option(help="End of a step: newline, blank_line, or a text.")] = (
         "newline"
     ),
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
-    max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    max_completions: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of completions.")
+    ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
+    """Label each step of completions by rollouts from it (Math-Shepherd), for process models."""
     from assay.evaluation import step_labels
 
     result = step_labels.label_steps(
@@ -345,7 +357,7 @@ def search(
     model: Model,
     problems: Problems,
     budget: Annotated[
-        list[int], typer.Option(min=1, help="Generated tokens of each problem. Repeatable.")
+        list[int], typer.Option(min=1, help="Generated tokens per problem. Repeatable.")
     ],
     method: Annotated[
         list[str] | None,
@@ -358,21 +370,23 @@ def search(
         str | None, typer.Option(metavar="VERIFIER|MODEL", help="A verifier, or a reward model.")
     ] = None,
     step: Annotated[
-        str | None, typer.Option(help="What ends a step: newline, blank_line, text.")
+        str | None, typer.Option(help="End of a step: newline, blank_line, or a text.")
     ] = None,
-    expand: Annotated[int, typer.Option(min=1, help="Steps drawn from each node.")] = 4,
-    ahead: Annotated[int, typer.Option(min=1, help="Steps that lookahead looks on.")] = 1,
-    exploration: Annotated[float, typer.Option(min=0.0, help="The constant of mcts.")] = 1.0,
+    expand: Annotated[int, typer.Option(min=1, help="Steps sampled per node.")] = 4,
+    ahead: Annotated[int, typer.Option(min=1, help="Lookahead depth in steps.")] = 1,
+    exploration: Annotated[
+        float, typer.Option(min=0.0, help="Exploration constant of mcts.")
+    ] = 1.0,
     reduce: Annotated[
         str | None, typer.Option(help="Of a process model's steps: min, product, last, mean.")
     ] = None,
     temperature: Temperature = 1.0,
     max_problems: MaxProblems = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the trees, as JSONL.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the search trees as JSONL.")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Search for answers at test time, and measure each method at equal generated tokens."""
+    """Search for answers at test time, and compare methods at equal generated tokens."""
     from assay.evaluation.test_time.search import search as search_for
 
     result = search_for(
@@ -399,23 +413,23 @@ def search(
 @model_commands.command()
 def export(
     model: Annotated[
-        str, typer.Argument(help="RUN, RUN@best, RUN@120 or a checkpoint; or a base of --adapter.")
+        str, typer.Argument(help="RUN, RUN@best, RUN@120, a checkpoint, or --adapter's base.")
     ],
     out: Annotated[
         Path | None,
-        typer.Argument(help="New folder for the merged model, or new file.", show_default=False),
+        typer.Argument(help="New folder, or new file for GGUF.", show_default=False),
     ] = None,
     format: Annotated[
-        str, typer.Option(help="hf: a Hugging Face folder; gguf: one file for llama.cpp, Ollama.")
+        str, typer.Option(help="hf: Hugging Face folder; gguf: file for llama.cpp, Ollama.")
     ] = "hf",
     push: Annotated[
-        str, typer.Option(metavar="NAME", help="Upload it to the hub, as OWNER/NAME.")
+        str, typer.Option(metavar="NAME", help="Upload to the hub as OWNER/NAME.")
     ] = "",
-    public: Annotated[bool, typer.Option("--public", help="A new repository is public.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     adapter: Adapter = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
+    """Export a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
     if out is None and not push:
         raise UserError("assay model export: give a new folder, --push NAME, or both")
     if push and format != "hf":
@@ -439,18 +453,17 @@ def merge(
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
     method: Annotated[str, typer.Option(help="linear, task_arithmetic or slerp.")] = "linear",
     weight: Annotated[
-        list[float] | None, typer.Option(help="Of a model; repeat it for each. Default: 1.")
+        list[float] | None,
+        typer.Option(help="Weight of a model. Repeat for each model. Default: 1."),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="Of task_arithmetic: what models have changed from.")
-    ] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of task_arithmetic.")] = None,
     problems: Annotated[
-        list[str] | None, typer.Option(help="Measure each model, and the merged one, on these.")
+        list[str] | None, typer.Option(help="Problems to evaluate all models and the merged one.")
     ] = None,
     max_problems: MaxProblems = None,
     as_json: Json = False,
 ) -> None:
-    """Make one model of several of one shape: a mean, a sum of changes, or a point between two."""
+    """Merge models of the same shape: a mean, a sum of changes, or an interpolation."""
     from assay.release import merge
 
     result = merge.merge(

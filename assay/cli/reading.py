@@ -1,4 +1,4 @@
-"""Commands that read what runs have written: rollouts; lists of runs; runs side by side."""
+"""Commands that read run directories: rollouts, lists of runs, comparisons of runs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from assay.host.terminal import escaped
 @run_commands.command()
 def rollouts(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
-    count: Annotated[int, typer.Argument(min=1, help="How many to show.")] = 5,
+    count: Annotated[int, typer.Argument(min=1, help="Number of rollouts to show.")] = 5,
     worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Highest rewards first.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed rollouts.")] = False,
     not_judged: Annotated[
-        bool, typer.Option("--not-judged", help="Only what no verifier could judge.")
+        bool, typer.Option("--not-judged", help="Only rollouts that were not judged.")
     ] = False,
-    longest: Annotated[bool, typer.Option("--longest", help="Most tokens first.")] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Longest first.")] = False,
     flipped: Annotated[
         bool,
-        typer.Option("--flipped", help="Problems whose pass rate changed most: first and last."),
+        typer.Option("--flipped", help="Problems with the largest change of pass rate."),
     ] = False,
-    step: Annotated[int | None, typer.Option(help="Of one step. Default: of all.")] = None,
-    problem: Annotated[str | None, typer.Option(help="Of one problem, by its id.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only this step. Default: all.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Only this problem, by id.")] = None,
     terms: Annotated[
-        bool, typer.Option("--terms", help="Which term of the reward moved the advantages.")
+        bool, typer.Option("--terms", help="Contribution of each reward term to the advantages.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read rollouts of a run: prompts, completions and verdicts. Default: the newest five."""
+    """Print rollouts of a run: prompts, completions and verdicts. Default: the newest five."""
     from assay.report.loaded import load_run
     from assay.report.rollouts import read_rollouts
 
@@ -75,11 +75,11 @@ def runs(
     ] = None,
     directory: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     side_by_side: Annotated[
-        bool, typer.Option("--compare", help="Compare what was found: as assay run compare.")
+        bool, typer.Option("--compare", help="Compare the listed runs, like assay run compare.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List runs, or find some by words or settings: state, steps, best held-out accuracy, cost."""
+    """List runs, or search them by words or settings: state, steps, best accuracy, cost."""
     from assay.report.listing import list_runs
 
     listed = list_runs(directory, asked or [])
@@ -95,11 +95,11 @@ def compare(
         list[str], typer.Argument(metavar="A B [C]...", help="RUN, RUN@best, or RUN@STEP.")
     ],
     flips: Annotated[
-        int, typer.Option(min=0, help="Held-out problems to show that turned right, and wrong.")
+        int, typer.Option(min=0, help="Number of changed held-out problems to show.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare what runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
+    """Compare the records of runs: settings, curves, speed. Runs no model, unlike assay compare."""
     from assay.report.compare_runs import compare_runs
     from assay.report.loaded import load_run_at
 
@@ -107,9 +107,10 @@ def compare(
 
 
 def show_paged(result: Any, as_json: bool) -> None:
-    """Print a result; what is longer than the terminal goes through ``PAGER``, or ``less``."""
+    """Print a result. Output longer than the terminal goes through ``PAGER``, or ``less``."""
     if as_json or not sys.stdout.isatty():
         show(result, as_json)
         return
-    os.environ.setdefault("LESS", "-FRX")  # no pager for a text that fits
+    # A text that fits needs no pager.
+    os.environ.setdefault("LESS", "-FRX")
     pydoc.pager(escaped(str(result)))

@@ -1,4 +1,4 @@
-"""`assay recipe`: chains of stages, as files that people run, read and change."""
+"""`assay recipe`: chains of training stages and data transforms in one file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from assay.errors import INTERRUPTED
 from assay.host.terminal import say, show_json, show_text
 
 recipe = typer.Typer(
-    no_args_is_help=True, help="Chains of stages: a published pipeline, end to end, in one file."
+    no_args_is_help=True, help="Run a chain of stages, such as a published pipeline."
 )
 app.add_typer(recipe, name="recipe", rich_help_panel=TRAIN)
 
-Name = Annotated[str, typer.Argument(help="A recipe of `assay recipe list`, or a TOML file.")]
+Name = Annotated[str, typer.Argument(help="Name from `assay recipe list`, or a TOML file.")]
 Scale = Annotated[
-    str | None, typer.Option(help="A scale that the recipe has, as small. Default: tiny.")
+    str | None, typer.Option(help="Scale of the recipe, such as small. Default: tiny.")
 ]
 
 
 @recipe.command(name="list")
 def list_recipes(as_json: Json = False) -> None:
-    """Name the recipes that ship with Assay, and what each is."""
+    """List the built-in recipes with a short description."""
     from assay.recipes.file import built_in, read_recipe
 
     found = [read_recipe(path) for path in built_in().values()]
@@ -38,7 +38,7 @@ def list_recipes(as_json: Json = False) -> None:
 
 @recipe.command(name="show")
 def show_recipe(name: Name) -> None:
-    """Print a recipe's file, to read it, or to change a copy."""
+    """Print a recipe's file, to read it or to modify a copy."""
     from assay.recipes.file import find_recipe, read_recipe
 
     path = find_recipe(name)
@@ -49,24 +49,24 @@ def show_recipe(name: Name) -> None:
 @recipe.command(name="run")
 def run(
     name: Annotated[
-        str | None, typer.Argument(help="A recipe of `assay recipe list`, or a TOML file.")
+        str | None, typer.Argument(help="Name from `assay recipe list`, or a TOML file.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Override a key. Repeatable."),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    until: Annotated[str | None, typer.Option(help="Last stage to run.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Directory of a recipe's run to go on with.")
+        Path | None, typer.Option(help="Directory of a recipe's run to resume.")
     ] = None,
     scale: Scale = None,
-    directory: Annotated[Path, typer.Option(help="Folder for its run.")] = Path("runs"),
+    directory: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs"),
     dry_run: Annotated[
-        bool, typer.Option(help="Look at every stage, as far as its inputs are there; then stop.")
+        bool, typer.Option(help="Check every stage with available inputs, then stop.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a recipe's stages, one after the other, or go on with them (--resume)."""
+    """Run a recipe's stages in order, or resume them (--resume)."""
     from assay.recipes import run as recipes
 
     how = {"overrides": overrides or [], "until": until, "resume": resume, "scale": scale}

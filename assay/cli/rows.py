@@ -1,4 +1,4 @@
-"""Judge completions that stand in a file, as they are read: a file may have any number of them."""
+"""Judge the completions in a file while reading it, whatever its size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def verify_file(
     say: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Judge a file into ``out``, or to standard output; return how many rows passed and failed."""
+    """Judge a file into ``out``, or to standard output.
+
+    Return the numbers of passed and failed rows.
+    """
     started = said = time.monotonic()
     path, out = Path(path), None if out is None else Path(out)
     if out is not None and out.exists() and path.exists() and out.samefile(path):

@@ -22,24 +22,22 @@ from assay.errors import MissingExtra
 from assay.host.terminal import say
 
 MAX_OPEN = 256
-"""Expressions of clients that a server of verdicts keeps open."""
-Host = Annotated[str, typer.Option(help="Address to listen at.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")]
-TokenEnv = Annotated[
-    str, typer.Option(help="Environment variable with the token that requests must carry.")
-]
+"""Maximum number of expressions of clients that a verdict server keeps open."""
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0: any free port.")]
+TokenEnv = Annotated[str, typer.Option(help="Environment variable with the clients' token.")]
 
 
 @verifier_commands.command(name="serve")
 def serve_verifiers(
-    verifier: Annotated[str, typer.Option(help="Verifier of rows that name none.")] = "math",
+    verifier: Annotated[str, typer.Option(help="Verifier of rows without one.")] = "math",
     host: Host = "127.0.0.1",
     port: Port = 8765,
     token_env: TokenEnv = "ASSAY_VERIFIERS_TOKEN",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Completions that may wait; more are refused.")
+        int, typer.Option(min=1, help="Maximum waiting completions. More are rejected.")
     ] = 4096,
     overrides: VerifierOptions = None,
     allow: Allow = None,
@@ -66,7 +64,9 @@ def serve_verifiers(
 
 @model_commands.command()
 def route(
-    config: Annotated[Path, typer.Argument(help="TOML with the tables route, cheap and strong.")],
+    config: Annotated[
+        Path, typer.Argument(help="TOML file with the tables route, cheap and strong.")
+    ],
     host: Host = "127.0.0.1",
     port: Port = 8760,
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",

@@ -1,4 +1,4 @@
-"""The first command of a newcomer: what a run needs, written for the rows and the model at hand."""
+"""The command `assay init`: write a first configuration for the user's rows and model."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from assay.host.terminal import say
 def init(
     kind: Annotated[str, typer.Argument(help="grpo, code, judge, dpo, sft or reward_model.")],
     data: Annotated[
-        list[str] | None, typer.Option(help="Source of rows. Repeatable. Default: five are made.")
+        list[str] | None,
+        typer.Option(help="Source of rows. Repeatable. Default: five example rows."),
     ] = None,
     heldout: Annotated[
-        list[str] | None, typer.Option(help="Source of rows to measure on. Repeatable.")
+        list[str] | None, typer.Option(help="Source of held-out rows. Repeatable.")
     ] = None,
     heldout_share: Annotated[
-        float | None, typer.Option(help="Share of the rows to hold out instead, as 0.1.")
+        float | None, typer.Option(help="Share of the rows to hold out instead, such as 0.1.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder, hub name or run. Default: a tiny one is made.")
+        str | None, typer.Option(help="Folder, hub name or run. Default: a tiny new model.")
     ] = None,
     verifier: Annotated[
-        str | None, typer.Option(help="What judges. Default: what fits the rows.")
+        str | None, typer.Option(help="Verifier. Default: one that fits the rows.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file. Default: KIND.toml.")] = None,
     overwrite: Annotated[
         bool,
-        typer.Option(
-            help="Also over a configuration that is there, and a tiny model that init made."
-        ),
+        typer.Option(help="Overwrite a configuration and a tiny model made by init."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a commented configuration for the rows and the model at hand, and what it lacks."""
+    """Write a commented configuration for your rows and model, and missing example files."""
     from assay.init import configuration as start
 
     result = start.init(

@@ -1,4 +1,4 @@
-"""Commands that train, or say what training would do."""
+"""Commands that train, and commands that plan a training run."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def train(
         Path | None, typer.Argument(help="TOML file (docs/configuration.md).")
     ] = None,
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(help="Run directory to go on with.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory to resume.")] = None,
     accept_changed_verifiers: Annotated[
-        bool, typer.Option(help="Resume although the reward changed; it is recorded.")
+        bool, typer.Option(help="Resume although the reward changed. Recorded in the run.")
     ] = False,
     trust_run: TrustRun = False,
     approved_by: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who answers for --resume after a severe guard stop."),
+        typer.Option(metavar="NAME", help="Approver, required to resume after a severe stop."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
+        bool, typer.Option(help="Show one prompt, completion, verdict and the plan, then stop.")
     ] = False,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop this start cleanly, with a checkpoint, after so many minutes."),
+        typer.Option(help="Stop after this many minutes, with a checkpoint."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model as CONFIG says, or go on with a run (--resume)."""
+    """Train a model as configured in CONFIG, or resume a run (--resume)."""
     if (config is None) == (resume is None):
         raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
     changes = list(overrides or [])
@@ -47,7 +47,8 @@ def train(
     if config is not None:
         from assay.config import load
 
-        load(config, changes)  # before torch is imported, which takes long
+        # Checked before torch is imported, which is slow.
+        load(config, changes)
     from assay.training import api
 
     if dry_run:
@@ -74,10 +75,10 @@ def train(
 @app.command(rich_help_panel=BEGIN)
 def demo(
     directory: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Seed of the whole demo.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """The R1 recipe in miniature: make, cold-start, reinforce and measure a model, on a CPU."""
+    """Run the R1 recipe in miniature on a CPU: create, cold-start, train and evaluate a model."""
     from assay.recipes.demo import demo as run_demo
 
     show(run_demo(directory, seed=seed, quiet=as_json), as_json)
@@ -86,21 +87,25 @@ def demo(
 @app.command(rich_help_panel=TRAIN)
 def plan(
     config: Annotated[
-        Path | None, typer.Argument(help="TOML file; without one, facts are given or asked for.")
+        Path | None, typer.Argument(help="TOML file. Without it, facts are asked for.")
     ] = None,
     facts: Annotated[
         list[str] | None,
         typer.Option("--fact", metavar="NAME=VALUE", help="A fact, as reward=answer. Repeatable."),
     ] = None,
     measure: Annotated[
-        int | None, typer.Option(min=0, help="Problems to measure with; 0: none. Default: a few.")
+        int | None, typer.Option(min=0, help="Problems for a measurement. 0: none. Default: a few.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: decision.md beside CONFIG.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Also over a file that is not ours.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Decision file. Default: decision.md next to CONFIG.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Overwrite a file that assay plan did not write.")
+    ] = False,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend a method and why not the others, a narrow pilot, memory and time; train nothing."""
+    """Recommend a training method with reasons, a pilot, memory and time, without training."""
     from assay.plan.measured import plan as start
 
     result = start.plan(

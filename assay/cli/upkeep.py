@@ -1,4 +1,4 @@
-"""Commands that look at a run, or at this machine."""
+"""Commands for finished and running runs, and for this machine."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def report(
 @run_commands.command()
 def rollback(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
-    to: Annotated[int, typer.Option(min=1, help="Step of a checkpoint.")],
-    why: Annotated[str, typer.Option(help="The reason; it is written down.")] = "",
-    by: Annotated[str | None, typer.Option(help="Who. Default: the user's name here.")] = None,
+    to: Annotated[int, typer.Option(min=1, help="Step of the checkpoint.")],
+    why: Annotated[str, typer.Option(help="The reason, which is recorded.")] = "",
+    by: Annotated[
+        str | None, typer.Option(help="Name of the person. Default: the user name.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Go back to an earlier checkpoint of a run; what came after it is set aside, not removed."""
+    """Return to an earlier checkpoint of a run. Later data is set aside, not deleted."""
     from assay.run.rollback import roll_back
 
     show(roll_back(run, to, who=by or getpass.getuser(), why=why), as_json)
@@ -62,7 +64,7 @@ def replay(
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Judge a step again and take it again from the rollout log; exit code 1 where it differs."""
+    """Judge and train a recorded step again from the rollout log. Exit code 1 if it differs."""
     from assay.evaluation.replay import replay as take_again
 
     trust = {"overrides": overrides or [], "allow": allow or [], "trust_run": trust_run}
@@ -76,31 +78,38 @@ def replay(
 def audit(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     second: Annotated[
-        str | None, typer.Option(metavar="VERIFIER", help="Judges again; fills the queue.")
+        str | None,
+        typer.Option(metavar="VERIFIER", help="Second verifier. Disagreements enter the queue."),
     ] = None,
     steps: Annotated[
         str | None,
-        typer.Option(metavar="VERIFIER", help="Judges the steps of passes, at milestones."),
+        typer.Option(metavar="VERIFIER", help="Verifier of the steps of passed completions."),
     ] = None,
     label: Annotated[
-        bool, typer.Option("--label", help="Show what waits, and take your labels.")
+        bool, typer.Option("--label", help="Show the queue and enter labels.")
     ] = False,
-    count: Annotated[int, typer.Option(min=2, help="At most so many new rows.")] = 50,
-    among: Annotated[int, typer.Option(min=1, help="Completions to judge, about.")] = 2000,
+    count: Annotated[int, typer.Option(min=2, help="Maximum number of new rows.")] = 50,
+    among: Annotated[
+        int, typer.Option(min=1, help="Approximate number of completions to judge.")
+    ] = 2000,
     at: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="A milestone of --steps. Default: first, middle, last step."),
+        typer.Option(min=1, help="Training step for --steps. Default: first, middle, last."),
     ] = None,
-    passes: Annotated[int, typer.Option(min=1, help="Passes a milestone, for --steps.")] = 50,
-    below: Annotated[float, typer.Option(help="A step that scores less is wrong.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Of the draws of steps and rows.")] = 0,
-    by: Annotated[str | None, typer.Option(help="Who labels. Default: the user's name.")] = None,
+    passes: Annotated[
+        int, typer.Option(min=1, help="Passed completions per training step, for --steps.")
+    ] = 50,
+    below: Annotated[float, typer.Option(help="Lower limit of the score of a correct step.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    by: Annotated[
+        str | None, typer.Option(help="Name of the person. Default: the user name.")
+    ] = None,
     overrides: VerifierOptions = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Let people judge what a second verifier judges otherwise; labels make a labelled set."""
+    """Collect human labels where a second verifier disagrees. The labels make a labelled set."""
     from assay.evaluation import audit as of_audit
 
     if at and steps is None:
@@ -120,7 +129,7 @@ def audit(
 
 @app.command(rich_help_panel=BEGIN)
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do, and whether the install is sound."""
+    """Check the machine and the installation."""
     from assay import doctor as clinic
 
     raise typer.Exit(clinic.report(as_json=as_json))

@@ -1,4 +1,4 @@
-"""Commands that ask verifiers: judge rows, test them on labelled sets, attack them."""
+"""Commands that run verifiers: judge rows, self-test, compare versions, red team."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from assay.host.terminal import say, say_progress, show_json, warn
 @app.command(rich_help_panel=JUDGE)
 def verify(
     file: Annotated[
-        Path | None, typer.Argument(help="Rows of id, completion and a spec such as answer.")
+        Path | None, typer.Argument(help="JSONL rows with id, completion and spec keys.")
     ] = None,
     verifier: Annotated[
-        str | None, typer.Option(help="Verifier of rows that name none. Default: math.")
+        str | None, typer.Option(help="Verifier of rows without one. Default: math.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write verdicts here. Default: print.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the verdicts. Default: print them.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
     rescore: Annotated[
-        Path | None, typer.Option(help="Judge a run's recorded completions again, and compare.")
+        Path | None, typer.Option(help="Judge a run's completions again and compare.")
     ] = None,
     overrides: VerifierOptions = None,
     allow: Allow = None,
@@ -46,7 +48,7 @@ def verify(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Judge the completions in a JSONL file: one verdict a row, in order."""
+    """Judge the completions in a JSONL file: one verdict per row, in order."""
     options = verifier_options(overrides, unsafe_no_sandbox)
     if (file is None) == (rescore is None):
         raise UserError("assay verify: give one of FILE and --rescore RUN")
@@ -93,16 +95,17 @@ def verify(
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
-        raise typer.Exit(1)  # the checker did no work at all
+        # The checker did no work at all.
+        raise typer.Exit(1)
 
 
 @verifier_commands.command(name="self-test")
 def self_test(
     verifier: Annotated[
-        str | None, typer.Option(help="Verifier to measure. Default: all, each on its own set.")
+        str | None, typer.Option(help="Verifier to test. Default: all, each on its own set.")
     ] = None,
     labelled: Annotated[
-        Path | None, typer.Option(help="Measure on this labelled file of yours.")
+        Path | None, typer.Option(help="Your own labelled file to test on.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
@@ -110,7 +113,7 @@ def self_test(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Measure verifiers on their labelled sets; exit code 1 where one gives a wrong verdict."""
+    """Test verifiers on their labelled sets. Exit code 1 for any wrong verdict."""
     from assay.verify import selftest
 
     options = verifier_options(overrides, unsafe_no_sandbox)
@@ -131,11 +134,11 @@ def self_test(
 @verifier_commands.command()
 def drift(
     files: Annotated[
-        list[Path], typer.Argument(help="Verdicts of the same completions, one file a version.")
+        list[Path], typer.Argument(help="Verdicts of the same completions, one file per version.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Compare how versions of a verifier or reward model score the same completions."""
+    """Compare the scores of verifier or reward model versions on the same completions."""
     from assay.evaluation.drift import drift as compare_versions
 
     show(compare_versions(files), as_json)
@@ -148,13 +151,13 @@ def redteam(
         typer.Option(help="A name, package.module:function or a sum. Default: all built in."),
     ] = None,
     problems: Annotated[
-        str | None, typer.Option(help="Rows of yours to attack. Default: the suite's own.")
+        str | None, typer.Option(help="Your rows to attack. Default: the suite's own.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Attacks to use. Default: those that fit the verifier.")
+        str | None, typer.Option(help="Attack suite. Default: the one that fits the verifier.")
     ] = None,
     key: Annotated[
-        str, typer.Option(metavar="NAME", help="Where your rows have the expected answer.")
+        str, typer.Option(metavar="NAME", help="Key of the expected answer in your rows.")
     ] = "answer",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
@@ -162,10 +165,11 @@ def redteam(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier; exit 1 where it does not hold.
+    """Try known reward hacks on a verifier. Exit code 1 if it does not hold.
 
-    It holds where it judges every hack, accepts none, and passes an honest control. The last lines
-    of the output say which of these was not so. Other controls that fail change no exit code.
+    A verifier holds if it judges every hack, accepts none, and passes an honest control. The last
+    lines of the output name the condition that failed. Other failed controls do not change the exit
+    code.
     """
     from assay.session import judging
     from assay.verify.redteam import team as red

@@ -1,1 +1,1 @@
-"""Verifiers ``reward_model`` and ``process_reward_model``: learned rewards."""
+"""Verifiers ``reward_model`` and ``process_reward_model``: learned reward models."""

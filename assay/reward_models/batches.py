@@ -1,7 +1,7 @@
-"""Run a checkpoint over rows of tokens, batched by length; each row as if it were alone.
+"""Run a checkpoint on rows of tokens in batches of similar length.
 
-Rows are padded on the right and the padding is masked, so that a score depends on its batch only by
-rounding: within 1e-5 in float32 (tested), about 1e-2 in bfloat16.
+Rows are padded on the right and the padding is masked. A score depends on its batch only by
+rounding: within 1e-5 in float32 (tested), and about 1e-2 in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from assay.reward_models.checkpoint import Checkpoint
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")
 
-BATCH_TOKENS = 16384  # where the configuration says none
+# Default number of tokens per padded batch.
+BATCH_TOKENS = 16384
 BATCH_TOKENS_CPU = 4096
 
 
@@ -38,9 +39,11 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row; of a vocabulary only the given columns.
+    """Return the logits at some positions of each row. For a vocabulary, return only the given
+    columns.
 
-    Nothing else is computed: a vocabulary at every token takes much memory.
+    Other positions are not computed, because the logits of a vocabulary at every token need much
+    memory.
     """
     parameters = inspect.signature(checkpoint.model.forward).parameters
     sliced = columns is not None and "logits_to_keep" in parameters
@@ -65,7 +68,7 @@ def position_logits(
 
 
 def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield rows alike in length, whose padded batch has at most so many tokens, or one row."""
+    """Yield rows of similar length whose padded batch is within the limit, or a single row."""
     chosen: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: (-len(rows[row]), row)):
         if chosen and (len(chosen) + 1) * len(rows[chosen[0]]) > batch_tokens:
@@ -82,7 +85,7 @@ def _in_batches(
     batch_tokens: int | None,
     run: Callable[[Sequence[int]], list[T]],
 ) -> list[T]:
-    """Return what ``run`` makes of each row; a batch that memory does not hold is halved."""
+    """Return the results of ``run`` for each row. A batch that does not fit in memory is halved."""
     with slow_import():
         import torch
     if batch_tokens is None:
@@ -104,10 +107,10 @@ def _in_batches(
 
 
 def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = None) -> Any:
-    """Return the logits of a batch; kept: at these positions only.
+    """Return the logits of a batch. kept: return only these positions.
 
-    Heads over a sequence look for the last token that is no padding, by the configuration's padding
-    token; where it names none, they get one that ends none of these rows.
+    A head over the sequence finds the last token by the configuration's padding token. Without one,
+    a token that ends none of these rows is set.
     """
     import torch
 

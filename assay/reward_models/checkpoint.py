@@ -1,4 +1,4 @@
-"""Checkpoints that score text: loaded with every weight that they need, told apart by a hash."""
+"""Load checkpoints that score text, check that no weights are missing, and hash them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ FAMILIES: dict[Kind, str] = {
     "token": "AutoModelForTokenClassification",
     "causal": "AutoModelForCausalLM",
 }
-WHOLE_TENSOR = 1 << 20  # bytes: smaller tensors are hashed whole, heads and norms among them
-SAMPLE = 1 << 16  # bytes at each of `SAMPLES` places of a larger one
+# Bytes. Smaller tensors, such as heads and norms, are hashed completely.
+WHOLE_TENSOR = 1 << 20
+# Bytes read at each of `SAMPLES` positions of a larger tensor.
+SAMPLE = 1 << 16
 SAMPLES = 8
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model in eval mode on its device, its own tokenizer, and the most tokens that it takes."""
+    """A model in eval mode on its device, its own tokenizer, and its maximum number of tokens."""
 
     name: str
     model: Any
@@ -45,11 +47,12 @@ _lock = threading.Lock()
 def load_checkpoint(
     path: str, kind: Kind, *, device: str | None, dtype: str | None, where: str
 ) -> Checkpoint:
-    """Load a folder in Hugging Face layout, or a hub name; a second call returns the same object.
+    """Load a folder in Hugging Face layout, or a hub name. Equal calls return the same object.
 
-    kind: a head over the sequence, over each token, or the vocabulary. Code that a checkpoint ships
-    is never run. Raises VerifierError in one line: also for weights that are missing, a head above
-    all, which Transformers would draw at random with no more than a warning.
+    kind: type of the head: over the sequence, over each token, or the vocabulary.
+
+    Code in a checkpoint is never run. Raises VerifierError for any fault, including missing weights
+    of a head, which Transformers would initialize randomly with only a warning.
     """
     key = (path, kind, device, dtype)
     with _lock:
@@ -59,13 +62,13 @@ def load_checkpoint(
 
 
 def forget_checkpoints() -> None:
-    """Forget every loaded checkpoint, so that its memory is free again."""
+    """Remove all loaded checkpoints from memory."""
     with _lock:
         _loaded.clear()
 
 
 def load_tokenizer(path: str, where: str) -> Any:
-    """Load the tokenizer of a folder or a hub name; raises VerifierError in one line."""
+    """Load the tokenizer of a folder or a hub name. Raises VerifierError."""
     with slow_import():
         from assay.model.sources import ModelSource, read_tokenizer
     try:
@@ -98,7 +101,7 @@ def _as_ours(error: AssayError, where: str) -> VerifierError:
     if isinstance(error, VerifierError):
         return error
     if "trust_remote_code" in str(error):
-        return VerifierError(f"{where}: it ships its own Python code, which is never run")
+        return VerifierError(f"{where}: it contains its own Python code, which is never run")
     options = where.rpartition(".")[0]
     text = str(error).replace("model.path", where).replace("run.device", f"{options}.device")
     return VerifierError(text if options in text else f"{where}: {text}")
@@ -108,11 +111,12 @@ def _as_ours(error: AssayError, where: str) -> VerifierError:
 def checkpoint_hash(path: str) -> str:
     """Return twelve digits that change with a checkpoint's weights, configuration or tokenizer.
 
-    Of a folder: all of its small text files, and of each tensor in its safetensors files the name,
-    type and shape, with every byte of those up to 1 MiB (heads, norms, biases) and eight samples of
-    64 KiB spread over a larger one; weights in other formats are read whole. So a training step, a
-    merge, or another head is seen; an edit of a few numbers in one large matrix may not be. Of a
-    hub name: the files in the local cache, else the name alone. A folder is read once a process.
+    For a folder the hash covers all small text files, and the name, type and shape of each tensor
+    in its safetensors files. Tensors up to 1 MiB (heads, norms, biases) are hashed completely, and
+    larger ones at eight samples of 64 KiB. Weights in other formats are read completely. A training
+    step, a merge or another head is thus detected, but possibly not an edit of a few numbers in a
+    large matrix. For a hub name the hash covers the files in the local cache, or else only the
+    name. A folder is read once per process.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -123,7 +127,8 @@ def checkpoint_hash(path: str) -> str:
         return digest.hexdigest()[:12]
     for pattern in SMALL_FILES:
         for file in sorted(folder.glob(pattern)):
-            if not file.name.endswith(".index.json"):  # names shards, not weights
+            # The index names shard files instead of weights.
+            if not file.name.endswith(".index.json"):
                 digest.update(f"{file.name}\n".encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -144,7 +149,8 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    if length > most:  # it would be asked for at once, whatever it is
+    # The read would allocate the stated length at once, whatever it is.
+    if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))
     header.pop("__metadata__", None)

@@ -1,4 +1,4 @@
-"""What both kinds of reward models share: checkpoints under a set of options, loaded once."""
+"""Base of the reward model verifiers: the checkpoints for a set of options, loaded once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.reward_models.text import ConversationEncoder
 
 
 class LearnedReward:
-    """A reward that checkpoints learned. options: all values, as `read_options` gives them."""
+    """A reward from learned checkpoints. options: all values, as returned by `read_options`."""
 
     name: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]]
@@ -31,7 +31,7 @@ class LearnedReward:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return the reward that the options describe; equal options give the same one."""
+        """Return the reward for some options. Equal options share one object."""
         known = {field.name for field in cls.fields if not field.from_row}
         given = sorted((name, value) for name, value in options.items() if name in known)
         key = f"{cls.name} {given!r}"
@@ -44,7 +44,7 @@ class LearnedReward:
 
     @cached_property
     def where(self) -> str:
-        """Where the options stand in a configuration."""
+        """Location of the options in a configuration."""
         return place(self.name)
 
     def load_checkpoint(self, path: str, kind: Kind) -> Checkpoint:
@@ -53,7 +53,7 @@ class LearnedReward:
         return load_checkpoint(path, kind, device=device, dtype=dtype, where=f"{self.where}.path")
 
     def encoder_of(self, checkpoint: Checkpoint, step_tag: str = "") -> ConversationEncoder:
-        """Return what writes a checkpoint's input."""
+        """Return the encoder of a checkpoint's input."""
         return ConversationEncoder(
             checkpoint.tokenizer,
             self.where,
@@ -69,7 +69,10 @@ class LearnedReward:
         return {"checkpoint": "+".join(map(checkpoint_hash, self.options["path"]))}
 
     def probability(self, logits: Sequence[float]) -> float:
-        """Return the probability of the label ``positive``; of one logit its sigmoid."""
+        """Return the probability of the label ``positive``.
+
+        For a single logit, return its sigmoid.
+        """
         if len(logits) == 1:
             return sigmoid(logits[0])
         positive = self.options["positive"]
@@ -77,7 +80,7 @@ class LearnedReward:
 
 
 def close_reward_models() -> None:
-    """Forget every loaded reward model, so that its memory is free again."""
+    """Remove all loaded reward models from memory."""
     with _lock:
         _rewards.clear()
     forget_checkpoints()

@@ -1,6 +1,6 @@
-"""The options of learned rewards: the configuration's, over what a checkpoint says of itself.
+"""Options of learned reward models: from the configuration, with defaults from the checkpoint.
 
-A checkpoint that Assay trained has a ``reward_model.json``, which tells how it must be read:
+A checkpoint that Assay trained has a ``reward_model.json`` with its format and calibration:
 
     {"kind": "preference", "verifier": "reward_model",
      "options": {"head": "scalar", "format": "plain", ...}, "trained": {...}, "calibration": {...}}
@@ -22,15 +22,15 @@ from assay.verify.learned.reward_verifiers import PATH
 
 
 def place(name: str) -> str:
-    """Return where a verifier's options stand in a configuration."""
+    """Return the location of a verifier's options in a configuration."""
     return f"verification.options.{name}"
 
 
 def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str) -> dict[str, Any]:
-    """Return the value of every option; ``path`` becomes a list of folders or hub names.
+    """Return the value of every option. ``path`` becomes a list of folders or hub names.
 
-    A path may name a run's checkpoint, as ``RUN`` or ``RUN@best``. Raises VerifierError for a value
-    that is not accepted, and where members of an ensemble say different things of themselves.
+    A path can name a run's checkpoint, as ``RUN`` or ``RUN@best``. Raises VerifierError for an
+    invalid value, and if members of an ensemble have conflicting options.
     """
     where = place(name)
     fields = [field for field in fields if not field.from_row]
@@ -58,9 +58,9 @@ def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str)
 
 @cache
 def checkpoint_folder(path: str) -> str:
-    """Return the folder that a run's name stands for (`find_checkpoint`); other paths as they are.
+    """Return the folder of a run's checkpoint (`find_checkpoint`), or any other path unchanged.
 
-    It is looked for once a process, which then keeps to it. Raises VerifierError.
+    The result is cached for the process. Raises VerifierError.
     """
     try:
         return str(find_checkpoint(path) or path)
@@ -69,7 +69,7 @@ def checkpoint_folder(path: str) -> str:
 
 
 def _says(path: str, name: str, keys: set[str]) -> dict[str, Any]:
-    """Return what a checkpoint says of some options; nothing where it has no file of facts."""
+    """Return a checkpoint's own values of some options, from its ``reward_model.json``."""
     file = Path(path).expanduser() / FACTS_FILE
     if not file.is_file():
         return {}

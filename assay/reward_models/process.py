@@ -21,9 +21,9 @@ from assay.verify.learned.reward_verifiers import PROCESS_REWARD_MODEL_FIELDS, P
 
 @dataclass(frozen=True)
 class _Row:
-    """One completion as the checkpoint reads it: its tokens, and where each step is scored.
+    """The checkpoint's input for one completion: its tokens, and the position of each step's score.
 
-    ends: of each step, in the completion's own tokens.
+    ends: end of each step, in the completion's own tokens.
     """
 
     ends: list[int]
@@ -39,7 +39,7 @@ class ProcessRewardModel(LearnedReward):
     fields = PROCESS_REWARD_MODEL_FIELDS
 
     def load(self) -> None:
-        """Load the checkpoint and check that it has the tokens and labels that are asked for."""
+        """Load the checkpoint and check that it has the configured tokens and labels."""
         _ = self.encoder, self.tag_ids, self.columns, self.policy
 
     @cached_property
@@ -54,7 +54,7 @@ class ProcessRewardModel(LearnedReward):
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
-        """What writes the prompt."""
+        """The encoder of the prompt."""
         return self.encoder_of(self.checkpoint, self.options["step_tag"])
 
     @property
@@ -67,7 +67,7 @@ class ProcessRewardModel(LearnedReward):
 
     @cached_property
     def columns(self) -> tuple[int, int] | None:
-        """The tokens for right and wrong of a language model; None of a head over tokens."""
+        """The tokens for good and bad of a language model. None for a head over tokens."""
         if self._is_causal:
             return self._token_of("good_token"), self._token_of("bad_token")
         labels = self.checkpoint.model.config.num_labels
@@ -77,7 +77,7 @@ class ProcessRewardModel(LearnedReward):
 
     @cached_property
     def policy(self) -> Any:
-        """The policy's tokenizer, where it is named; else the checkpoint's own is tried."""
+        """The policy's tokenizer if configured, else the checkpoint's own."""
         named = self.options["policy_tokenizer"]
         if named is None:
             return self.checkpoint.tokenizer
@@ -88,7 +88,7 @@ class ProcessRewardModel(LearnedReward):
         return self.options["style"] == "causal"
 
     def judge(self, pairs: Pairs) -> list[Part]:
-        """Return one part a pair."""
+        """Return one part per pair."""
         self.load()
         found = [self._row_or_part(*pair) for pair in pairs]
         rows = [each for each in found if isinstance(each, _Row)]
@@ -107,7 +107,7 @@ class ProcessRewardModel(LearnedReward):
     def _row_or_part(self, problem: Problem, completion: Completion) -> _Row | Part:
         try:
             return self._row(problem, completion)
-        except VerifierError as error:  # of this row: the others are judged all the same
+        except VerifierError as error:  # only this row is faulty, and the others are judged
             return Part.not_judged("error", str(error))
 
     def _row(self, problem: Problem, completion: Completion) -> _Row | Part:

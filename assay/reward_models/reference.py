@@ -1,4 +1,4 @@
-"""Bring a reward model's scores to mean 0 and standard deviation 1 on a reference set."""
+"""Normalize a reward model's scores to mean 0 and standard deviation 1 on a reference set."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Scale:
 def scales_of(
     normalize: Any, paths: Sequence[str], how: str, raw_scores: RawScores
 ) -> tuple[Scale, ...]:
-    """Return one scale a member: as given, or of the rows of a file.
+    """Return one scale per member, as configured or measured on the rows of a file.
 
-    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. What
-    the rows give is stored beside the file, as ``FILE.stats.json``, under the hashes of the
-    checkpoint, of the rows and of ``how`` a text becomes tokens, and read from there the next time.
+    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. The
+        measured values are stored as ``FILE.stats.json`` under the hashes of the checkpoint, the
+        rows and ``how`` text is tokenized, and are reused.
+
     The standard deviation is that of the population. Raises VerifierError.
     """
     if isinstance(normalize, Mapping):
@@ -61,10 +62,12 @@ def scales_of(
     for member, path in enumerate(paths):
         key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
         key = f"{checkpoint_hash(path)}-{key}"
-        if not _is_scale(stored.get(key)):  # absent, or damaged: measured again
+        # Missing or damaged, so it is measured again.
+        if not _is_scale(stored.get(key)):
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
-            with suppress(OSError):  # a folder that cannot be written: measured again next time
+            # The folder is not writable, so the next process measures again.
+            with suppress(OSError):
                 write_json(store, stored)
         scales.append(_scale(stored[key]))
     return tuple(scales)

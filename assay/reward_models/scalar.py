@@ -29,7 +29,7 @@ class RewardModel(LearnedReward):
 
     @cached_property
     def members(self) -> tuple[tuple[Checkpoint, ConversationEncoder], ...]:
-        """The checkpoints with what writes their input."""
+        """The checkpoints with the encoders of their input."""
         head, found = self.options["head"], list[tuple[Checkpoint, ConversationEncoder]]()
         accepted = (1,) if head == "scalar" else (1, 2)
         for path in self.options["path"]:
@@ -45,7 +45,7 @@ class RewardModel(LearnedReward):
 
     @cached_property
     def scales(self) -> tuple[Scale, ...]:
-        """Mean and standard deviation that each member's scores are brought to 0 and 1 with."""
+        """Scale that normalizes each member's scores."""
         members, normalize = self.members, self.options["normalize"]
         if normalize is None:
             return (Scale(),) * len(members)
@@ -67,7 +67,7 @@ class RewardModel(LearnedReward):
         )
 
     def judge(self, pairs: Pairs) -> list[Part]:
-        """Return one part a pair."""
+        """Return one part per pair."""
         scales = self.scales
         columns = [self._raw(member, pairs) for member in range(len(self.members))]
         parts: list[Part] = []
@@ -98,14 +98,16 @@ class RewardModel(LearnedReward):
         squashed = self.options["squash"] == "sigmoid"
         value = sigmoid(value) if squashed else value
         if squashed or (self.options["head"] == "binary" and self.options["normalize"] is None):
-            value = score = min(1.0, max(0.0, value))  # a probability
-        else:  # the reward has no bounds; of a first term the correctness is asked for too
+            # The value is a probability.
+            value = score = min(1.0, max(0.0, value))
+        # The reward is unbounded, but a first term also needs a correctness.
+        else:
             score = sigmoid(value)
         passed = score >= self.options["threshold"]
         return Part(value, score=score, passed=passed, detail=note, components=components)
 
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
-        """Return (score as it is, what was cut) of each pair; None: it does not fit."""
+        """Return (raw score, note on truncation) of each pair. None: it does not fit."""
         checkpoint, encoder = self.members[member]
         encoded = [self._encoded(encoder, *pair) for pair in pairs]
         rows = [each.tokens for each in encoded if each.tokens is not None]
@@ -120,7 +122,7 @@ class RewardModel(LearnedReward):
     ) -> Encoded:
         try:
             return encoder.encode(problem, completion, self.options["reads"])
-        except VerifierError as error:  # of this row: the others are judged all the same
+        except VerifierError as error:  # only this row is faulty, and the others are judged
             return Encoded(None, str(error))
 
     def _score(self, logits: Sequence[float]) -> float:

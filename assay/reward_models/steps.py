@@ -1,4 +1,4 @@
-"""Steps of a completion: where they stand in its text, and where they end among its tokens."""
+"""Split a completion into steps, and find where they end in its text and tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's text, and where it ends in the completion: the index after its last character."""
+    """A step's text, and its end in the completion: the index after its last character."""
 
     text: str
     end: int
@@ -28,11 +28,13 @@ class Step:
 def split_steps(
     problem: Problem, completion: Completion, places: Places, split: str, reads: str
 ) -> list[Step]:
-    """Return the steps of a completion; white space around them and think tags belong to none.
+    """Return the steps of a completion, without surrounding white space and think tags.
 
-    split: ``newline``, ``blank_line`` or the text that ends a step. The spec's ``step_ends`` (the
-    last token of each step) goes before it. reads: ``answer`` leaves out everything up to the end
-    of the think block. Raises VerifierError for ends beyond the completion.
+    split: separator between steps: ``newline``, ``blank_line`` or a literal text. The spec's
+        ``step_ends`` (the last token of each step) has precedence.
+    reads: ``answer`` excludes everything up to the end of the think block.
+
+    Raises VerifierError for ends beyond the completion.
     """
     text = completion.text
     ends: Any = problem.spec.get("step_ends")
@@ -53,7 +55,8 @@ def split_steps(
         stop = min(stop, last)
         if stop > start:
             piece = text[start:stop].rstrip()
-            for tag in _tags(completion):  # where the ends were given
+            # Steps are delimited by the given ends.
+            for tag in _tags(completion):
                 piece = piece.removesuffix(tag).rstrip()
             if piece.strip():
                 steps.append(Step(piece.lstrip(), start + len(piece)))
@@ -66,9 +69,10 @@ def _tags(completion: Completion) -> tuple[str, str]:
 
 
 class Places:
-    """Where a completion's characters stand among its tokens; without tokens, a character is one.
+    """Maps a completion's characters to its tokens. Without tokens, each character counts as one.
 
-    tokenizer: the one that the tokens are of. known: whether it is.
+    tokenizer: tokenizer of the tokens.
+    known: whether the tokenizer is known.
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:
@@ -79,7 +83,7 @@ class Places:
         self.known = not self.tokens or self._ends is not None or self._decodes()
 
     def token_at(self, character: int) -> int:
-        """Return the index of the token in which a character ends."""
+        """Return the index of the token that contains the end of a character."""
         if not self.tokens:
             return character
         if self._ends is not None:
@@ -97,7 +101,7 @@ class Places:
 
     @cached_property
     def _ends(self) -> Sequence[int] | None:
-        """The character after each token, where the text is tokenized as it was sampled."""
+        """The character position after each token, if the tokens are those of the text."""
         if not getattr(self.tokenizer, "is_fast", False):
             return None
         found: Any = self.tokenizer(
@@ -105,12 +109,14 @@ class Places:
         )
         ids = list(found["input_ids"])
         missing = len(self.tokens) - len(ids)
-        if ids != self.tokens[: len(ids)] or missing > 1:  # an end token at most
+        # An additional token at the end can only be an end token.
+        if ids != self.tokens[: len(ids)] or missing > 1:
             return None
         ends: list[int] = []
         for index, (_, end) in enumerate(found["offset_mapping"]):
             follows = found["offset_mapping"][index + 1 :][:1]
-            split = bool(follows) and follows[0][0] < end  # the character goes on in the next token
+            # The character continues in the next token.
+            split = bool(follows) and follows[0][0] < end
             ends.append(max(end - split, ends[-1] if ends else 0))
         return [*ends, *[len(self.text)] * missing]
 

@@ -1,7 +1,7 @@
-"""A problem and a completion as a reward model's own tokens, whatever the completion says.
+"""Encode a problem and a completion as a reward model's own tokens.
 
-Text that the policy or a data row wrote never becomes a control token: a completion that spells
-``<|im_end|>`` is read as these letters, not as the end of its turn.
+Text from the policy or a data row never becomes a control token. A completion that contains
+``<|im_end|>`` is encoded as these letters, not as the end of its turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 
-# Of private use: they stand around the number of a guarded text while a template renders.
+# Private-use characters. They mark the number of a guarded text while a template is rendered.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PROBE = "0Assay0"
@@ -25,7 +25,11 @@ _PROBE = "0Assay0"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens of a prompt with its completion; note: what was cut. tokens None: it does not fit."""
+    """Tokens of a prompt with its completion.
+
+    tokens: None if the text does not fit.
+    note: description of the truncation.
+    """
 
     tokens: list[int] | None
     note: str = ""
@@ -34,9 +38,11 @@ class Encoded:
 class ConversationEncoder:
     """Renders and tokenizes for one tokenizer.
 
-    format: ``chat``: the tokenizer's template, as the checkpoint was trained; ``plain``: prompt and
-    completion in ``plain_template``; None: chat where there is a template. step_tag: what stands
-    behind each step, for models that score steps. Raises VerifierError.
+    format: ``chat``: the tokenizer's template, as in the checkpoint's training. ``plain``:
+        ``plain_template`` with prompt and completion. None: chat if there is a template.
+    step_tag: text after each step, for models that score steps.
+
+    Raises VerifierError.
     """
 
     def __init__(
@@ -66,12 +72,12 @@ class ConversationEncoder:
         self._guards: dict[ThinkFormat, tuple[re.Pattern[str], frozenset[int]]] = {}
 
     def encode(self, problem: Problem, completion: Completion, reads: str = "all") -> Encoded:
-        """Return the tokens of a prompt and its completion, all of it or its answer."""
+        """Return the tokens of a prompt and its completion, or of its answer only."""
         text = completion.text if reads == "all" else completion.answer_text.strip()
         return self.encode_text(problem, text, completion.think)
 
     def encode_text(self, problem: Problem, text: str, think: ThinkFormat) -> Encoded:
-        """Return the tokens of a prompt and what is said to it."""
+        """Return the tokens of a prompt and a reply."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         rendered = self._render(turns, self._guarded(text, guarded, think))
@@ -81,7 +87,7 @@ class ConversationEncoder:
         return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
-        """Return the tokens in front of a completion and of how it begins, uncut."""
+        """Return the untruncated tokens before a completion, including its beginning."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
@@ -91,8 +97,7 @@ class ConversationEncoder:
     def encode_steps(
         self, problem: Problem, steps: Sequence[str], think: ThinkFormat, join: str
     ) -> tuple[list[int], list[int]]:
-        """Return the tokens of a prompt and its steps, uncut, and where each step's tag ends."""
-        tokens, positions = list[int](), list[int]()
+        """Return the untruncated tokens of a prompt with steps, and the end of each step's tag.
         for index, step in enumerate(steps):
             if index:
                 tokens += self.plain_tokens(join + step, think, after=self.step_tag)
@@ -103,9 +108,9 @@ class ConversationEncoder:
         return tokens, positions
 
     def plain_tokens(self, text: str, think: ThinkFormat, after: str = "") -> list[int]:
-        """Return the tokens of a text, none of them a control token, as they are ``after`` another.
+        """Return the tokens of a text after another one, without control tokens.
 
-        Some tokenizers put a mark before the first word of whatever they are given.
+        Some tokenizers prepend a mark to the first word of any text.
         """
         guarded: list[str] = []
         held = self._guarded(text, guarded, think)
@@ -118,10 +123,10 @@ class ConversationEncoder:
     def fit(
         self, tokens: list[int], num_prompt: Callable[[], int], *, may_cut_completion: bool = True
     ) -> Encoded:
-        """Cut tokens to the limit: the prompt from the left, behind a leading BOS.
+        """Truncate tokens to the limit. The prompt is cut from the left, after a leading BOS.
 
-        The completion is cut only where the options allow it. num_prompt: how many leading tokens
-        belong to the prompt; it is asked only where something must be cut.
+        The completion is cut only if the options allow it. num_prompt: returns the number of prompt
+        tokens. Called only if a cut is needed.
         """
         extra = 0 if self.max_tokens is None else len(tokens) - self.max_tokens
         if extra <= 0:
@@ -146,7 +151,7 @@ class ConversationEncoder:
         try:
             return render_chat(self.tokenizer, chat)
         except TemplateFailed as error:
-            raise VerifierError(f"the chat template refuses the messages: {error}") from error
+            raise VerifierError(f"the chat template rejects the messages: {error}") from error
 
     def _turns(
         self, problem: Problem, guarded: list[str], think: ThinkFormat
@@ -175,12 +180,13 @@ class ConversationEncoder:
         return tokens
 
     def _letters(self, text: str, control: frozenset[int]) -> list[int]:
-        """Return tokens that spell a text, none of them a control token."""
+        """Return tokens that spell a text, without control tokens."""
         tokens = self._encode(text, split_special_tokens=True)
         if control.isdisjoint(tokens):
             return tokens
         if len(text) == 1:
-            return []  # a control token of one letter cannot be spelled otherwise
+            # A control token of one letter has no other spelling.
+            return []
         middle = len(text) // 2
         return self._letters(text[:middle], control) + self._letters(text[middle:], control)
 
@@ -189,10 +195,10 @@ class ConversationEncoder:
         return list(found["input_ids"])
 
     def _guard(self, think: ThinkFormat) -> tuple[re.Pattern[str], frozenset[int]]:
-        """Return what must not be read as a control token: pattern and ids.
+        """Return (pattern, ids) of the texts that must not be encoded as control tokens.
 
-        Special tokens, other added ones that the template writes itself, and the steps' tag, where
-        it is one token of several letters; but no think tags.
+        These are special tokens, other added tokens that the template writes, and the step tag if
+        it is one token of several letters. Think tags are excluded.
         """
         if think not in self._guards:
             skeleton = self._render([{"role": "user", "content": "x"}], "x")
@@ -211,7 +217,7 @@ class ConversationEncoder:
         return self._guards[think]
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens around plain text; a template writes its own."""
+        """Return the special tokens around plain text. A template writes its own."""
         if self.format == "chat":
             return [], []
         plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
@@ -222,7 +228,7 @@ class ConversationEncoder:
 
 
 def tag_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return a tag's tokens, without the mark that some tokenizers put before a first word."""
+    """Return a tag's tokens, without the mark that some tokenizers prepend to the first word."""
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if len(ids) == 2 and not tokenizer.decode(ids[:1]).strip() and text.strip():
         return ids[1:]
@@ -230,7 +236,7 @@ def tag_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def without_halves(text: str) -> str:
-    """Return a text without half surrogate pairs, which no tokenizer takes."""
+    """Remove unpaired surrogates, which tokenizers reject."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
