@@ -27,8 +27,7 @@ class Interruption(KeyboardInterrupt):
 
 
 def main() -> None:
-    """Run the command line. An Assay error prints one line and sets the exit code, without
-    traceback.
+    """Run the command line. An Assay error prints one line and sets the exit code.
 
     User modules such as ``my_rewards:reward`` are found in the working directory, after all
     installed ones.

@@ -1,4 +1,4 @@
-"""Where inputs of a program begin: the row's tests, a signature, what a model wrote, a text."""
+"""Example inputs of a program: from the row's tests, a signature, a model's reply, or a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from assay.verify.programs.program import parse
 from assay.verify.programs.spec import CodeTest
 
 NUM_SEEDS = 8
-CANDIDATE = "candidate"  # what the code of a check calls the function
+# Parameter name of the function in HumanEval's check code.
+CANDIDATE = "candidate"
 _NEAR = {"abs", "isclose", "math.isclose", "approx", "pytest.approx", "np.isclose", "allclose"}
 _TOLERANCES = {"rel_tol": "rel", "rel": "rel", "rtol": "rel"}
 _TOLERANCES |= {"abs_tol": "abs", "abs": "abs", "atol": "abs"}
@@ -31,9 +32,9 @@ _KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "se
 
 
 def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Given | str]:
-    """Return the inputs of tests: arguments of calls of the function, or a standard input.
+    """Return the inputs in tests: arguments of calls of the function, or standard input.
 
-    names: by which code calls the function.
+    names: names by which the code calls the function.
     """
     found: list[Given | str] = []
     for test in tests:
@@ -48,10 +49,10 @@ def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Given
 
 
 def compares_otherwise(tests: Sequence[CodeTest], names: Collection[str]) -> str:
-    """Return how a test compares an answer, where other answers than one pass; "": none does.
+    """Return how a test compares answers if more than one answer passes, else "".
 
-    Where a test sorts an answer first, say, other orders are right too: a plain comparison with one
-    answer would refuse them.
+    If a test sorts an answer first, for example, other orders are correct too. A plain comparison
+    with one answer would reject them.
     """
     for test in tests:
         if test.kind == "property" or len(test.outputs) > 1:
@@ -65,7 +66,7 @@ def compares_otherwise(tests: Sequence[CodeTest], names: Collection[str]) -> str
 
 
 def tolerances(tests: Sequence[CodeTest]) -> dict[str, float]:
-    """Return the widest tolerances, ``rel`` and ``abs``, with which tests compare numbers."""
+    """Return the largest tolerances, ``rel`` and ``abs``, in number comparisons of tests."""
     found: dict[str, float] = {}
     for test in tests:
         tree = parse(test.source)[0] if test.kind in ("assert", "check") else None
@@ -76,7 +77,7 @@ def tolerances(tests: Sequence[CodeTest]) -> dict[str, float]:
 
 
 def _limits(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the tolerances that stand in a comparison: the kind, and the number."""
+    """Yield (kind, number) of each tolerance in a comparison."""
     match node:
         case ast.Call() if ast.unparse(node.func) in _NEAR:
             for each in node.keywords:
@@ -89,14 +90,15 @@ def _limits(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether a call below this node is compared as it is, or with a tolerance."""
+    """Return whether a call below this node is compared exactly or with a tolerance."""
     match node:
         case ast.Compare(ops=ops):
             return all(isinstance(each, ast.Eq | ast.Is) for each in ops)
         case ast.Call():
             return ast.unparse(node.func) in _NEAR
         case ast.BinOp():
-            return isinstance(node.op, ast.Sub)  # abs(f(2) - 0.5) < 1e-6
+            # As in abs(f(2) - 0.5) < 1e-6.
+            return isinstance(node.op, ast.Sub)
         case _:
             return isinstance(node, ast.Assert | ast.BoolOp | ast.UnaryOp)
 
@@ -106,7 +108,7 @@ def _is_call(node: ast.AST, names: Collection[str]) -> bool:
 
 
 def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Given]:
-    """Yield the arguments of each call of some names, where all are literals."""
+    """Yield the arguments of each call of some names, if all are literals."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_call(node, names):
             try:
@@ -117,7 +119,7 @@ def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Given]:
 
 
 def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Given | str]:
-    """Return the inputs that a model wrote: calls of the function, or fenced blocks of input."""
+    """Return the inputs in a model's reply: calls of the function, or fenced blocks of input."""
     blocks = [match[2] for match in _FENCED.finditer(text)]
     if takes_text:
         return [*blocks]
@@ -129,7 +131,7 @@ def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Given
 
 
 def seeds(tree: ast.Module, name: str, rng: Random) -> list[Given | str]:
-    """Return inputs by the types of a function's parameters; [] where one of them has none."""
+    """Return inputs from the types of a function's parameters, or [] if a parameter has no type."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             needed = node.args.posonlyargs + node.args.args
@@ -144,7 +146,7 @@ def seeds(tree: ast.Module, name: str, rng: Random) -> list[Given | str]:
 
 
 def _of_type(node: ast.expr | None, rng: Random) -> Any:
-    """Return a value of an annotated type; raises LookupError for one that is not known."""
+    """Return a value of an annotated type. Raises LookupError for an unknown type."""
     match node:
         case ast.Constant(str(text)):
             return _of_type(ast.parse(text, mode="eval").body, rng)
@@ -157,7 +159,8 @@ def _of_type(node: ast.expr | None, rng: Random) -> Any:
                 return _KINDS[kind](_of_type(inside[0], rng) for _ in range(size))
             if kind == "dict":
                 return {_of_type(inside[0], rng): _of_type(inside[1], rng) for _ in range(size)}
-            if kind == "tuple" and isinstance(inside[-1], ast.Constant):  # tuple[int, ...]
+            # As in tuple[int, ...].
+            if kind == "tuple" and isinstance(inside[-1], ast.Constant):
                 return tuple(_of_type(inside[0], rng) for _ in range(size))
             if kind == "tuple":
                 return tuple(_of_type(each, rng) for each in inside)
@@ -173,9 +176,9 @@ def _of_type(node: ast.expr | None, rng: Random) -> Any:
 
 
 def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
-    """Return a standard input with a few of its numbers and words changed; its lines stay.
+    """Return a standard input with some numbers and words changed and the same lines.
 
-    The first of several lines stays as it is: it often counts the others.
+    The first of several lines is unchanged, because it often gives their number.
     """
     lines = rng.choice(texts).split("\n")
     numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
@@ -201,7 +204,7 @@ def call_of(given: Given) -> str:
 
 
 def is_literal(value: Any) -> bool:
-    """Whether a value's spelling is the value again, of the same types."""
+    """Return whether a value's repr evaluates to an equal value with the same types."""
     text = repr(value)
     try:
         return repr(ast.literal_eval(text)) == text
@@ -210,7 +213,7 @@ def is_literal(value: Any) -> bool:
 
 
 def programs_in(value: Any) -> list[str]:
-    """Return the programs of a key of a row: a text, a list of texts, or JSON of one.
+    """Return the programs in a row's value: a text, a list of texts, or JSON of a list.
 
     CodeContests has ``{"language": [...], "solution": [...]}``.
     """

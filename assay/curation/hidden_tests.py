@@ -1,4 +1,4 @@
-"""The hidden tests of one problem: inputs, the answers of its references, and what they find."""
+"""Write the hidden tests of one problem: inputs, answers of the references, and fault detection."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ from assay.verify.sandbox import Sandbox
 SOLUTIONS = ("solutions", "solution", "code", "canonical_solution", "reference")
 WRONG = ("wrong_solutions", "incorrect_solutions")
 GENERATOR = "generator"
-HEADROOM = 4.0  # a right program may take so many times as long as the references
-MUTANT_SECONDS = 0.5  # of CPU time, at least, for a test of a mutant
-TRIED = 3  # inputs that are tried for each test that is wanted
-MAX_TEST = 4000  # characters of a test
+# Time limit of a correct program, as a multiple of the references' time.
+HEADROOM = 4.0
+# Minimum CPU seconds for a test of a mutant.
+MUTANT_SECONDS = 0.5
+# Number of tried inputs per requested test.
+TRIED = 3
+# Characters per test.
+MAX_TEST = 4000
 FILTERS = (
     "no_solution",
     "no_reference",
@@ -57,49 +61,49 @@ FILTERS = (
 class WriteTestsSettings(StageSettings):
     """Write hidden tests for programming problems that have reference solutions.
 
-    Inputs come from the row's own `generator`, from `suggestions` of a model, and from changes to
-    the inputs of the row's tests. The reference solutions run on them, in the sandbox. An input on
-    which enough of them give one answer becomes a test. Mutants of a reference, which have one
-    small fault each, measure what the tests find.
+    Inputs come from the row's own `generator`, from `suggestions` of a model, and from mutations of
+    the inputs in the row's tests. The reference solutions run on them in the sandbox. An input
+    becomes a test if enough references agree on the answer. Mutants of a reference, each with one
+    small fault, measure how many faults the tests detect.
 
     A row has its references under ``solutions``, ``solution``, ``code``, ``canonical_solution`` or
-    ``reference``, and wrong ones under ``wrong_solutions`` or ``incorrect_solutions``. A program
-    that fails the row's own tests is no reference. The rule is that of Kimi k1.5 (arXiv:2501.12599,
-    section 2.3.1), which took 10 references for each problem.
+    ``reference``, and incorrect solutions under ``wrong_solutions`` or ``incorrect_solutions``. A
+    program that fails the row's own tests is not used as a reference. The agreement rule is that of
+    Kimi k1.5 (arXiv:2501.12599, section 2.3.1), which used 10 references per problem.
     """
 
     solutions: tuple[Text, ...] = ()
-    """Sources of collected completions, whose programs are tried too: how many that pass the row's
-    own tests fail the written ones? Where a row has no reference, those that pass its own tests are
-    its references."""
+    """Sources of collected completions whose programs are also tested, to count those that pass the
+    row's own tests and fail the written ones. If a row has no reference, the passing ones are its
+    references."""
     suggestions: tuple[Text, ...] = ()
-    """Sources of collected completions that hold inputs: calls of the function, one a line, or
-    fenced blocks, each a standard input."""
+    """Sources of collected completions with inputs: calls of the function, one per line, or fenced
+    blocks, each a standard input."""
     reach: Reach = "near"
-    """How far the inputs go from those of the row's tests. ``near``: within their ranges, lengths
-    and characters. ``far``: also empty, negative and large ones. Take ``far`` where several
-    references must agree: one reference answers also where the question says nothing."""
+    """Range of the inputs. ``near``: within the ranges, lengths and characters of the row's inputs.
+    ``far``: also empty, negative and large ones. Use ``far`` only if several references must agree,
+    because a single reference also answers inputs that the question does not define."""
     num_tests: Count = 50
-    """The most tests that are written for a problem."""
+    """Maximum number of written tests per problem."""
     min_tests: Natural = 10
-    """A problem with fewer tests goes. Kimi k1.5: 40 of 50."""
+    """A problem with fewer tests is removed. Kimi k1.5: 40 of 50."""
     min_references: Natural = 1
-    """A problem with fewer references that pass its own tests goes."""
+    """A problem with fewer references that pass its own tests is removed."""
     agree: Rate = 0.7
-    """The share of the references that must give the same answer."""
+    """Share of the references that must give the same answer."""
     min_passing: Rate = 0.9
-    """The share of the references that must pass all written tests, in two orders."""
+    """Share of the references that must pass all written tests, in two orders."""
     num_mutants: int = Field(default=20, ge=0, le=1000)
-    """Mutants of a reference that are tried. 0: the mutation score is not measured."""
+    """Number of tried mutants of a reference. 0: the mutation score is not measured."""
     min_mutation_score: Rate = 0.0
-    """A problem of which the row's and the written tests together find a smaller share of the
-    mutants goes."""
+    """A problem is removed if the row's and the written tests together detect a smaller share of
+    the mutants."""
     seed: Seed = 0
-    """Of the inputs and the mutants."""
+    """Random seed of the inputs and the mutants."""
 
 
 class Falls(Exception):
-    """A problem goes: the filter that takes it, and why."""
+    """Raised to remove a problem: the name of the filter and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -112,7 +116,7 @@ def has_tests(problem: Problem) -> bool:
 
 @dataclass(eq=False)
 class Writer:
-    """What writes the tests of one problem. spec: with the row's own tests."""
+    """Writes the tests of one problem. spec: the spec with the row's own tests."""
 
     settings: WriteTestsSettings
     sandbox: Sandbox
@@ -129,7 +133,7 @@ class Writer:
         self.rng = Random(f"{self.settings.seed}/{self.problem.id}")
 
     def tests(self) -> list[CodeTest]:
-        """Return the tests that are written; raises Falls where there are too few."""
+        """Return the written tests. Raises Falls if there are too few."""
         self._read_programs()
         names = {self.spec.entry} - {""}
         if how := compares_otherwise(self.spec.tests, names):
@@ -150,7 +154,7 @@ class Writer:
             raise Falls("references_fail", reason)
         return tests
 
-    # programs
+    # Programs.
 
     def _read_programs(self) -> None:
         """Find the references and the entry point."""
@@ -180,7 +184,7 @@ class Writer:
         return [each for each in found if each is not None and each.tree is not None]
 
     def _called(self, program: Program) -> str:
-        """Return the function of a program that the tests call, or its last one."""
+        """Return the function of a program that the tests call, or its last function."""
         names = set(bound_names(program.tree)) if program.tree else set[str]()
         for test in self.spec.tests:
             for name in names:
@@ -194,15 +198,15 @@ class Writer:
     def _passes(
         self, program: Program, tests: Sequence[CodeTest], seconds: float | None = None
     ) -> bool:
-        """Whether a program passes some tests, each in so many CPU seconds."""
+        """Return whether a program passes some tests, each within the given CPU seconds."""
         limit = self.spec.time_limit if seconds is None else min(seconds, self.spec.time_limit)
         spec = replace(self.spec, tests=tuple(tests), time_limit=limit)
         return ProgramRun(self.sandbox, spec, program).passes()
 
-    # inputs
+    # Inputs.
 
     def _inputs(self) -> list[CodeTest]:
-        """Return different inputs that the row's tests do not have."""
+        """Return distinct inputs that the row's tests do not contain."""
         examples = examples_of(self.spec.tests, {self.spec.entry})
         known = {repr(each) for each in examples}
         found: dict[str, CodeTest] = {}
@@ -214,7 +218,7 @@ class Writer:
         return list(found.values())
 
     def _drawn(self, examples: list[Given | str]) -> Iterator[Given | str]:
-        """Yield inputs: the generator's, the suggested ones, then changed examples."""
+        """Yield inputs: from the generator, suggested ones, then mutated examples."""
         generated, takes_text = list(self._generated()), self._takes_text()
         yield from generated
         if generated and not self.spec.tests:
@@ -235,7 +239,7 @@ class Writer:
                 yield given
 
     def _generated(self) -> Iterator[Given | str]:
-        """Yield what the row's own generators give: arguments, or a standard input."""
+        """Yield the results of the row's own generators: arguments, or a standard input."""
         source = self.problem.spec.get(GENERATOR)
         own = [CodeTest("generate", source=source)] if isinstance(source, str) else []
         cases = TRIED * self.settings.num_tests
@@ -245,7 +249,7 @@ class Writer:
                     text = isinstance(each, str) and (self._takes_text() or not self.spec.tests)
                     yield each if text else given_of(each if isinstance(each, tuple) else (each,))
 
-    # answers
+    # Answers.
 
     def _agreed(self, inputs: Sequence[CodeTest]) -> list[CodeTest]:
         """Return a test for each input on which enough references agree."""
@@ -275,9 +279,9 @@ class Writer:
         return found
 
     def _answers(self, program: Program, inputs: Sequence[CodeTest]) -> list[tuple[bool, Any]]:
-        """Return what a program says to each input: whether it does, and what.
+        """Return (whether it answers, answer) of a program for each input.
 
-        It has a part of the time that programs get later.
+        The time limit is a fraction of the limit for programs under test.
         """
         spec = replace(
             self.spec,
@@ -296,7 +300,7 @@ class Writer:
         return found
 
     def _own_answers(self) -> set[tuple[str, ...]]:
-        """Return what a reference says to the inputs of the row's own tests, as texts."""
+        """Return a reference's answers to the inputs of the row's own tests, as texts."""
         examples = examples_of(self.spec.tests, {self.spec.entry})
         answers = self._answers(self.references[0], list(map(_as_input, examples)))
         takes_text = self._takes_text()
@@ -309,7 +313,7 @@ class Writer:
         return equal(one, other) or compare(one, other, tolerance, from_json=False) == "same"
 
     def _test(self, test: CodeTest, answer: Any) -> CodeTest | None:
-        """Return a hidden test of an input and its answer, which `outputs` has as text."""
+        """Return a hidden test for an input and its answer, which `outputs` contains as text."""
         if test.kind == "stdin":
             long = len(test.stdin) + len(answer) > MAX_TEST
             return None if long else replace(test, hidden=True, outputs=(answer,))
@@ -320,10 +324,13 @@ class Writer:
         long = len(source) > MAX_TEST
         return None if long else CodeTest("assert", True, source, outputs=(repr(answer),))
 
-    # what the tests find
+    # Fault detection.
 
     def measure(self, tests: Sequence[CodeTest]) -> Counter[str]:
-        """Return what the row's own tests and the written ones find; raises Falls."""
+        """Return the faults detected by the row's own tests and by the written ones.
+
+        Raises Falls.
+        """
         settings, own = self.settings, self.spec.tests
         found = Counter(tests=len(tests), problems=1, references=len(self.references))
         program = self.references[0]
@@ -360,7 +367,7 @@ def _holds_float(value: Any) -> bool:
 
 
 def _varied(tests: Sequence[CodeTest]) -> list[CodeTest]:
-    """Return tests such that the first of each answer come before the second ones."""
+    """Return tests ordered so that the first test of each answer precedes the second ones."""
     before = Counter[tuple[str, ...]]()
     keyed: list[tuple[int, CodeTest]] = []
     for test in tests:

@@ -1,8 +1,8 @@
-"""Inputs for programs under test: made from examples, within what all examples have in common.
+"""Generate inputs for programs under test by mutating examples within their common properties.
 
-A function has preconditions that no row states: its list is sorted, its second argument is the
-length of the first. So what holds of every example is kept (as Daikon finds invariants), and values
-are changed by their types (as EvalPlus does, arXiv 2305.01210).
+A function has preconditions that no row states: its list is sorted, or its second argument is the
+length of the first. So properties of every example are preserved (as Daikon infers invariants), and
+values are mutated by type (as in EvalPlus, arXiv 2305.01210).
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from random import Random
 from typing import Any, Literal, TypeAlias
 
 Given: TypeAlias = dict[int | str, Any]
-"""The arguments of a call: by their places, or their names."""
+"""The arguments of a call, by position or name."""
 Path: TypeAlias = tuple[int | str, ...]
-"""Where a value stands: the argument, then the type of each element on the way."""
+"""Position of a value: the argument, then the type of each element on the way."""
 Reach = Literal["near", "far"]
 
 TRIES = 30
-MAX_WIDER = 5  # inputs that others come of, for each example
+# Number of inputs per example that are mutated further.
+MAX_WIDER = 5
 FAR_CHARACTERS = "aZ09 .,-_()"
 LOOSE = {"bounds", "length", "filled", "upper", "lower", "letters", "digits", "title"}
-"""What ``far`` does not keep."""
+"""Properties that ``far`` does not preserve."""
 
 
 def given_of(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Given:
@@ -34,10 +35,10 @@ def given_of(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Gi
 
 
 class Fuzzer:
-    """Makes inputs out of examples.
+    """Generates inputs from examples.
 
-    reach: ``near`` stays within the ranges, lengths and characters of the examples, and twice as
-    far for numbers; ``far`` keeps only how arguments depend on one another, and order.
+    reach: ``near`` preserves the ranges (twice as far for numbers), lengths and characters of the
+        examples. ``far`` preserves only order and relations between arguments.
     """
 
     def __init__(self, examples: Sequence[Given], reach: Reach, rng: Random) -> None:
@@ -52,7 +53,7 @@ class Fuzzer:
             self.kept[name] = holds and self.kept.get(name, True)
 
     def draw(self) -> Given | None:
-        """Return an input that differs from the one it comes of; None where none was found."""
+        """Return an input that differs from its parent, or None if none was found."""
         for _ in range(TRIES):
             base = self.rng.choice(self.pool)
             given = dict(base)
@@ -70,7 +71,7 @@ class Fuzzer:
             return True
         return holds or not self.kept.get(name, False)
 
-    # what examples show
+    # Properties of the examples.
 
     def _note(self, value: Any, path: Path) -> None:
         self.seen[path].append(value)
@@ -85,7 +86,7 @@ class Fuzzer:
         return low, 2 * high + 10 if high > 0 else high
 
     def _facts(self, given: Given) -> Iterator[tuple[Hashable, bool]]:
-        """Yield what is true or not of an input, each with its name."""
+        """Yield (name, truth value) of each property of an input."""
         for place, value in given.items():
             yield from self._facts_of(value, (place,))
         for one, other in permutations(given, 2):
@@ -120,7 +121,7 @@ class Fuzzer:
             yield from self._facts_of(each, (*path, step))
 
     def _mend(self, given: Given) -> None:
-        """Bring back what a change breaks and what is easily had: order, and told lengths."""
+        """Repair properties that a mutation broke, if this is easy: order, and lengths."""
         for place, value in given.items():
             if isinstance(value, list | tuple):
                 if self.kept.get(((place,), "distinct")):
@@ -136,7 +137,7 @@ class Fuzzer:
             if self.kept.get((one, other, "is the length")):
                 given[one] = len(given[other])
 
-    # changes, by type
+    # Mutations by type.
 
     def _changed(self, value: Any, path: Path) -> Any:
         rng = self.rng
@@ -144,7 +145,8 @@ class Fuzzer:
         if alike and rng.random() < 0.15:
             return rng.choice(alike)
         if self.reach == "far" and rng.random() < 0.1:
-            return type(value)() if value is not None else None  # 0, "", [] ...
+            # An empty value: 0, "", [] ...
+            return type(value)() if value is not None else None
         low, high = self._bounds(path)
         match value:
             case bool():
@@ -211,7 +213,7 @@ class Fuzzer:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds, each with its step of the path."""
+    """Yield a value's elements, each with its step of the path."""
     if isinstance(value, dict):
         yield from ((f"key {type(key).__name__}", key) for key in value)
         value = value.values()
@@ -240,7 +242,7 @@ def _is_rising(value: Sequence[Any]) -> bool:
 
 
 def _relations(one: Any, other: Any) -> Iterator[tuple[str, bool]]:
-    """Yield what is true or not of two arguments together."""
+    """Yield (name, truth value) of each property of two arguments."""
     sized = hasattr(one, "__len__"), hasattr(other, "__len__")
     number = type(one) is int
     if number and sized[1]:
@@ -260,5 +262,5 @@ def _relations(one: Any, other: Any) -> Iterator[tuple[str, bool]]:
 def _is_in(one: Any, other: Any) -> bool:
     try:
         return one in other
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # the value is not hashable
         return False

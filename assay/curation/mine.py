@@ -1,4 +1,4 @@
-"""`assay data mine`: pages like those of a seed corpus, out of a pool of which they are few."""
+"""`assay data mine`: find the documents of a large pool that resemble a seed corpus."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from assay.data.overlap import words_in
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 BUCKETS = 2**18
-"""Weights of a classifier: n-grams are told apart by a hash."""
+"""Number of weights of a classifier. N-grams are mapped to weights by a hash."""
 LEARNING_RATE = 0.5
 
 
 class MineSettings(StageSettings):
-    """Take the documents out of a pool that are like those of a seed corpus.
+    """Select the documents of a pool that resemble those of a seed corpus.
 
-    A classifier learns to tell the seeds from documents that are drawn from the pool by chance:
-    logistic regression on n-grams of words. The documents with the highest scores are kept. Then
-    comes the rule of domains: of a site of which many documents were kept, the sections of which
-    most were kept are taken whole. For another round, name the output among the seeds. Memory
-    grows with the documents by some 200 bytes each. DeepSeekMath, arXiv 2402.03300, section 2.1.
+    A classifier learns to distinguish the seeds from random documents of the pool: logistic
+    regression on word n-grams. The documents with the highest scores are kept. Then the domain rule
+    applies: for a site with many kept documents, sections with a high share of kept ones are added
+    completely. For another round, add the output to the seeds. Memory grows by about 200 bytes per
+    document. DeepSeekMath, arXiv 2402.03300, section 2.1.
     """
 
     seeds: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of documents that are what is looked for."""
+    """Sources of example documents."""
 
     keep: Share = 0.1
-    """The share of the pool that is kept for its score."""
+    """Share of the pool that is kept for its score."""
 
     n: Natural = 3
-    """The most words in an n-gram."""
+    """Maximum number of words in an n-gram."""
 
     epochs: Epochs = 3.0
-    """Passes of the classifier over seeds and drawn documents."""
+    """Epochs of the classifier over seeds and sampled documents."""
 
     site_share: Share = 0.1
-    """The rule of domains looks at sites of which more than this share was kept. A site is the host
-    of the key ``url``. 1: no such rule."""
+    """The domain rule examines sites of which more than this share was kept. A site is the host in
+    the key ``url``. 1: rule off."""
 
     section_share: Share = 0.25
-    """Of these sites, a section is taken whole where more than this share of it was kept. A section
-    is the host and the first part of the path. In the paper, people look at such sections."""
+    """On these sites, a section is added completely if more than this share of it was kept. A
+    section is the host and the first part of the path. In the paper, people review such
+    sections."""
 
     tag: Text | None = None
-    """The first of the `tags` that marks the documents looked for, where the pool's rows are
-    labelled: the manifest then has precision and recall. Nothing is learned from it. None: they are
-    not measured."""
+    """Tag of true positives in the `tags` of a labeled pool. The manifest then has precision and
+    recall. The classifier does not use it. None: not measured."""
 
     seed: Seed = 0
-    """Of the draw, and of the order in which is learned."""
+    """Random seed of the sample and of the training order."""
 
 
 def mine(settings: MineSettings, out: Output) -> None:
-    """Write the documents that are kept, each with the key ``mined``: its score, and why."""
+    """Write the kept documents, each with the key ``mined``: its score and the reason."""
     out.add_filters("score")
     pool, seeds = (
         out.open(sources, lambda row: row.text("all"), role=role)
@@ -102,10 +102,10 @@ def mine(settings: MineSettings, out: Output) -> None:
 def _scores(
     settings: MineSettings, pool: Sequence[Record], seeds: Sequence[Record]
 ) -> NDArray[np.float64]:
-    """Return the probability of each document of the pool that it is one of the seeds'.
+    """Return the classifier's probability for each document of the pool that it is a seed.
 
-    Logistic regression by AdaGrad, a document at a time: its n-grams weigh the same, however often
-    they stand there.
+    Logistic regression by AdaGrad, one document at a time. Repetitions of an n-gram in a document
+    do not count.
     """
     random = np.random.default_rng(settings.seed)
     drawn = random.permutation(len(pool))[: len(seeds)]
@@ -128,7 +128,7 @@ def _scores(
 
 
 def _grams(row: Record, most: int) -> NDArray[np.int64]:
-    """Return the buckets of a document's n-grams, of one word and more. Numbers are one word."""
+    """Return the buckets of a document's n-grams, from single words on. Numbers are one word."""
     words = ["0" if word.isdigit() else word for word in words_in(row.text("all"))]
     grams = (
         zlib.crc32(" ".join(words[start : start + size]).encode(errors="replace")) % BUCKETS
@@ -145,7 +145,7 @@ def _probability(logit: float) -> float:
 def _whole_sections(
     settings: MineSettings, pool: Sequence[Record], kept: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the documents of sections that are taken whole, and the names of these."""
+    """Return the documents in sections that are added completely, and the sections' names."""
     places = [_place(row.keys.get("url")) for row in pool]
     shares: list[dict[str, float]] = []
     for names in zip(*places, strict=True):
@@ -161,7 +161,7 @@ def _whole_sections(
 
 
 def _place(url: Any) -> tuple[str, str]:
-    """Return the site and the section of an address; empty texts where there is none."""
+    """Return the site and the section of a URL, or empty texts."""
     parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
     section = parts.path.strip("/").partition("/")
     return parts.netloc, f"{parts.netloc}/{section[0]}" if parts.netloc and section[1] else ""

@@ -1,7 +1,7 @@
 """Mutants: copies of a program, each with one small fault.
 
-The share of them that some tests find is the tests' mutation score. Some mutants do what the
-program does, so the best score may be below 1.
+The mutation score of tests is the share of mutants that they detect. Some mutants are equivalent to
+the program, so the best score can be below 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Edit = Callable[[], None]
 
 
 def mutants(text: str, most: int, rng: Random) -> list[str]:
-    """Return mutants of a program, drawn by chance: at most so many, all different."""
+    """Return at most ``most`` distinct random mutants of a program."""
     tree = parse(text)[0]
     if tree is None:
         return []
@@ -62,10 +62,11 @@ def mutants(text: str, most: int, rng: Random) -> list[str]:
 
 
 def _edits(node: ast.AST) -> Iterator[Edit]:
-    """Yield the faults that a node may be given, each as what changes it in place."""
+    """Yield the possible faults at a node, each as a function that modifies it in place."""
     operator: Any = getattr(node, "op", None)
     if swapped := SWAPPED.get(type(operator)):
-        yield _sets(node, "op", swapped())  # all nodes of an operator are one object
+        # All nodes of an operator share one object.
+        yield _sets(node, "op", swapped())
     match node:
         case ast.Compare():
             for place, operator in enumerate(node.ops):

@@ -1,4 +1,4 @@
-"""What a data stage writes: its rows, and the manifest that says what each filter took."""
+"""The output of a data transform: its rows, and the manifest with the removed rows by filter."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from assay.host.terminal import lined
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
 MAX_EXAMPLES = 3
-SHOWN = 300  # characters of a text in an example
+# Characters of a text in an example.
+SHOWN = 300
 
 Row = dict[str, Any]
 
 
 @dataclass
 class Filter:
-    """What one filter took: how many rows, and the first of them, each with the reason."""
+    """The rows removed by one filter: their number, and the first of them with reasons."""
 
     name: str
     took: int = 0
@@ -51,9 +52,11 @@ class _Input(BaseModel):
 
 @dataclass
 class Manifest:
-    """What a data stage did. inputs: source, rows and sha256 of each. rows: of the output.
+    """Record of a data transform's work.
 
-    measured: whatever else the stage found, as pass rates.
+    inputs: source, number of rows and sha256 of each input.
+    rows: number of written rows.
+    measured: further measurements, such as pass rates.
     """
 
     stage: str
@@ -67,11 +70,11 @@ class Manifest:
 
     @property
     def rows_read(self) -> int:
-        """The rows of all inputs."""
+        """Number of rows in all inputs."""
         return sum(one["rows"] for one in self.inputs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return plain values for JSON."""
         return plain(asdict(self))
 
     def __str__(self) -> str:
@@ -83,41 +86,41 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest that a stage has written; raises RunError where it is none."""
+    """Read a transform's manifest. Raises RunError if the file is not a manifest."""
     found = read_record(path, Manifest)
     if found is None:
-        accepted = f"the {MANIFEST} of a data stage"
+        accepted = f"the {MANIFEST} of a data transform"
         raise RunError(message(str(path), "no file", accepted))
     checked(found.inputs, list[_Input], f"{path} inputs")
     return found
 
 
 class StageSettings(Section):
-    """What every data stage reads."""
+    """Settings that every data transform has."""
 
     inputs: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows: files, ``hf:...``, ``gym:...``, or folders that a data stage has written."""
+    """Sources of rows: files, ``hf:...``, ``gym:...``, or folders that a data transform wrote."""
 
     output: Literal["jsonl", "parquet"] = "jsonl"
-    """The kind of file that is written: ``rows.jsonl``, or ``rows.parquet``, in which each key
-    holds values of one kind."""
+    """Output format: ``rows.jsonl``, or ``rows.parquet``, in which all values of a key have the
+    same type."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return how many rows are written at the most of so many; None: not known."""
+        """Return an upper bound on the number of written rows, or None if unknown."""
         return num_read
 
 
 class Output(ExitStack):
-    """The rows of a stage on their way to disk, one by one, and the count of those taken.
+    """Writes the rows of a data transform to disk and counts the removed ones.
 
         with Output("select", settings, folder) as out:
             for _, row in out.sift(out.open(settings.inputs), {"goodness": fault_of}):
                 out.write(row.keys)
         return out.manifest
 
-    What a stage opens it may hand to ``enter_context``: it is closed at the end of the block. Then
-    the rows get their name and the manifest is written. An error leaves the rows that were written
-    in ``rows.jsonl.part``, if there are any.
+    Resources that the transform opens can be passed to ``enter_context`` and are closed at the end
+    of the block. Then the rows file gets its final name and the manifest is written. An error
+    leaves the rows so far in ``rows.jsonl.part``.
     """
 
     def __init__(self, stage: str, settings: StageSettings, folder: Path) -> None:
@@ -139,10 +142,12 @@ class Output(ExitStack):
         role: str = "",
         **how: Any,
     ) -> RowSet[Record]:
-        """Open inputs, validate all their rows, and note how many they are, and their hash.
+        """Open inputs, validate all their rows, and record their number and hash.
 
-        Rows are read again whenever they are asked for. check, how: as `load_rows` has them. role:
-        of rows that others are held against, as ``against``; they are no inputs.
+        check, how: as in `load_rows`.
+        role: role of reference rows that are not inputs, such as ``against``.
+
+        Rows are read again at each access.
         """
         rows = load_rows("rows", Record.read, [rows_of(one) for one in sources], check=check, **how)
         for name, count in rows.counts():
@@ -160,16 +165,16 @@ class Output(ExitStack):
         self.manifest.rows += 1
 
     def flush(self) -> None:
-        """Hand what was written to the system, so that it outlives this process."""
+        """Flush the written rows to the operating system, so that they survive this process."""
         self._file.flush()
 
     def add_filters(self, *names: str) -> None:
-        """Name filters in the order in which the manifest lists them, also if they take nothing."""
+        """Declare filters in the order of the manifest, including those that remove nothing."""
         for name in names:
             self._filters.setdefault(name, Filter(name))
 
     def take(self, name: str, row: Mapping[str, Any], reason: str) -> None:
-        """Count a row that a filter took, and keep the first few as examples."""
+        """Count a removed row, and keep the first few as examples."""
         self.add_filters(name)
         found = self._filters[name]
         found.took += 1
@@ -180,9 +185,9 @@ class Output(ExitStack):
     def sift(
         self, rows: Iterable[Record], filters: Mapping[str, Callable[[Record], str]]
     ) -> Iterator[tuple[int, Record]]:
-        """Yield the rows that no filter takes, each with its number; of several the first takes.
+        """Yield (number, row) for the rows that pass all filters. The first failing filter counts.
 
-        filters: by their names, what says why a row goes; an empty text lets it stay.
+        filters: by name, a function that returns the reason for removal, or "" to keep the row.
         """
         self.add_filters(*filters)
         for index, row in enumerate(rows):
@@ -227,7 +232,7 @@ class Output(ExitStack):
         write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
 
     def _to_parquet(self) -> None:
-        """Put the rows into another kind of file; where that fails, they stay as they were."""
+        """Convert the rows to the output format. If this fails, the JSON Lines file stays."""
         from assay.data.parquet import write_parquet
 
         lines, file = JsonLines(str(self._part)), self.folder / f"{rows_name('parquet')}.part"
@@ -245,12 +250,12 @@ class Output(ExitStack):
 
 
 def rows_name(output: str) -> str:
-    """Return the name of a stage's rows, by its ``output``."""
+    """Return the file name of a transform's rows for an ``output`` format."""
     return f"rows.{output}"
 
 
 def rows_of(source: str) -> str:
-    """Return the file of rows of a data stage's folder; other names as they are."""
+    """Return the rows file of a data transform's folder, or any other name unchanged."""
     folder = Path(source)
     if not folder.is_dir():
         return source
@@ -259,7 +264,7 @@ def rows_of(source: str) -> str:
             return str(folder / rows_name(output))
     part = folder / f"{ROWS}.part"
     if part.is_file():
-        found = "the folder of a data stage that did not end"
+        found = "the folder of an unfinished data transform"
         raise DataError(message(source, found, "a finished one", f"or name {part}"))
     return source
 
@@ -276,7 +281,7 @@ def content_hash(name: str) -> str:
 
 
 def _keep_whole_lines(path: Path) -> int:
-    """Cut off what stands behind a file's last line; return how many lines it has."""
+    """Truncate a file after its last complete line. Return the number of lines."""
     count = end = 0
     with path.open("rb+") as file:
         for line in file:
@@ -293,7 +298,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
         text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False)
     try:
         return f"{text}\n".encode()
-    except UnicodeEncodeError:  # half a surrogate pair
+    except UnicodeEncodeError:  # an unpaired surrogate
         return f"{json.dumps(plain(row), allow_nan=False)}\n".encode()
 
 

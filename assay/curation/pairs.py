@@ -1,4 +1,4 @@
-"""`assay data pairs`: preferences out of verified completions, and out of ranked ones."""
+"""`assay data pairs`: make preference pairs from verified or ranked completions."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ RANKING = "ranking"
 
 
 class PairsSettings(StageSettings):
-    """Make preferences of verified completions, or of ranked ones.
+    """Make preference pairs from verified or ranked completions.
 
-    The completions of one prompt are a group, in whatever sources they stand. Each pair has one
-    that passed and one that failed. A row with ``completions`` and a ``ranking`` is a group of its
-    own: its ranks are whole numbers, one a completion; 1 is the best, and equal ranks make no pair.
-    Memory grows with the rows by some 100 bytes each.
+    The completions of one prompt are a group, across all sources. Each pair has one passed and one
+    failed completion. A row with ``completions`` and a ``ranking`` is a group of its own. Its ranks
+    are whole numbers, one per completion. 1 is the best, and equal ranks make no pair. Memory grows
+    by about 100 bytes per row.
     """
 
     most: Natural = 1
-    """The most pairs of one group. Completions that are in the fewest pairs so far go first."""
+    """Maximum number of pairs per group. Completions in the fewest pairs so far are used first."""
 
     close_in_length: bool = False
-    """Prefer pairs whose texts differ least in length, so that length is not what is learned. Only
-    where there are more pairs than `most`."""
+    """Prefer pairs of similar length, so that the model does not learn length. Has an effect only
+    if there are more pairs than `most`."""
 
     seed: Seed = 0
-    """Of the choice among equals."""
+    """Random seed for ties."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return the pairs where each row is a group of its own."""
+        """Return the maximum number of pairs if each row is a group of its own."""
         return None if num_read is None else num_read * self.most
 
 
 def pairs(settings: PairsSettings, out: Output) -> None:
-    """Write up to so many pairs of each group: those of rankings, then those of verdicts."""
+    """Write at most ``most`` pairs per group: those of rankings, then those of verdicts."""
     out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
     rows = out.open(settings.inputs, _check)
     rng = Random(settings.seed)
@@ -63,7 +63,7 @@ def pairs(settings: PairsSettings, out: Output) -> None:
 
 
 def _check(row: Record) -> None:
-    """Raise DataError for a row that holds no verified completion, and no ranked ones."""
+    """Raise DataError for a row without a verified completion or ranked completions."""
     keys, where = row.keys, row.source
     if RANKING not in keys:
         check_judged(row, f'or give "completions" and a "{RANKING}"')
@@ -83,7 +83,7 @@ def _check(row: Record) -> None:
 def _of_verdicts(
     group: Sequence[Record], texts: Sequence[str], settings: PairsSettings, rng: Random, out: Output
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a verified group; note the rows that give none, and why."""
+    """Return the pairs of a verified group. Rows without a pair are recorded with the reason."""
     sides: dict[str, list[int]] = {"passed": [], "failed": [], "not_judged": []}
     for index, row in enumerate(group):
         sides[row.verdict.status if row.verdict else "not_judged"].append(index)
@@ -103,7 +103,7 @@ def _of_verdicts(
 def _write_pairs(
     row: Record, texts: Sequence[str], pairs: Sequence[tuple[int, int]], out: Output
 ) -> None:
-    """Write pairs, each with the group's prompt, tags and source."""
+    """Write pairs with the group's prompt, tags and source."""
     name = row.keys.get("problem_id", row.id)
     kept = {key: row.keys[key] for key in ("source", "tags") if key in row.keys}
     for number, (chosen, rejected) in enumerate(pairs):
@@ -114,10 +114,10 @@ def _write_pairs(
 def pairs_of_group(
     passed: Sequence[int], failed: Sequence[int], lengths: Sequence[int], most: int, rng: Random
 ) -> list[tuple[int, int]]:
-    """Return up to ``most`` (chosen, rejected) of completions that passed and that failed.
+    """Return up to ``most`` (chosen, rejected) pairs of passed and failed completions.
 
-    The pair goes first whose two are in the fewest pairs so far. lengths: of the completions; of
-    equals the pair goes first that differs least in length. Empty: one of them, by chance.
+    Pairs of completions that are in the fewest pairs so far come first. lengths: lengths of the
+    completions. Ties are broken by the smaller difference in length, or randomly if empty.
     """
     good, bad = rng.sample(passed, len(passed)), rng.sample(failed, len(failed))
     used = dict.fromkeys([*good, *bad], 0)
@@ -139,8 +139,10 @@ def pairs_of_group(
 
 
 def pairs_of_ranking(ranks: Sequence[int], most: int, rng: Random) -> list[tuple[int, int]]:
-    """Return up to ``most`` (chosen, rejected) of ranked completions; 1 is the best, equal ranks
-    are ties, which give no pair."""
+    """Return up to ``most`` (chosen, rejected) pairs of ranked completions.
+
+    Equal ranks make no pair.
+    """
     found = [
         (one, other) if ranks[one] < ranks[other] else (other, one)
         for one, other in combinations(range(len(ranks)), 2)

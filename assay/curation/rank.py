@@ -1,4 +1,4 @@
-"""`assay data rank`: the completions of a problem in the order that annotators give them."""
+"""`assay data rank`: order the completions of a problem like annotators."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
 class RankSettings(StageSettings):
-    """Rank the completions of each problem by their rewards, as annotators who err.
+    """Rank the completions of each problem by their rewards, simulating annotators with errors.
 
-    A row is a completion with its verdict, as `collect` writes it; its ``reward`` says how good it
-    is: by rules, by a judge, or by a sum of both. Each problem becomes one row, with its different
-    ``completions`` and their ``ranking``, which `pairs` reads. People give such rows too.
+    A row is a completion with its verdict, as `collect` writes it. Its ``reward`` from rules, a
+    judge or a sum of both is its quality. Each problem becomes one row with its distinct
+    ``completions`` and their ``ranking``, which `pairs` reads. Human annotators produce the same
+    format.
     """
 
     noise: NonNegative = 0.0
-    """How much annotators err. Each reward is changed at random before they are ordered, by so many
-    times a number of Gumbel's distribution. Of two completions whose rewards differ by d, the
-    better one then stands first with probability 1 / (1 + exp(-d / noise)): at 1.0 and d = 1, in 73
-    % of cases. 0: none; equal rewards are equal ranks."""
+    """Error of the annotators. Before ordering, each reward is perturbed by this many times a
+    random number from Gumbel's distribution. If the rewards of two completions differ by d, the
+    better one is first with probability 1 / (1 + exp(-d / noise)): 73 % at 1.0 and d = 1. 0: no
+    errors. Equal rewards have equal ranks."""
 
     guide: Text | None = None
-    """A Markdown file that tells annotators what is better, or the name of one that comes with
-    Assay's recipes. It is put beside the rows, as ``guide.md``. It changes no rank: the rewards
-    should follow it."""
+    """Markdown file with annotation guidelines, or the name of a file in Assay's recipes. It is
+    copied next to the rows as ``guide.md`` and does not affect the ranks."""
 
     seed: Seed = 0
-    """Of the errors."""
+    """Random seed of the errors."""
 
 
 def rank(settings: RankSettings, out: Output) -> None:
-    """Write a row for each problem, and how far two annotators agree."""
+    """Write a row per problem, and measure the agreement of two annotators."""
     guide = None if settings.guide is None else _find_guide(settings.guide)
     out.add_filters("empty", "not judged", "duplicate", "alone")
     rng, again = Random(f"{settings.seed}"), Random(f"{settings.seed} again")
@@ -73,19 +73,19 @@ def rank(settings: RankSettings, out: Output) -> None:
 
 
 def ranking(rewards: Sequence[float], noise: float, rng: Random) -> list[int]:
-    """Return the rank of each completion, 1 for the best, after errors (Plackett-Luce)."""
+    """Return the rank of each completion, 1 for the best, with errors (Plackett-Luce)."""
     seen = [reward - noise * log(rng.expovariate(1.0)) for reward in rewards] if noise else rewards
     places = sorted({*seen}, reverse=True)
     return [places.index(one) + 1 for one in seen]
 
 
 def _order(ranks: Sequence[int], one: int, two: int) -> bool | None:
-    """Whether the first of two stands before the other; None where they are equal."""
+    """Return whether the first of two precedes the other. None: they are equal."""
     return None if ranks[one] == ranks[two] else ranks[one] < ranks[two]
 
 
 def _different(group: Sequence[Record], out: Output) -> dict[str, float]:
-    """Return the rewards of a group's completions, by their texts; note the rows without one."""
+    """Return the rewards of a group by completion text. Rows without a reward are recorded."""
     found: dict[str, float] = {}
     for row in group:
         text, reward = row.completion.strip(), row.verdict and row.verdict.reward

@@ -1,4 +1,4 @@
-"""Domains by rules: the words and patterns of a table, and which of its domains a text is of."""
+"""Domain rules: words and patterns in a table, and the best-matching domain of a text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from assay.validation import toml_words
 
 BUILT_IN = Path(__file__).with_name("domains.toml")
 READ = 20_000
-"""Characters of a text that rules look at: its beginning tells what it is about."""
+"""Characters read at the beginning of a text, which usually shows its topic."""
 
 
 class Domain(Section):
-    """What texts of a domain hold."""
+    """Words and patterns of one domain."""
 
     words: tuple[Text, ...] = ()
-    """Words and phrases, matched whole and in any case."""
+    """Words and phrases, matched as whole words without case."""
     patterns: tuple[Text, ...] = ()
-    """Regular expressions of Python, matched as they are written."""
+    """Regular expressions of Python, matched with case."""
 
     @field_validator("patterns")
     @classmethod
@@ -55,14 +55,14 @@ class Domain(Section):
         return words, [re.compile(pattern) for pattern in self.patterns]
 
     def matches(self, text: str, folded: str) -> int:
-        """Return how many of the words and patterns a text has; each counts once."""
+        """Return the number of distinct words and patterns in a text."""
         words, patterns = self._compiled
         found = sum(word in folded and bool(whole.search(folded)) for word, whole in words.items())
         return found + sum(bool(pattern.search(text)) for pattern in patterns)
 
 
 def read_domains(path: Path) -> dict[str, Domain]:
-    """Return the domains of a table, by their tag: a section each. Raises ConfigError."""
+    """Return the domains of a table by tag, one section each. Raises ConfigError."""
     tree, _ = read_toml(path)
     if not tree:
         raise ConfigError(message(str(path), "no section", "at least one, such as [math]"))
@@ -73,9 +73,9 @@ def read_domains(path: Path) -> dict[str, Domain]:
 
 
 def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str | None:
-    """Return the tag of which a text matches most; of equals the first.
+    """Return the tag with the most matches, the first one among equals.
 
-    None: it has fewer than ``least`` matches of every one.
+    None: every domain has fewer than ``least`` matches.
     """
     text = text[:READ]
     folded = text.casefold()

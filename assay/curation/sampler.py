@@ -1,4 +1,4 @@
-"""What data stages sample with: problems in, judged groups out, from the engine or a server."""
+"""Sampling for data transforms: problems in, judged groups out, with the engine or a server."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from assay.session.sampling import SamplingOptions, sampling_config
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
-# So many times the slots of the engine are sampled before rows are written.
+# Problems per round, as a multiple of the engine's slots. Rows are written after each round.
 AT_ONCE = 4
 
 Style = Callable[[Problem, str | None], Problem]
-"""Makes the problem that is shown. The second argument: the text around a question where prompts
-are plain text; None of chats."""
+"""Makes the shown problem. The second argument is the text around a question for plain-text
+prompts, and None for chats."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The completions of a problem with their verdicts; None where nothing judges."""
+    """The completions of a problem with their verdicts. None: not judged."""
 
     group: Group
     verdicts: Sequence[Verdict | None]
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many passed, and how many were judged."""
+        """Numbers of passed and of judged completions."""
         judged = [one for one in self.verdicts if one is not None and one.judged]
         return sum(one.correct for one in judged), len(judged)
 
     def tally(self) -> dict[str, int]:
-        """Return what a stage adds up over all groups."""
+        """Return the sums over all groups."""
         passed, judged = self.counts
         return {
             "problems": 1,
@@ -71,12 +71,13 @@ def sampled(
     judged: bool = True,
     modes: Sequence[ThinkMode | None] = (None,),
 ) -> Iterator[tuple[Record, list[Sampled]]]:
-    """Yield the rows of a stage with completions of their problems, one group for each think mode.
+    """Yield the rows of a transform with completions of their problems, one group per think mode.
 
-    modes: None asks as the problem has it. Rows are read before a model is loaded: what is wrong
-    with one is told at once. What is written while a part of the rows is yielded is on disk before
-    the next part is asked. The filter ``prompt`` takes problems whose prompts do not fit,
-    ``no_reply`` those that a server did not answer.
+    modes: None uses the problem's own think mode.
+
+    All rows are validated before a model is loaded. Rows written while an item is processed are on
+    disk before the next item is requested. The filter ``prompt`` removes problems whose prompts do
+    not fit, and ``no_reply`` those without a reply from the server.
     """
     config = _config(settings)
     with show_startup():
@@ -145,7 +146,7 @@ def _ask(
 
 
 def _engine_of(session: Session, style: Style, total: int, stack: ExitStack) -> Engine:
-    """Show how many of ``total`` completions the engine has until ``stack`` closes."""
+    """Show the engine's progress out of ``total`` completions until ``stack`` closes."""
     data = session.config.data
     render, is_plain = session.renderer.render, session.renderer.template == "base"
     template = data.prompt_template if is_plain else None
@@ -191,7 +192,7 @@ def _config(settings: AskingSettings) -> TrainConfig:
     config = configuration.build(merged(config.model_dump(exclude_none=True), settings.config))
     asked = [*config.tools.names, *filter(None, [config.tools.environment])]
     if asked and settings.url is not None:
-        accepted = "none with url: nobody answers the calls of a server's model"
+        accepted = "none with url: a server's model has no tools"
         raise ConfigError(message("config.tools", ", ".join(asked), accepted, "name a model"))
     return config
 

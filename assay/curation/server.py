@@ -1,4 +1,4 @@
-"""A generator that asks an OpenAI-compatible server, with the client of the judges."""
+"""A generator that queries an OpenAI-compatible server, with the client of the judges."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights
 from assay.types import Completion, Group, Message, Problem, Prompt, ThinkFormat
 
-FIRST_PATIENCE, PATIENCE = 4, 32  # requests in a row without a reply: before any had one, and after
-SECONDS, ALL_SECONDS = 600.0, 1700.0  # for one request; for one with all its repetitions
+# Maximum consecutive requests without a reply: before the first reply, and after it.
+FIRST_PATIENCE, PATIENCE = 4, 32
+# Seconds per request, and for a request with all its retries.
+SECONDS, ALL_SECONDS = 600.0, 1700.0
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-"""What servers hand on to the chat template."""
+"""Variables that servers pass to the chat template."""
 
 
 class ServerGenerator:
-    """Completions of a server: a generator that knows their text, and of tokens only how many.
+    """Generator of a server's completions, with known text but only a number of tokens.
 
-    render: makes the chat of a problem. think: the form of completions; reasoning that the server
-    sets apart is put back between its tags. thinks: whether problems that do not say so are asked
-    to think. no_replies: why requests had none; such completions are left out of their group.
+    render: makes the chat of a problem.
+    think: think format of completions. Reasoning that the server returns separately is put between
+        its tags.
+    thinks: default think mode of problems.
+    no_replies: reasons of failed requests. Their completions are omitted from the group.
     """
 
     exact = False
@@ -63,10 +67,10 @@ class ServerGenerator:
         on_group: Callable[[Group], None] | None = None,
         race: object = None,
     ) -> list[Group]:
-        """Return the groups of the problems that had a reply, with the completions that had one.
+        """Return the groups of problems with a reply, with their completions.
 
-        Raises ModelError where none of the first requests has one, RunStopped where later many in
-        a row have none.
+        Raises ModelError if none of the first requests gets a reply, and RunStopped if many later
+        consecutive ones get none.
         """
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
@@ -84,16 +88,17 @@ class ServerGenerator:
                     if on_group is not None:
                         on_group(groups[-1])
         finally:
-            pool.shutdown(cancel_futures=True)  # those under way are waited for
+            # Requests that are under way are awaited.
+            pool.shutdown(cancel_futures=True)
             for client in clients.values():
                 client.close()
         return groups
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """No effect, because no memory is held."""
 
     def load_policy(self, weights: Weights) -> None:
-        """A server's weights are its own."""
+        """Raise an error, because a server has its own weights."""
         raise NotImplementedError("a server is not given weights")
 
     def _client(self, sampling: SamplingConfig, thinks: bool) -> EndpointClient:
@@ -139,7 +144,7 @@ class ServerGenerator:
         return Completion.from_text(text, name, think, length, ended)
 
     def _received(self, reply: Completion | EndpointFailure) -> Completion | None:
-        """Return a completion, and count what had no reply; raises where there are too many."""
+        """Return a completion, and count failed requests. Raises an error if there are too many."""
         if isinstance(reply, Completion):
             self._has_replied, self._in_a_row = True, 0
             return reply
@@ -153,7 +158,7 @@ class ServerGenerator:
         return None
 
     def _read(self, body: Any) -> Reply:
-        """Return a reply with its reasoning, also one that was cut off."""
+        """Return a reply with its reasoning, also if it was truncated."""
         message, text, finish = read_message(body)
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str) and thought.strip():

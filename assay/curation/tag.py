@@ -1,4 +1,4 @@
-"""`assay data tag`: each row gets the tag of its domain, by rules or by a model's word."""
+"""`assay data tag`: add a domain tag to each row, by rules or by a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from assay.curation.rules import BUILT_IN, Domain, best_domain, read_domains
 from assay.data.completions import Record, TextPart
 from assay.types import Problem
 
-SHOWN = 4000  # characters of a text that a model is shown
+# Characters of a text shown to the model.
+SHOWN = 4000
 REQUEST = """\
 {text}
 
@@ -28,29 +29,29 @@ else."""
 class TagSettings(AskingSettings):
     """Tag each row with its domain, by rules or by a model.
 
-    The tag is put before the tags that a row has.
+    The new tag is placed before a row's existing tags.
     """
 
     rules: Text | None = None
-    """A TOML file with a section for each tag: ``words`` (matched whole, in any case) and
-    ``patterns`` (regular expressions). None: the table that comes with Assay, which has ``code``,
-    ``math``, ``logic``, ``science`` and ``writing``."""
+    """TOML file with one section per tag: ``words`` (matched as whole words without case) and
+    ``patterns`` (regular expressions). None: Assay's own table, which has ``code``, ``math``,
+    ``logic``, ``science`` and ``writing``."""
     least: Natural = 2
-    """By rules: how many different words and patterns of a domain a text must match."""
+    """For rules: minimum number of distinct words and patterns of a domain in a text."""
     other: Text = "other"
-    """The tag of rows that match no domain so often, or of which the model names none."""
+    """Tag of rows without enough matches, or for which the model names no tag."""
     compare: TextPart = "prompt"
-    """What is looked at of a row: its ``prompt``, its ``completion``, or ``all`` of it."""
+    """Text of a row to classify: its ``prompt``, its ``completion``, or ``all``."""
     model: Text | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A model that is asked, as `assay data collect` has it. None: the rules decide."""
+    """Model that classifies, as in `assay data collect`. None: use the rules."""
     tags: tuple[Text, ...] = ()
-    """The tags that the model chooses from. Empty: those of the rules, and `other`."""
+    """Tags that the model can choose. Empty: those of the rules, and `other`."""
     request: Text = REQUEST
-    """What the model is asked, with ``{text}`` and ``{tags}`` in it."""
+    """Prompt for the model, with the placeholders ``{text}`` and ``{tags}``."""
     num_samples: Count = 1
-    """Answers of the model, of which the most frequent tag counts."""
+    """Number of answers of the model. The most frequent tag is used."""
     temperature: Temperature = 0.0
-    """Of the model's answers. 0: greedy, for a single one."""
+    """Temperature of the model's answers. 0: greedy, for a single answer."""
 
 
 def tag(settings: TagSettings, out: Output) -> None:
@@ -95,7 +96,7 @@ def _by_model(
 
 
 def named_tag(answer: str, tags: Sequence[str]) -> str | None:
-    """Return the tag that stands first in an answer, as a whole word in any case."""
+    """Return the first tag in an answer, as a whole word without case."""
     listed = "|".join(map(re.escape, sorted(tags, key=len, reverse=True)))
     found = re.search(rf"(?<!\w)(?:{listed})(?!\w)", answer, re.IGNORECASE)
     return next((one for one in tags if found and one.casefold() == found[0].casefold()), None)

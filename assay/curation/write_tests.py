@@ -1,4 +1,4 @@
-"""Data stage ``write_tests``: hidden tests for programs, on which reference solutions agree."""
+"""Data transform ``write_tests``: hidden tests for programs, on which reference solutions agree."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from assay.verify.programs.code_tests import spec_of
 from assay.verify.programs.spec import CodeTest
 from assay.verify.sandbox import Sandbox, SandboxTrouble
 
-AT_ONCE = 8  # problems for each processor, before rows are written
-SHOW_EVERY = 30.0  # seconds
+# Problems per processor in a round. Rows are written after each round.
+AT_ONCE = 8
+# Seconds.
+SHOW_EVERY = 30.0
 
 
 def write_tests(settings: WriteTestsSettings, out: Output) -> None:
-    """Write problems with hidden tests, and what these find; as many at once as processors."""
+    """Write problems with hidden tests, in parallel on all processors, and measure the tests."""
     rows = out.open(settings.inputs, _check, key=lambda row: row.problem.id)
     solutions = Collected(out, settings.solutions, "solutions")
     suggestions = Collected(out, settings.suggestions, "suggestions")
@@ -39,7 +41,7 @@ def write_tests(settings: WriteTestsSettings, out: Output) -> None:
     for _ in range(num_workers):
         sandboxes.put(out.enter_context(Sandbox()))
     out.add_filters(*FILTERS)
-    # threads share the filters, which parsing a program sets and sets back
+    # Threads share the warning filters, which parsing a program sets and restores.
     out.enter_context(warnings.catch_warnings(action="ignore", category=SyntaxWarning))
     pool = out.enter_context(ThreadPoolExecutor(num_workers))
     progress = out.enter_context(closing(Progress("")))
@@ -70,7 +72,7 @@ def _found(
     sandboxes: SimpleQueue[Sandbox],
     asked: tuple[Problem, Sequence[Completion], Sequence[Completion]],
 ) -> tuple[Sequence[CodeTest], Counter[str]] | Falls:
-    """Return a problem's tests, and what they find; or why it has none."""
+    """Return a problem's tests with their fault detection, or the reason why it has none."""
     sandbox = sandboxes.get()
     try:
         writer = Writer(settings, sandbox, *asked)
@@ -104,7 +106,7 @@ def _as_row(test: CodeTest) -> Row:
 
 
 def _measured(tally: Counter[str]) -> dict[str, Any]:
-    """Return what the manifest says of all problems that were kept."""
+    """Return the manifest's statistics over all kept problems."""
 
     def share(part: int, whole: int) -> float | None:
         return round(part / whole, 4) if whole else None
@@ -123,7 +125,7 @@ def _measured(tally: Counter[str]) -> dict[str, Any]:
 
 
 class Collected:
-    """The completions of some sources, by their problems."""
+    """The completions of some sources, by problem."""
 
     def __init__(self, out: Output, sources: Sequence[str], role: str) -> None:
         self.rows = out.open(sources, lambda row: row.completion, role) if sources else ()

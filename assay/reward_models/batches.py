@@ -39,8 +39,7 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row. For a vocabulary, return only the given
-    columns.
+    """Return the logits at some positions of each row. Columns select parts of a vocabulary.
 
     Other positions are not computed, because the logits of a vocabulary at every token need much
     memory.

@@ -97,7 +97,8 @@ class ConversationEncoder:
     def encode_steps(
         self, problem: Problem, steps: Sequence[str], think: ThinkFormat, join: str
     ) -> tuple[list[int], list[int]]:
-        """Return the untruncated tokens of a prompt with steps, and the end of each step's tag.
+        """Return the untruncated tokens of a prompt with steps, and the end of each step's tag."""
+        tokens, positions = list[int](), list[int]()
         for index, step in enumerate(steps):
             if index:
                 tokens += self.plain_tokens(join + step, think, after=self.step_tag)
