@@ -62,7 +62,7 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (
             RL + "steps = 0\n",
-            "run.toml:6 rl.steps: found 0; accepted: a whole number >= 1 (Steps in all)",
+            "run.toml:6 rl.steps: found 0; accepted: a whole number >= 1 (Number of steps)",
         ),
         (
             RL + 'steps = "5"\n',
@@ -70,11 +70,11 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (
             RL + "steps = true\n",
-            "run.toml:6 rl.steps: found true; accepted: a whole number >= 1 (Steps in all)",
+            "run.toml:6 rl.steps: found true; accepted: a whole number >= 1 (Number of steps)",
         ),
         (
             RL + "steps = 2020-01-01\n",
-            "run.toml:6 rl.steps: found 2020-01-01; accepted: a whole number >= 1 (Steps in all)",
+            "run.toml:6 rl.steps: found 2020-01-01; accepted: a whole number >= 1 (Number of steps)",
         ),
         (RL + "stepz = 3\n", "run.toml:6 rl.stepz: unknown key; did you mean rl.steps?"),
         (
@@ -185,8 +185,8 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (
             RL + "[algorithm]\ndual_clip = 0.5\n",
-            "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Largest ratio with "
-            "which a completion that is worse than its baseline is pushed down (Ye et al. 2020, eq. 5))",
+            "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Upper bound of "
+            "the ratio for completions with a negative advantage (Ye et al. 2020, eq. 5))",
         ),
         (
             RL + "temperature_schedule = 3\n",
@@ -286,7 +286,7 @@ def test_every_complaint_has_its_own_line(toml: Path) -> None:
     ("overrides", "expected"),
     [
         (["rl.stepz=3"], "--set rl.stepz: unknown key; did you mean rl.steps?"),
-        (["rl.steps=0"], "--set rl.steps: found 0; accepted: a whole number >= 1 (Steps in all)"),
+        (["rl.steps=0"], "--set rl.steps: found 0; accepted: a whole number >= 1 (Number of steps)"),
         (["optimzer.x=3"], "--set optimzer.x: optimzer: unknown key; did you mean optimizer?"),
         (["rl.steps"], '--set: found "rl.steps"; accepted: section.key=value, as rl.steps=20'),
         (
@@ -296,7 +296,7 @@ def test_every_complaint_has_its_own_line(toml: Path) -> None:
         (["=3"], '--set: found "=3"; accepted: section.key=value, as rl.steps=20'),
         (
             ["rl.steps=3\nx=4"],
-            '--set rl.steps: found "3\\nx=4"; accepted: a whole number >= 1 (Steps in all)',
+            '--set rl.steps: found "3\\nx=4"; accepted: a whole number >= 1 (Number of steps)',
         ),
         (
             ["data.train=p.jsonl"],
@@ -309,7 +309,7 @@ def test_every_complaint_has_its_own_line(toml: Path) -> None:
         (
             ["rl.steps.x=3"],
             "--set rl.steps.x: rl.steps: found a section; accepted: a whole number >= 1 "
-            "(Steps in all)",
+            "(Number of steps)",
         ),
     ],
 )
