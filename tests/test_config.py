@@ -286,7 +286,10 @@ def test_every_complaint_has_its_own_line(toml: Path) -> None:
     ("overrides", "expected"),
     [
         (["rl.stepz=3"], "--set rl.stepz: unknown key; did you mean rl.steps?"),
-        (["rl.steps=0"], "--set rl.steps: found 0; accepted: a whole number >= 1 (Number of steps)"),
+        (
+            ["rl.steps=0"],
+            "--set rl.steps: found 0; accepted: a whole number >= 1 (Number of steps)",
+        ),
         (["optimzer.x=3"], "--set optimzer.x: optimzer: unknown key; did you mean optimizer?"),
         (["rl.steps"], '--set: found "rl.steps"; accepted: section.key=value, as rl.steps=20'),
         (
