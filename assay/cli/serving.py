@@ -43,7 +43,7 @@ def serve_verifiers(
     allow: Allow = None,
     unsafe_no_sandbox: Unsafe = False,
 ) -> None:
-    """Give verdicts over HTTP, to trainers in other processes, languages and clusters."""
+    """Serve verdicts over HTTP, for trainers in other processes, languages and clusters."""
     from assay.scale.listening import address_of, bind, check_extra, run_server
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
@@ -71,7 +71,7 @@ def route(
     port: Port = 8760,
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
 ) -> None:
-    """Send easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
+    """Route easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
     from assay.scale.listening import address_of, bind, check_extra, run_server
     from assay.scale.route import RouteServer
     from assay.scale.route_config import open_judge, read_config
