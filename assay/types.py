@@ -31,6 +31,8 @@ Status = Literal["passed", "failed", "not_judged"]
 NotJudgedReason = Literal["timeout", "error", "unavailable"]
 ThinkMode = Literal["off", "free", "opened", "empty"]
 
+UNREAD_CALL = "error: unreadable call: "
+"""How the result begins that a tool call gets if no parser reads it."""
 FACTS_FILE = "reward_model.json"
 """What lies beside a saved reward model: how text is to be read to it, and what it is worth."""
 PLAIN_TEMPLATE = "{prompt}\n{completion}"

@@ -46,6 +46,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16_moments": (SMOL, {"optimizer": {"state_dtype": "bfloat16"}}),
     "reference": (SMOL, {"algorithm": {"name": "grpo"}}),
     "lora": (SMOL, {"model": {"lora": {"rank": 16}}, "optimizer": {"learning_rate": 1e-4}}),
+    "lora_2x8": (
+        SMOL,
+        {
+            "model": {"lora": {"rank": 16}},
+            "optimizer": {"learning_rate": 1e-4},
+            "rl": {"num_prompts": 2},
+        },
+    ),
     "full_modules": (SMOL, {}),
     "lora_modules": (SMOL, {"model": {"lora": {"rank": 16}}, "optimizer": {"learning_rate": 1e-4}}),
     "lora_checkpointing": (

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = (
     "reward|group|verdict|length|tokens|kl|loss|ratio|entropy|mismatch|advantage|optimizer|critic"
-    "|oversample|text|trust_region|update|penalty|policy|preference|sampling|memory|time|verify|curriculum"
+    "|oversample|text|trust_region|update|penalty|policy|preference|sampling|memory|time|tools|verify|curriculum"
 )
 NAME = re.compile(rf'"((?:{PARTS})/[a-z_0-9]+)"')
 ELSEWHERE = {"tokens/s", "text/html", "text/plain"}

@@ -73,6 +73,13 @@ class CompiledCache(KeyValues):
         blocks = whole.view(heads, -1, LANES, width).transpose(2, 3).contiguous()
         self.prompt[layer] = (blocks, values[0].contiguous())
 
+    def known(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        if not self._num_known:
+            return None
+        blocks, values = self._last.pop(layer)
+        keys = blocks.transpose(2, 3).reshape(len(blocks), -1, self._width)
+        return keys[None, :, : self._num_known], values[None, :, : self._num_known]
+
     def place(self, slots: Tensor) -> None:
         addresses = [[one.data_ptr() for one in pair] for pair in self.prompt.values()]
         self._pointers_LS2[:, slots] = torch.tensor(addresses)[:, None]

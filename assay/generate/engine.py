@@ -1,8 +1,9 @@
 """The built-in generator: schedule, run, postprocess.
 
 Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and its keys and values
-are placed for each sibling, and for the next group if that has the same prompt. Run feeds one token
-per slot and samples the next. Postprocess removes finished completions and returns complete groups.
+are placed for each sibling, and for the next group if that has the same prompt. If the next prompt
+only begins the same, its leading blocks are reused. Run feeds one token per slot and samples the
+next. Postprocess removes finished completions and returns complete groups.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
+from assay.generate.prompt_reading import PromptReader
 from assay.generate.race import Race
 from assay.generate.sampler import completion_key, sample, uniforms
 from assay.generate.slots import Asking, Slots, Waiting
@@ -33,7 +35,7 @@ from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
 from assay.model.weights import Weights, fingerprint
-from assay.types import FinishReason, Floats, Group, Problem, Prompt, Tokens
+from assay.types import FinishReason, Floats, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
@@ -43,6 +45,7 @@ class EngineStats:
     """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
     num_completions: finished, out of num_wanted. rows: computed in all steps, including idle ones.
+    prompt_tokens: computed by the model; a beginning shared with the prompt before counts once.
     tokens: of all completions, including unfinished ones and removed tokens. wait_seconds: time in
     which every completion waited for its turn controller.
     """
@@ -82,11 +85,10 @@ class _Call:
     text_ends: TextEnds | None
     policy_version: int
     controls: dict[Asking, ThinkControl]
+    reader: PromptReader
     # New slots of this step; their first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
-    # The last prefilled prompt and its logits; the cache holds its keys and values.
-    read: tuple[Tokens, Tensor] | None = None
 
 
 class Engine:
@@ -260,6 +262,7 @@ class Engine:
         num_slots = min(num_rows, self.settings.slots)
         self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
         self.stats.num_completions = sum(len(group.done) for group in waiting)
+        forward = self._choice.forward
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         return _Call(
             sampling=sampling,
@@ -269,6 +272,7 @@ class Engine:
             text_ends=text_ends,
             policy_version=self.policy_version,
             controls=self._controls({group.asking for group in waiting}, sampling),
+            reader=PromptReader(forward.prefill, forward.reads_in_blocks, self._device),
         )
 
     def _controls(self, kinds: set[Asking], sampling: SamplingConfig) -> dict[Asking, ThinkControl]:
@@ -329,12 +333,7 @@ class Engine:
         free = slots.free()
         while len(free) and call.queue:
             group = call.queue[0]
-            if call.read is None or not np.array_equal(call.read[0], group.prompt.tokens):
-                tokens_L = torch.from_numpy(group.prompt.tokens.astype(np.int64))
-                logits_V = forward.prefill(tokens_L.to(self._device))
-                call.read = group.prompt.tokens, logits_V
-                self.stats.prompt_tokens += len(tokens_L)
-            logits_V = call.read[1]
+            logits_V = call.reader.read(group.prompt.tokens)
             siblings = [group.todo.popleft() for _ in range(min(len(free), len(group.todo)))]
             chosen, free = free[: len(siblings)], free[len(siblings) :]
             index = torch.from_numpy(chosen).to(self._device)
@@ -347,6 +346,7 @@ class Engine:
                 slots.take(int(slot), group, sibling, key, self._guide(call, group))
             if not group.todo:
                 call.queue.popleft()
+        self.stats.prompt_tokens = call.reader.num_computed
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _guide(self, call: _Call, group: Waiting) -> Guide | None:

@@ -27,15 +27,16 @@ from assay.generate.kv_cache import (
 )
 from assay.generate.lean import LeanForward, kv_mib_of_a_block
 from assay.generate.memory import num_that_fit
-from assay.generate.shared_prompt import PROMPT_BLOCK
+from assay.generate.prompt_reading import LEAST_READ, READ_BLOCK, read_bounds
+from assay.model.family import STATIC_ROPES
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
 # Minimum rows of a step when idle rows are dropped. Libraries use other kernels for fewer rows,
 # which changes the bits.
 LEAST_ROWS = 4
-# The probe's prompt extends into a second block.
-PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2
+# The probe's prompt extends into a second block, both as it is read and as it is stored.
+PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
 # Tokens of the probe after a load. A few suffice, because every weight affects every position.
 LOAD_TOKENS = 16
@@ -57,6 +58,11 @@ class Forward(Protocol):
     by_blocks: bool
 
     @property
+    def reads_in_blocks(self) -> bool:
+        """Whether prompts are read in blocks, so that `prefill` can reuse known ones."""
+        ...
+
+    @property
     def cache(self) -> KeyValues:
         """The key-value cache."""
         ...
@@ -74,8 +80,12 @@ class Forward(Protocol):
         """Free all memory that generation needs."""
         ...
 
-    def prefill(self, tokens_L: Tensor) -> Tensor:
-        """Store a prompt's keys and values in the cache and return its last logits [V]."""
+    def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
+        """Store a prompt's keys and values in the cache and return its last logits [V].
+
+        known: leading tokens, in whole blocks of both prompts, that are those of the last prompt;
+        0 unless it was read in blocks under the same weights.
+        """
         ...
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
@@ -88,10 +98,10 @@ class ModuleForward:
 
     by_blocks: replace its attention during decoding with one that neighbors cannot influence.
     Otherwise its own attention runs over gathered keys, which is correct but not bitwise
-    independent.
+    independent. in_blocks: read prompts in blocks where the model's positions permit it.
     """
 
-    def __init__(self, model: nn.Module, by_blocks: bool) -> None:
+    def __init__(self, model: nn.Module, by_blocks: bool, in_blocks: bool = True) -> None:
         self.model = model
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
@@ -103,6 +113,10 @@ class ModuleForward:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
+        # Some rotary embeddings change with the prompt's length, which its first block cannot know.
+        ropes = {name for config in self._configs for name in _rope_types(config)}
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.reads_in_blocks = in_blocks and on_cpu and ropes <= STATIC_ROPES
 
     def refresh(self, num_rows: int) -> None:
         """Do nothing: the module itself is called."""
@@ -113,10 +127,14 @@ class ModuleForward:
     def release(self) -> None:
         self.cache.release()
 
-    def prefill(self, tokens_L: Tensor) -> Tensor:
-        self.cache.begin_prompt()
-        positions_L = torch.arange(len(tokens_L), device=tokens_L.device)
-        logits = self._call(tokens_L[None], positions_L[None], None, **self._last_only)
+    def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
+        length, logits = len(tokens_L), tokens_L
+        self.cache.begin_prompt(known)
+        positions_L = torch.arange(length, device=tokens_L.device)
+        for first, end in read_bounds(length, known) if self.reads_in_blocks else [(0, length)]:
+            self.cache.begin_block(first)
+            block = tokens_L[None, first:end], positions_L[None, first:end]
+            logits = self._call(*block, None, **self._last_only)
         return logits[0, -1]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
@@ -270,7 +288,8 @@ def choose_forward(
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # third-party model code may raise anything
-            reasons.append(f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            reasons += [reason] if reason not in reasons else []
     raise ModelError(
         f"{type(model).__name__}: found no way to decode it with a cache ({'; '.join(reasons)}); "
         "accepted: a causal language model of Transformers whose attention keeps keys and values"
@@ -293,7 +312,9 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         *fast,
         lambda: LeanForward(model),
         lambda: ModuleForward(model, by_blocks=True),
+        lambda: ModuleForward(model, by_blocks=True, in_blocks=False),
         lambda: ModuleForward(model, by_blocks=False),
+        lambda: ModuleForward(model, by_blocks=False, in_blocks=False),
     )
 
 
@@ -331,9 +352,10 @@ def _fewer_rows(
     Not used on a GPU: fewer rows save little time there, and each count needs its own captured
     graph.
     """
+    first_V = forward.prefill(tokens_L[:-PROBE_STEPS])
     while num_rows % 2 == 0 and num_rows > LEAST_ROWS:
         num_rows //= 2
-        found, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib)
+        found, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib, first_V=first_V)
         if not same_bits or not torch.equal(found, expected_LV):
             return
         yield num_rows
@@ -345,14 +367,16 @@ def _through_cache(
     num_rows: int,
     kv_mib: float = math.inf,
     beyond: int = PROBE_BEYOND,
+    first_V: Tensor | None = None,
 ) -> tuple[Tensor, bool]:
     """Return log-probabilities of the last positions, and whether all rows and extents agree
     bitwise.
 
-    beyond: additional positions of the long extent; 0 skips it.
+    beyond: additional positions of the long extent; 0 skips it. first_V: the prompt's last logits,
+    if the cache holds it already.
     """
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
-    found = [forward.prefill(tokens_L[:num_prompt])]
+    found = [forward.prefill(tokens_L[:num_prompt]) if first_V is None else first_V]
     cache = forward.cache
     far = Extent(len(tokens_L) + beyond, num_prompt + beyond, PROBE_STEPS + beyond)
     num_rows = max(num_that_fit(cache, Room(far, 1, num_rows), num_rows, 1, kv_mib), 1)
@@ -371,6 +395,13 @@ def _through_cache(
             same_bits &= torch.equal(logits_SV, forward.decode(*step, far))
         found.append(logits_SV[0])
     return torch.stack(found).float().log_softmax(-1), same_bits
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Return the types of a model's rotary embeddings, of which layers may have their own."""
+    all_layers = getattr(config, "rope_parameters", None) or {}
+    by_layer = [one for one in all_layers.values() if isinstance(one, dict)]
+    return {one["rope_type"] for one in (all_layers, *by_layer) if one.get("rope_type")}
 
 
 def _has_experts(model: nn.Module) -> bool:

@@ -53,6 +53,8 @@ class KeyValues:
         self.num_slots = 0
         self.layout = 0
         self.prompt: Prompt = {}
+        # The layers of the last prompt that `known` has not returned yet.
+        self._num_known, self._last = 0, Prompt()
 
     @property
     def bytes_per_token(self) -> int:
@@ -65,9 +67,17 @@ class KeyValues:
         """Bytes currently allocated."""
         return sum(store.numel() * store.element_size() for store in self._stores())
 
-    def begin_prompt(self) -> None:
-        """Start recording the keys and values of the next prompt."""
+    def begin_prompt(self, known: int = 0) -> None:
+        """Start recording the next prompt; its ``known`` first tokens are those of the last one."""
+        self._num_known, self._last = known, dict(self.prompt) if known else {}
         self.prompt = {}
+
+    def known(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return a layer's keys and values of the known tokens, once: [1, H, known, D]."""
+        if not self._num_known:
+            return None
+        keys, values = self._last.pop(layer)
+        return keys[:, :, : self._num_known], values[:, :, : self._num_known]
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store a layer of the prompt, [1, H, L, D]."""
@@ -119,6 +129,8 @@ class SlotCache(KeyValues, Cache):
         self.num_blocks = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._in_prompt = False
+        # Tokens of the prompt before the current block.
+        self._num_read = 0
         self._positions_S = torch.zeros(0, dtype=torch.int64)
         self._row_of_heads: dict[int, Tensor] = {}
         self._bias_of_heads: dict[int, Tensor] = {}
@@ -172,9 +184,13 @@ class SlotCache(KeyValues, Cache):
         total = -(-extent.total // BLOCK) * BLOCK
         return Extent(total, total, total)
 
-    def begin_prompt(self) -> None:
-        super().begin_prompt()
-        self._in_prompt = True
+    def begin_prompt(self, known: int = 0) -> None:
+        super().begin_prompt(known)
+        self._in_prompt, self._num_read = True, known
+
+    def begin_block(self, num_read: int) -> None:
+        """Record the block of the prompt that follows its ``num_read`` first tokens."""
+        self._num_read = num_read
 
     def place(self, slots: Tensor) -> None:
         for layer, prompt in self.prompt.items():
@@ -253,21 +269,27 @@ class SlotCache(KeyValues, Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Store a prompt's keys and values, or one token per slot."""
+        """Store a block of a prompt and return it with the earlier ones, or store one token per
+        slot."""
         if self._in_prompt:
-            self.keep(layer_idx, key_states, value_states)
-            return key_states, value_states
+            earlier = self.prompt.get(layer_idx) or self.known(layer_idx)
+            both = key_states, value_states
+            if earlier is not None:
+                both = torch.cat((earlier[0], both[0]), 2), torch.cat((earlier[1], both[1]), 2)
+            self.keep(layer_idx, *both)
+            return both
         keys = key_states.reshape(-1, key_states.shape[-1])
         values = value_states.reshape(-1, value_states.shape[-1])
         return self.write(layer_idx, keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0 for a prompt, otherwise the extent before the step's token."""
-        return 0 if self._in_prompt else self.num_blocks * BLOCK - 1
+        """Return the prompt's tokens before its block, or the extent before the step's token."""
+        return self._num_read if self._in_prompt else self.num_blocks * BLOCK - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Return (extent, first position)."""
-        return (query_length if self._in_prompt else self.num_blocks * BLOCK), 0
+        read = self._num_read + query_length
+        return (read if self._in_prompt else self.num_blocks * BLOCK), 0
 
 
 def blocked_bias(bias_SK: Tensor, heads: int, block: int = BLOCK) -> Tensor:

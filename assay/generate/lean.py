@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from assay.generate.kv_cache import BLOCK, Extent, SlotCache
 from assay.generate.products import LayerProducts, Products, fingerprint
+from assay.generate.prompt_reading import read_bounds
 from assay.generate.shared_prompt import SharedPromptCache
 from assay.model.family import Decoder, Layer, NotLean, rotate
 
@@ -36,6 +37,11 @@ class LeanForward:
 
     name = "lean"
     by_blocks = True
+
+    @property
+    def reads_in_blocks(self) -> bool:
+        """Whether prompts are read in blocks. On a GPU a block would take as long as a prompt."""
+        return self._decoder.embedding.device.type == "cpu"
 
     def __init__(self, model: nn.Module, packed: bool = False, shared: bool = False) -> None:
         self.cache = SharedPromptCache() if shared else SlotCache()
@@ -69,23 +75,29 @@ class LeanForward:
         self.cache.release()
         self._products = None
 
-    def prefill(self, tokens_L: Tensor) -> Tensor:
-        length, scale = len(tokens_L), self._decoder.scale
+    def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
+        length = len(tokens_L)
         self._grow_rotary(length)
-        cos, sin = self._cos_KD[:length, None], self._sin_KD[:length, None]
-        self.cache.begin_prompt()
-
-        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
-            heads = self._rotated(layer, fused, cos, sin)
-            query, key, value = (t.transpose(0, 1)[None] for t in heads)
-            self.cache.keep(index, key, value)
-            attended = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return attended[0].transpose(0, 1).reshape(length, -1)
-
-        hidden_LD, added_LD = self._through_layers(tokens_L, attend)
-        return self._logits(hidden_LD[-1:], added_LD[-1:])[0]
+        self.cache.begin_prompt(known)
+        bounds = read_bounds(length, known) if self.reads_in_blocks else [(0, length)]
+        parts = [self._embedded(tokens_L[first:end]) for first, end in bounds]
+        added: list[Tensor | None] = [None] * len(parts)
+        # Each product takes all blocks while its weight is in the CPU's cache.
+        for index, (layer, products) in enumerate(self._layers()):
+            attend = self._prompt_attention(index, length)
+            normed = [
+                self._add_norm(*one, layer.attention_norm) for one in zip(parts, added, strict=True)
+            ]
+            fused = [products.query_key_value(one) for one in normed]
+            attended = [attend(index, layer, one) for one in fused]
+            added = [products.output(one) for one in attended]
+            normed = [
+                self._add_norm(*one, layer.mlp_norm) for one in zip(parts, added, strict=True)
+            ]
+            gated = [self._gated(products.gate_up(one)) for one in normed]
+            added = [products.down(one) for one in gated]
+        assert added[-1] is not None, "a model without layers"
+        return self._logits(parts[-1][-1:], added[-1][-1:])[0]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         self.reach(extent)
@@ -106,7 +118,7 @@ class LeanForward:
 
     def _through_layers(self, tokens: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """Return the residual stream before the last layer's MLP, and the MLP's output."""
-        hidden, added = F.embedding(tokens, self._decoder.embedding), None
+        hidden, added = self._embedded(tokens), None
         for index, (layer, products) in enumerate(self._layers()):
             normed = self._add_norm(hidden, added, layer.attention_norm)
             attended = attend(index, layer, products.query_key_value(normed))
@@ -114,6 +126,9 @@ class LeanForward:
             added = products.down(self._gated(products.gate_up(normed)))
         assert added is not None, "a model without layers"
         return hidden, added
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self._decoder.embedding)
 
     def _logits(self, hidden: Tensor, added: Tensor) -> Tensor:
         assert self._products is not None, "refresh() comes first"
@@ -129,6 +144,41 @@ class LeanForward:
         """Return silu(gate) * up for rows that hold gate and up, concatenated."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
+
+    def _prompt_attention(self, index: int, length: int) -> Attend:
+        """Return a layer's attention function for the blocks of a prompt, which are given in order:
+        each attends to itself and all earlier ones."""
+        cache = self.cache
+        earlier = cache.known(index)
+
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            nonlocal earlier
+            first = 0 if earlier is None else earlier[0].shape[2]
+            end = first + len(fused)
+            cos, sin = self._cos_KD[first:end, None], self._sin_KD[first:end, None]
+            heads = self._rotated(layer, fused, cos, sin)
+            query, keys, values = (t.transpose(0, 1)[None] for t in heads)
+            seen = None
+            if earlier is not None:
+                keys = torch.cat((earlier[0], keys), 2)
+                values = torch.cat((earlier[1], values), 2)
+                seen = torch.ones(len(fused), end, dtype=torch.bool, device=fused.device)
+                seen.tril_(first)
+            earlier = keys, values
+            if end == length:
+                cache.keep(index, keys, values)
+            attended = F.scaled_dot_product_attention(
+                query,
+                keys,
+                values,
+                seen,
+                is_causal=seen is None,
+                scale=self._decoder.scale,
+                enable_gqa=True,
+            )
+            return attended[0].transpose(0, 1).reshape(len(fused), -1)
+
+        return attend
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
         """Return the attention function of a step: one token per slot attends to the slot's

@@ -107,8 +107,8 @@ class SharedPromptCache(KeyValues):
         own = num_blocks_of(extent.own) * BLOCK
         return Extent(prompt + own, prompt, own)
 
-    def begin_prompt(self) -> None:
-        super().begin_prompt()
+    def begin_prompt(self, known: int = 0) -> None:
+        super().begin_prompt(known)
         self._prompt_number += 1
 
     def place(self, slots: Tensor) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from assay.types import Completion, Group, Verdict
+from assay.types import UNREAD_CALL, Completion, Group, Verdict
 
 
 class StepUpdate(Protocol):
@@ -168,7 +168,19 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         metrics["tokens/given"] = float(given_R.sum())
     if any(completion.said for completion in completions):
         metrics["length/turns"] = float(np.mean([one.num_turns for one in completions]))
+        metrics["tools/unread_calls"] = float(sum(map(_num_unread_calls, completions)))
     return metrics
+
+
+def _num_unread_calls(completion: Completion) -> int:
+    """Return how many of the injected results say that no parser read the call.
+
+    The completions are read, not the tools, so that a resumed run counts the same.
+    """
+    ends = [end for _, end in completion.said]
+    starts = [*(start for start, _ in completion.said[1:]), len(completion.text)]
+    injected = zip(ends, starts, strict=True) if ends else ()
+    return sum(completion.text.count(UNREAD_CALL, *span) for span in injected)
 
 
 def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:

@@ -81,9 +81,9 @@ def test_a_prompt_is_prefilled_once_for_its_group(monkeypatch: pytest.MonkeyPatc
     prefilled: list[int] = []
     original = forward.prefill
 
-    def counting(tokens_L: torch.Tensor) -> torch.Tensor:
+    def counting(tokens_L: torch.Tensor, known: int) -> torch.Tensor:
         prefilled.append(len(tokens_L))
-        return original(tokens_L)
+        return original(tokens_L, known)
 
     monkeypatch.setattr(forward, "prefill", counting)
     list(engine.generate([problem_of(9), problem_of(10)], SamplingConfig(max_tokens=5), 11))

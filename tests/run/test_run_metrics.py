@@ -17,7 +17,7 @@ from assay.run.metrics import (
     timing_metrics,
 )
 from assay.run.paired import gain_between, paired_interval
-from assay.types import Completion, Group, Prompt, ThinkFormat, Verdict
+from assay.types import UNREAD_CALL, Completion, Group, Prompt, ThinkFormat, Verdict
 
 
 def rollout(
@@ -53,6 +53,29 @@ def metrics_of(*groups: list[tuple[Completion, Verdict]]) -> dict[str, float]:
         Group(make_problem(n), prompt, tuple(c for c, _ in pairs)) for n, pairs in enumerate(groups)
     ]
     return rollout_metrics(made, [tuple(v for _, v in pairs) for pairs in groups])
+
+
+def in_turns(*parts: str) -> Completion:
+    """A completion of texts that the policy said and results that were injected, in turn."""
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    spans = list(zip([0, *ends], ends, strict=False))[::2]
+    ends_of_turns = tuple(end for _, end in spans)
+    found, _ = rollout(ends[-1], judge(1.0))
+    return replace(found, text="".join(parts), said=tuple(spans), turn_ends=ends_of_turns)
+
+
+def test_calls_that_no_parser_reads_are_counted_in_results_only() -> None:
+    unread = f"\n{UNREAD_CALL}no call: it is no JSON value\n"
+    completions = [
+        in_turns("[lookup(", unread, "{lookup", unread, "I give up"),
+        in_turns(f"a policy that writes {UNREAD_CALL}", "42", "so 42"),
+        # The limit cut it behind the result.
+        in_turns("{lookup", unread),
+    ]
+    metrics = metrics_of([(one, judge(1.0)) for one in completions])
+    assert metrics["tools/unread_calls"] == 3.0
+    assert metrics_of([(completions[1], judge(1.0))])["tools/unread_calls"] == 0.0
+    assert "tools/unread_calls" not in metrics_of([rollout(5, judge(1.0))])
 
 
 def test_rewards_leave_out_what_was_not_judged() -> None:

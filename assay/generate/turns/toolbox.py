@@ -25,7 +25,7 @@ from assay.generate.turns.interpreter import check_sandbox, interpreter
 from assay.generate.turns.tool import FREE, Respondent, RunCall, Tool, ToolError
 from assay.generate.turns.user_functions import tool_named
 from assay.host.user_code import import_object
-from assay.types import Message, Problem, Prompt, ThinkFormat
+from assay.types import UNREAD_CALL, Message, Problem, Prompt, ThinkFormat
 
 INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
 
@@ -34,6 +34,10 @@ INTRODUCTION = """You can use tools. To use one, write a call in exactly this fo
 Then stop: its result is put behind it, and you go on. These are the tools:
 
 {tools}"""
+
+
+class UnreadCall(Exception):
+    """A call that no parser reads; its message is shown to the policy and counted in metrics."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class ToolAnswers:
             text = run()
         except ToolError as error:
             text = f"error: {error}"
+        except UnreadCall as error:
+            text = f"{UNREAD_CALL}{error}"
         except FAILURES as error:  # a tool of a user may raise anything
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
@@ -110,7 +116,7 @@ class ToolAnswers:
         if self.num_calls > self.settings.max_calls:
             raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
         if isinstance(call, str):
-            raise ToolError(call)
+            raise UnreadCall(call)
         tool = self.tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name:.40}; the tools: {', '.join(self.tools)}")

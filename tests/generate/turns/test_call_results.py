@@ -24,7 +24,7 @@ from assay.generate.turns.tool import Tool, ToolError
 from assay.generate.turns.toolbox import ToolAnswers, cut, open_tools
 from assay.generate.turns.user_functions import tool_named
 from assay.testing import byte_tokenizer
-from assay.types import Problem, Prompt
+from assay.types import UNREAD_CALL, Problem, Prompt
 
 CALL = "<tool_call>{call}</tool_call>"
 
@@ -89,7 +89,7 @@ def test_a_call_that_cannot_be_read_is_answered() -> None:
         "<tool_call>{</tool_call>",
     ):
         (message,) = answering.respond(said)
-        assert message["content"].startswith("error: "), said
+        assert message["content"].startswith(UNREAD_CALL), said
         assert "accepted: a JSON object with name and arguments" in message["content"]
     assert not answering.is_addressed("no call at all", True)
 

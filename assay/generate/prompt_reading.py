@@ -1,0 +1,67 @@
+"""Reading prompts in blocks of a fixed size, of which equal leading ones are computed once.
+
+The keys and values of a block depend only on the tokens up to its end, in products of fixed shapes.
+Leading blocks that the previous prompt has too therefore have the same bits, and are reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.types import Tokens
+
+# Few-shot examples and system prompts, which prompts share, have a few hundred tokens. A product of
+# fewer rows is slower: every block reads all weights again.
+READ_BLOCK = 192
+# The last block has at least this many tokens, and at most a block more: a short one is slow.
+LEAST_READ = 64
+
+
+def read_bounds(length: int, known: int = 0) -> list[tuple[int, int]]:
+    """Return (first token, end) of the blocks of a prompt that follow its ``known`` tokens."""
+    num_whole = max(length - LEAST_READ, 0) // READ_BLOCK
+    edges = [*range(known, READ_BLOCK * num_whole + 1, READ_BLOCK), length]
+    return list(pairwise(edges))
+
+
+def num_known(tokens: Tokens, last: Tokens) -> int:
+    """Return the number of leading tokens, in whole blocks of both prompts, that are the same."""
+    shorter = min(len(tokens), len(last))
+    different = np.flatnonzero(tokens[:shorter] != last[:shorter])
+    same = int(different[0]) if len(different) else shorter
+    return min(same, max(shorter - LEAST_READ, 0)) // READ_BLOCK * READ_BLOCK
+
+
+class PromptReader:
+    """Reads the prompts of one call of `Engine.generate`, under the same weights.
+
+    prefill: a forward's own. in_blocks: whether it reads in blocks; otherwise only a whole prompt
+    is reused. num_computed: prompt tokens that the model computed, without reused ones.
+    """
+
+    def __init__(
+        self, prefill: Callable[[Tensor, int], Tensor], in_blocks: bool, device: torch.device
+    ) -> None:
+        self.num_computed = 0
+        self._prefill, self._in_blocks, self._device = prefill, in_blocks, device
+        # The last prompt and its logits; the cache holds its keys and values.
+        self._last: tuple[Tokens, Tensor] | None = None
+
+    def read(self, tokens: Tokens) -> Tensor:
+        """Store a prompt's keys and values in the cache and return its last logits [V]."""
+        known = 0
+        if self._last is not None:
+            last, logits_V = self._last
+            if np.array_equal(last, tokens):
+                return logits_V
+            known = num_known(tokens, last) if self._in_blocks else 0
+        tokens_L = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        logits_V = self._prefill(tokens_L, known)
+        self._last = tokens, logits_V
+        self.num_computed += len(tokens) - known
+        return logits_V
