@@ -30,11 +30,13 @@ def keep_freed_memory() -> bool:
     MiB. Larger blocks (optimizer state, gradients) are still mapped separately, because in the heap
     they would leave large holes that no other allocation fills.
 
-    Has an effect only on Linux with glibc, and only if the environment does not configure glibc's
-    malloc (``GLIBC_TUNABLES=glibc.malloc...``, ``MALLOC_TRIM_THRESHOLD_``,
-    ``MALLOC_MMAP_THRESHOLD_``).
+    Has an effect only on Linux with glibc, and only if the environment does not set these two
+    thresholds (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
     """
-    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or {
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "malloc.trim_threshold" in tunables or "malloc.mmap_threshold" in tunables:
+        return False
+    if {
         "MALLOC_TRIM_THRESHOLD_",
         "MALLOC_MMAP_THRESHOLD_",
     } & set(os.environ):

@@ -89,6 +89,13 @@ def test_settings_of_the_environment_stand() -> None:
     assert does is False and faults > 100_000
 
 
+@glibc
+def test_other_settings_of_the_environment_do_not_keep_freed_memory_from_use() -> None:
+    found = measured("keep", tunables="glibc.malloc.tcache_count=0")
+    does, faults = found["keep"]
+    assert does is True and faults < 1_000
+
+
 def test_asking_twice_is_asking_once() -> None:
     assert keep_freed_memory() == keep_freed_memory()
 

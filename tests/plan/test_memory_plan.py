@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_parts_of_a_float32_run() -> None:
     assert plan.moments["generation"] == pytest.approx(always + sampled)
     assert plan.total_mib == max(plan.moments.values())
     assert "rl.max_tokens_per_micro_batch" in str(plan) and "peak" in str(plan)
+
+
+def test_only_modules_leave_holes_between_their_activations() -> None:
+    model = tiny_model()
+    lean, modules = (
+        plan_memory(make_config(), model, 10, has_reference=False, lean=lean)
+        for lean in (True, False)
+    )
+    assert "holes" not in lean.parts
+    assert 0 < modules.parts["holes"] < modules.parts["activations"]
+    without = {**modules.parts, "holes": 0.0}
+    difference = modules.moments["update"] - replace(modules, parts=without).moments["update"]
+    assert difference == pytest.approx(modules.parts["holes"])
+    assert "tcache_count=0" in str(modules)
+    assert "holes" in plan_memory(make_config(), tiny_model(family="gpt2"), 10, False).parts
 
 
 def test_settings_that_lower_the_estimate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ print(json.dumps([plan.moments["update"] - rows_of_one_length, peak - libraries]
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("way", ["lean", "checkpointing"])  # modules: see docs/planning.md
+@pytest.mark.parametrize("way", ["lean", "modules", "checkpointing"])
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_an_update_takes_what_is_estimated(kind: str, way: str, tmp_path: Path) -> None:
     """Within 15 %, less libraries, the allowance for the allocator, and padding: there is none."""
@@ -56,7 +57,10 @@ def test_an_update_takes_what_is_estimated(kind: str, way: str, tmp_path: Path) 
         tmp_path / "model", hidden_size=384, num_layers=12, vocab_size=8000, max_positions=256
     )
     command = [sys.executable, "-c", MEASURE, str(model), kind, way]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # With malloc's thread cache the loss between tensors of small modules with adapters varies much.
+    tunables = "glibc.malloc.tcache_count=0" if (kind, way) == ("lora", "modules") else ""
+    environment = os.environ | {"GLIBC_TUNABLES": tunables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     planned, measured = json.loads(done.stdout.splitlines()[-1])
     assert planned == pytest.approx(measured, rel=0.15), (planned, measured)
