@@ -71,6 +71,7 @@ def write_world(folder: Path) -> None:
 
 
 FEW = ("--max-tokens", "4")
+LABELLED = ("--set", "model=model", "--set", "num_samples=1", "--set", "max_tokens=4")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "run.toml"),
     "dry-run": ("train", "run.toml", "--dry-run"),
@@ -84,8 +85,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "eval run": ("eval", RUN, "--problems", "heldout.jsonl"),
     "sample": ("sample", "model", "--problems", "heldout.jsonl", "--num", "1", *FEW),
     "prompt": ("sample", "model", "--prompt", "1 + 1 =", "--num", "1", *FEW),
-    "label": ("label-steps", "model", "done.jsonl", "--out", "out.jsonl", "--rollouts", "1", *FEW),
-    "label run": ("label-steps", "model", RUN, "--out", "out.jsonl", "--rollouts", "1", *FEW),
+    "label": ("data", "label_steps", "done.jsonl", "--out", "labels", *LABELLED),
+    "label run": ("data", "label_steps", RUN, "--out", "labels", *LABELLED),
     "export": ("model", "export", RUN, "plain"),
     "verify": ("verify", "done.jsonl", "--workers", "1"),
     "rescore": ("verify", "--rescore", RUN, "--workers", "1"),
@@ -283,10 +284,11 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--prompt", "x" * 100_000), ("--temperature", "1e-300"),
     ),
     "label": (
-        ("--split", ""), ("--rollouts", "0"), ("--rollouts", "1000000000"), ("--out", "."), ("--out", "train.jsonl"),
-        ("--out", "model/model.safetensors"), ("--out", "none/x"), ("--out", "train.jsonl/x"), ("--out", ""),
-        ("--temperature", "0"), ("--temperature", "inf"), ("--temperature", "nan"), ("--max-completions", "0"),
-        ("--verifier", "none"), ("--out", "/dev/full"),
+        ("--set", 'split=""'), ("--set", "num_samples=0"), ("--set", "num_samples=1000000000"), ("--out", "."),
+        ("--out", "train.jsonl"), ("--out", "model/model.safetensors"), ("--out", "none/x"), ("--out", "train.jsonl/x"),
+        ("--out", ""), ("--set", "temperature=0"), ("--set", "temperature=inf"), ("--set", "temperature=nan"),
+        ("--set", "max_problems=0"), ("--set", "verifier=none"), ("--out", "/dev/full"), ("--set", "url=http://x/v1"),
+        ("--set", "labelled=none"), ("--set", "labelled=train.jsonl"), ("--set", "labelled=/dev/full"),
     ),
     "verify": (
         ("--verifier", "none"), ("--verifier", "hangs:f"), ("--verifier", "raises:f"), ("--verifier", "exits:f"),
@@ -309,7 +311,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "resume": ("train", "--resume", "{}"),
     "eval": ("eval", "{}", "--problems", "heldout.jsonl", *FEW),
     "sample": ("sample", "{}", "--prompt", "1", *FEW),
-    "label": ("label-steps", "model", "{}", "--out", "out.jsonl"),
+    "label": ("data", "label_steps", "{}", "--out", "labels", *LABELLED),
     "export": ("model", "export", "{}", "plain"),
     "export to": ("model", "export", RUN, "{}"),
     "verify": ("verify", "{}"),

@@ -39,10 +39,10 @@ def import_commands() -> None:
     import torch
 
     import assay.cli.command
+    import assay.curation.step_labeller
     import assay.evaluation.audit
     import assay.evaluation.rejudge
     import assay.evaluation.replay
-    import assay.evaluation.step_labels
     import assay.plan.measured.plan
     import assay.recipes.demo
     import assay.report.compare_runs

@@ -354,13 +354,17 @@ def test_verify_options_warnings_and_nothing_judged(assay: Assay, here: Path) ->
 def test_steps_are_labelled(assay: Assay, here: Path, model: Path) -> None:
     rows = [{"id": "a", "prompt": "1 + 1 =", "answer": "2", "completion": "1 and 1\nso 2"}]
     write_rows("done.jsonl", rows)
-    told = ("done.jsonl", "--out", "steps.jsonl", "--rollouts", 2, "--max-tokens", 4)
-    found = assay("label-steps", model, *told, "--soft", "--json").json
-    (row,) = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
+    few = ("--set", f"model={model}", "--set", "num_samples=2", "--set", "max_tokens=4")
+    told = (*few, "--set", "estimate=soft", "--json")
+    found = assay("data", "label_steps", "done.jsonl", "--out", "labels", *told).json
+    assert (found["rows"], found["measured"]["steps"], found["measured"]["rollouts"]) == (1, 2, 2)
+    (row,) = [json.loads(line) for line in Path("labels/rows.jsonl").read_text().splitlines()]
     assert len(row["labels"]) == 2 and all(0 <= label <= 1 for label in row["labels"])
-    again = assay("label-steps", model, *told, "--soft", "--json").json
-    assert again.keys() == found.keys() and len(Path("steps.jsonl").read_text().splitlines()) == 1
-    missing = assay("label-steps", model, "nothing.jsonl", "--out", "new.jsonl").complaint
+    before = ("--set", "labelled=labels/rows.jsonl")
+    again = assay("data", "label_steps", "done.jsonl", "--out", "again", *told, *before).json
+    assert (again["measured"]["labelled before"], again["measured"]["rollouts"]) == (1, 0)
+    assert Path("again/rows.jsonl").read_text() == Path("labels/rows.jsonl").read_text()
+    missing = assay("data", "label_steps", "nothing.jsonl", "--out", "new", *told).complaint
     assert "nothing.jsonl" in missing
 
 

@@ -31,6 +31,7 @@ def reward(problem, completion):
     return len(completion.text) % 3 / 2
 """
 FEW = ("--max-tokens", "4")
+LABELLED = ("--set", "model=model", "--set", "num_samples=1", "--set", "max_tokens=4")
 
 COMMANDS: list[tuple[str, ...]] = [
     ("train", "run.toml"),
@@ -71,7 +72,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run", "audit", RUN, "--second", "exact"),
     ("verifier", "drift", "done.jsonl", NAME),
     ("run", "rollback", RUN, "--to", "9"),
-    ("label-steps", "model", "done.jsonl", "--out", f"{NAME}.out", "--rollouts", "1", *FEW),
+    ("data", "label_steps", "done.jsonl", "--out", f"{NAME}.out", *LABELLED),
     ("model", "export", RUN, NAME),
     ("model", "export", RUN, NAME),
     ("model", "merge", "model", NAME, "--out", "merged"),

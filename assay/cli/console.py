@@ -48,6 +48,7 @@ MOVED = {
     **{name: f"model {name}" for name in ("export", "merge", "route")},
     "serve-verifiers": "verifier serve",
     "drift": "verifier drift",
+    "label-steps": "data label_steps",
 }
 """Former names of commands. They are answered with the current name."""
 

@@ -1,4 +1,4 @@
-"""Commands that run a model: evaluate, compare, sample, label, search, export, merge."""
+"""Commands that run a model: evaluate, compare, sample, search, export, merge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli.console import (
-    JUDGE,
     READ,
     Allow,
     Device,
@@ -305,48 +304,6 @@ def sample(
         temperature=temperature,
         **options,
         quiet=as_json,
-    )
-    show(result, as_json)
-
-
-@app.command(name="label-steps", rich_help_panel=JUDGE)
-@samples
-def label_steps(
-    model: Model,
-    completions: Annotated[
-        list[str], typer.Argument(help="Completions as for `assay verify`, or run directories.")
-    ],
-    out: Annotated[
-        Path, typer.Option(help="JSONL file for the labelled rows. Resumes if it exists.")
-    ],
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts from each step.")] = 8,
-    soft: Annotated[
-        bool, typer.Option("--soft", help="Label with the share of correct rollouts, not with any.")
-    ] = False,
-    split: Annotated[str, typer.Option(help="End of a step: newline, blank_line, or a text.")] = (
-        "newline"
-    ),
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
-    max_completions: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of completions.")
-    ] = None,
-    as_json: Json = False,
-    **options: Any,
-) -> None:
-    """Label each step of completions by rollouts from it (Math-Shepherd), for process models."""
-    from assay.evaluation import step_labels
-
-    result = step_labels.label_steps(
-        model,
-        completions,
-        out,
-        num_rollouts=rollouts,
-        estimate="soft" if soft else "hard",
-        split=split,
-        temperature=temperature,
-        max_completions=max_completions,
-        **options,
-        say=say,
     )
     show(result, as_json)
 

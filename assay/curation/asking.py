@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,8 @@ from assay.config.toml_text import plain_tables
 from assay.curation.base import StageSettings
 from assay.endpoint.settings import ADDRESS, is_url
 from assay.errors import ConfigError
+
+Estimate = Literal["hard", "soft"]
 
 
 class AskingSettings(StageSettings):
@@ -87,6 +89,46 @@ class AskingSettings(StageSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+
+class StepLabelSettings(AskingSettings):
+    """Label every step of completions by rollouts that continue from it, for process models.
+
+    A step's label is the success rate of the model from that step: continuations are sampled from
+    the text up to the step's end, and the verifier judges the whole completions (Math-Shepherd,
+    arXiv:2312.08935, section 3.3). The last step has the verdict of the completion itself. Inputs
+    are rows of completions, as ``assay verify`` reads them, or run directories with rollouts. The
+    output rows train a ``[reward_model]`` of kind ``process``. Rollouts use no tools and no
+    thinking controls.
+    """
+
+    takes_runs = True
+
+    num_samples: Count = 8
+    """Continuations from each step."""
+    estimate: Estimate = "hard"
+    """``labels`` of the rows. ``hard``: 1 if any continuation is right (eq. 3). ``soft``: the share
+    that is right (eq. 4). Rows have both, as ``hard_labels`` and ``soft_labels``."""
+    temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
+    """Of the continuations."""
+    split: Text = "newline"
+    """What ends a step: ``newline``, ``blank_line`` or a text."""
+    max_problems: Natural | None = None
+    """Maximum number of completions, from the beginning. None: all."""
+    labelled: Text | None = None
+    """Rows of an earlier call with the same settings, such as the ``rows.jsonl.part`` of a killed
+    one. They are written again, and their completions are not labelled again."""
+
+    def num_completions(self, num_read: int | None) -> int | None:
+        """Return None: the number of steps is unknown before the rows are read."""
+        return None
+
+    @field_validator("url")
+    @classmethod
+    def _samples_here(cls, url: str | None) -> str | None:
+        if url is not None:
+            raise ValueError("accepted: no url; a server does not continue a given text")
+        return url
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:

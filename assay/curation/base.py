@@ -25,6 +25,7 @@ STAGES = {
     "select": "assay.curation.selection",
     "rewrite": "assay.curation.rewrite",
     "label_difficulty": "assay.curation.difficulty",
+    "label_steps": "assay.curation.step_labels",
     "filter": "assay.curation.problem_filter",
     "write_tests": "assay.curation.write_tests",
     "tag": "assay.curation.tag",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field
 
@@ -104,6 +104,9 @@ class StageSettings(Section):
     output: Literal["jsonl", "parquet"] = "jsonl"
     """Output format: ``rows.jsonl``, or ``rows.parquet``, in which all values of a key have the
     same type."""
+
+    takes_runs: ClassVar[bool] = False
+    """Whether an input may be a run directory, for its recorded rollouts."""
 
     def most_written(self, num_read: int | None) -> int | None:
         """Return an upper bound on the number of written rows, or None if unknown."""
@@ -267,6 +270,11 @@ def rows_of(source: str) -> str:
         found = "the folder of an unfinished data transform"
         raise DataError(message(source, found, "a finished one", f"or name {part}"))
     return source
+
+
+def is_run(source: str) -> bool:
+    """Whether a source is a run directory."""
+    return (Path(source) / "config.toml").is_file()
 
 
 def content_hash(name: str) -> str:

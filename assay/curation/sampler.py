@@ -79,7 +79,7 @@ def sampled(
     disk before the next item is requested. The filter ``prompt`` removes problems whose prompts do
     not fit, and ``no_reply`` those without a reply from the server.
     """
-    config = _config(settings)
+    config = sampling_of(settings)
     with show_startup():
         verifiers = open_verifiers(config, out)
 
@@ -179,7 +179,8 @@ def _rate(tally: Counter[str]) -> dict[str, float]:
     return {"pass_rate": round(tally["passed"] / tally["judged"], 6)} if tally["judged"] else {}
 
 
-def _config(settings: AskingSettings) -> TrainConfig:
+def sampling_of(settings: AskingSettings) -> TrainConfig:
+    """Return the configuration of a stage's model: that of its run, or the defaults."""
     options = SamplingOptions(
         max_tokens=settings.max_tokens,
         verifier=settings.verifier,

@@ -6,6 +6,6 @@ divergence.py, frontier.py                           KL between models; accuracy
 rejudge.py, replay.py, replay_result.py              logged and new verdicts; replay of a step
 drift.py                                             files of verdicts, compared
 audit.py, step_audit.py                              verifier disagreements for people to label
-step_labels.py, reward_terms.py                      step labels from rollouts; effect of each term
+reward_terms.py                                      effect of each term of a reward
 test_time/                                           search at inference time
 """

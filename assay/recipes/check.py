@@ -15,7 +15,7 @@ from pydantic import Field
 from assay.config import STAGES, TrainConfig, parse, read_section
 from assay.config.section import Count, Section, Text
 from assay.curation.base import StageSettings, read_settings
-from assay.curation.output import rows_of
+from assay.curation.output import is_run, rows_of
 from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.cost import Cost, RowCounts, roots_of
@@ -106,8 +106,10 @@ def check_rows(
         options = stage.tree.get("verification", {}).get("options", {})
         with naming(stage):
             if stage.kind == "data":
-                for source in settings_of_data(stage, outputs).inputs:
-                    if not source.endswith(tuple(outputs[one] for one in missing)):
+                settings = settings_of_data(stage, outputs)
+                for source in settings.inputs:
+                    later_on = source.endswith(tuple(outputs[one] for one in missing))
+                    if not later_on and not (settings.takes_runs and is_run(source)):
                         open_source(rows_of(source))
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})

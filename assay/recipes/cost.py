@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from assay.curation.asking import AskingSettings
-from assay.curation.output import StageSettings, rows_of
+from assay.curation.output import StageSettings, is_run, rows_of
 from assay.data.sources import open_source
 from assay.recipes.file import RecipeStage, references
 
@@ -128,7 +128,7 @@ class RowCounts:
     def _of_one(self, source: str) -> int | None:
         found = [*references(source)]
         if not found:
-            return _count(source)
+            return None if is_run(source) else _count(source)
         text, name, _ = found[0]
         if not text.startswith("@") or name not in self._settings:
             # The source is the rollouts of a run.

@@ -10,9 +10,9 @@ import pytest
 from train_worlds import REWARD, World
 
 from assay.cli import main
+from assay.curation.base import run_stage
 from assay.errors import RunError
 from assay.evaluation.rejudge import rejudge, rescore
-from assay.evaluation.step_labels import load_judged
 from assay.training.api import train
 
 
@@ -82,8 +82,9 @@ def test_a_damaged_shard_is_told_and_counted(
         main()
     assert end.value.code == 1
     assert json.loads(capsys.readouterr().out)["unreadable"] == [2]
+    settings = {"inputs": [str(run)], "model": str(run)}
     with pytest.raises(RunError, match=r"step-000002\.parquet: found a damaged file.*move it away"):
-        load_judged([str(run)])
+        run_stage("label_steps", settings, run.with_name("labels"))
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from train_worlds import World
 
+from assay.curation.base import run_stage
 from assay.errors import UserError
-from assay.evaluation.step_labels import label_steps
 from assay.release.export import export
 from assay.reward_models.options import checkpoint_folder
 from assay.training import api
@@ -36,7 +36,9 @@ def uses(world: World, run: Path) -> dict[str, Callable[[str], Any]]:
         "eval": lambda name: api.evaluate(name, problems),
         "sample": lambda name: api.sample(name, prompt="1 + 1 =", num_samples=1),
         "export": lambda name: export(name, world.folder / "out"),
-        "label-steps": lambda name: label_steps(name, [str(rows)], world.folder / "labels.jsonl"),
+        "label_steps": lambda name: run_stage(
+            "label_steps", {"inputs": [str(rows)], "model": name}, world.folder / "labels"
+        ),
         "model.path": lambda name: api.train(world.tree(**later, model={"path": name}), quiet=True),
         "critic.path": lambda name: api.train(world.tree(**ppo, critic={"path": name}), quiet=True),
         "reward_model.path": lambda name: api.train(
@@ -50,7 +52,7 @@ def uses(world: World, run: Path) -> dict[str, Callable[[str], Any]]:
     }
 
 
-NAMES = ("eval", "sample", "export", "label-steps", "model.path", "critic.path")
+NAMES = ("eval", "sample", "export", "label_steps", "model.path", "critic.path")
 
 
 @pytest.mark.parametrize("use", ["eval", "export", "model.path", "critic.path"])

@@ -16,9 +16,9 @@ from train_worlds import REWARD, World, events_of
 
 from assay import cli
 from assay import config as configuration
+from assay.curation.base import run_stage
 from assay.errors import AssayError, DataError, ModelError, RunError
 from assay.evaluation.rejudge import rescore
-from assay.evaluation.step_labels import label_steps
 from assay.release.export import export
 from assay.training.api import evaluate, sample, train
 
@@ -66,15 +66,13 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
     trust = {"trust_run": consent["trust_run"]} if "trust_run" in consent else {}
     completions = [{"prompt": "1 + 1 =", "completion": "one\ntwo", "answer": "2"}]
     judged = str(world.write_rows("completions.jsonl", completions))
-    out = world.folder / "labels.jsonl"
+    settings = {"inputs": [judged], "model": str(run), "num_samples": 1, "max_tokens": 4}
     return {
         "resume": lambda: train(resume=run, quiet=True, **trust),
         "rescore": lambda: rescore(run, num_workers=1, **consent),
         "eval": lambda: evaluate(str(run), [rows], max_tokens=4, **consent),
         "sample": lambda: sample(str(run), prompt="1 +", answer="2", num_samples=1, **consent),
-        "label": lambda: label_steps(
-            str(run), [judged], out, num_rollouts=1, max_tokens=4, **consent
-        ),
+        "label": lambda: run_stage("label_steps", settings | trust, world.folder / "labels"),
     }
 
 
@@ -140,9 +138,9 @@ def test_completions_of_a_strangers_run_are_not_read_through_its_sources(
     world: World, own: Path, marker: Path
 ) -> None:
     run = changed(own, data={"train": ["strange:rows"]})
-    model, out = str(world.folder / "model"), world.folder / "labels.jsonl"
+    settings = {"inputs": [str(run)], "model": str(world.folder / "model"), "verifier": "math"}
     with pytest.raises(RunError, match=r"data\.train = strange:rows"):
-        label_steps(model, [str(run)], out, verifier="math", max_tokens=4)
+        run_stage("label_steps", settings, world.folder / "labels")
     assert not marker.exists()
 
 
@@ -236,7 +234,6 @@ def test_each_command_takes_consent(
         ("verify", rows),
         ("eval", model, "--problems", rows, *short),
         ("sample", model, "--problems", rows, *short),
-        ("label-steps", model, rows, "--out", world.folder / "o.jsonl", *short),
     ):
         assert assay(*command) == 2 and not marker.exists()
         assert "rows.jsonl:1 verifier: found strange:reward" in capsys.readouterr().err
@@ -248,7 +245,7 @@ def test_each_command_takes_consent(
         ("verify", "--rescore", run),
         ("eval", run, "--problems", held, *short),
         ("sample", run, "--problems", held, *short),
-        ("label-steps", run, held, "--out", world.folder / "o2.jsonl", *short),
+        ("data", "label_steps", held, "--out", world.folder / "o", "--set", f"model={run}"),
         ("train", "--resume", run),
     ):
         assert assay(*command) == 2 and not marker.exists()

@@ -12,12 +12,11 @@ import assay
 from assay.cli import models
 from assay.evaluation.frontier import frontier
 from assay.evaluation.gate import gate
-from assay.evaluation.step_labels import label_steps
 from assay.session.sampling import SamplingOptions, asks_thinking
 
 KEYS = set(SamplingOptions.__annotations__)
 SAMPLING = (
-    assay.evaluate, assay.sample, assay.compare, assay.search, frontier, gate, label_steps,
+    assay.evaluate, assay.sample, assay.compare, assay.search, frontier, gate,
 )  # fmt: skip
 
 
@@ -42,7 +41,7 @@ def test_an_unknown_keyword_is_refused_by_name(function: Callable[..., Any]) -> 
 
 def test_commands_have_an_option_for_each_shared_keyword() -> None:
     assert set(inspect.signature(models._sampling_options).parameters) == KEYS
-    for command in (models.evaluate, models.compare, models.search, models.label_steps):
+    for command in (models.evaluate, models.compare, models.search):
         assert set(inspect.signature(command).parameters) >= KEYS
 
 

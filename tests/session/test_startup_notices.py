@@ -14,7 +14,6 @@ from assay.evaluation.compare import compare
 from assay.evaluation.frontier import frontier
 from assay.evaluation.gate import kl_check
 from assay.evaluation.gate_thresholds import Thresholds
-from assay.evaluation.step_labels import label_steps
 from assay.evaluation.test_time.search import search
 from assay.host.clock import PhaseClock
 from assay.plan.measured.plan import plan
@@ -99,8 +98,9 @@ def collected(world: World, model: str) -> None:
 def labelled(world: World, model: str) -> None:
     rows = [{"id": "c", "prompt": "1+1?", "completion": "1\n2", "answer": "2"}]
     file = str(world.write_rows("completions.jsonl", rows))
-    how = {name: value for name, value in HOW.items() if name != "quiet"}
-    label_steps(model, [file], world.folder / "labels.jsonl", num_rollouts=2, **how)
+    settings = {"model": model, "max_tokens": 4, "num_samples": 2, "verifier": HOW["verifier"]}
+    judged = {"config": {"verification": {"num_workers": 1}}}
+    run_stage("label_steps", {"inputs": [file], **settings, **judged}, world.folder / "labels")
 
 
 def gated(world: World, model: str) -> None:

@@ -14,7 +14,6 @@ from assay.config import SamplingConfig, TrainConfig
 from assay.data.problems import load_problems
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, VerifierError, did_you_mean, message
-from assay.evaluation.step_labels import PrefixRenderer
 from assay.evaluation.test_time.drawing import Drawer
 from assay.evaluation.test_time.measure import Searching
 from assay.evaluation.test_time.methods import METHODS, SAMPLED, Shape
@@ -32,6 +31,7 @@ from assay.session.assemble import (
     show_sampling,
     with_slots,
 )
+from assay.session.prefixes import PrefixRenderer
 from assay.session.sampling import (
     SamplingOptions,
     asks_thinking,

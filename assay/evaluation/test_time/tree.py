@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from assay.evaluation.step_labels import PREFIX
+from assay.session.prefixes import PREFIX
 from assay.types import Completion, FinishReason, Group, Problem, Prompt, Tokens, Verdict
 
 Kind = Literal["step", "whole", "greedy_step", "greedy"]

@@ -23,8 +23,8 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
     """Yield a row for each whole completion of a search. step: text that ends a step.
 
     A step's label is the pass rate of the judged completions below it, like the rollout labels of
-    `label_steps`; here the search chose the continuations. values, visits: statistics of
-    Monte-Carlo tree search for each step. scores: scorer value of each step.
+    ``assay data label_steps``; here the search chose the continuations. values, visits: statistics
+    of Monte-Carlo tree search for each step. scores: scorer value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:

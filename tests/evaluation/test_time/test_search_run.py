@@ -15,11 +15,11 @@ from assay import cli
 from assay.config import DataConfig, SamplingConfig
 from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, DataError, UserError, VerifierError
-from assay.evaluation.step_labels import PrefixRenderer
 from assay.evaluation.test_time.drawing import Drawer
 from assay.evaluation.test_time.methods import METHODS, SAMPLED, Search, Shape
 from assay.evaluation.test_time.tree import Node, StepLimits
 from assay.generate.engine import Engine
+from assay.session.prefixes import PrefixRenderer
 from assay.testing import byte_tokenizer, save_tiny_model, tiny_model
 from assay.types import Problem
 

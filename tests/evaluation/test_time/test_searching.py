@@ -14,13 +14,13 @@ import pytest
 
 from assay.config import DataConfig, RewardModelConfig, SamplingConfig
 from assay.data.traces import read_trace
-from assay.evaluation.step_labels import PREFIX
 from assay.evaluation.test_time.choice import choose, elected
 from assay.evaluation.test_time.drawing import Drawer
 from assay.evaluation.test_time.measure import Searching
 from assay.evaluation.test_time.methods import METHODS, SAMPLED, Search, Shape, _leaf
 from assay.evaluation.test_time.tree import Draw, Node, StepLimits
 from assay.evaluation.test_time.tree_rows import tree_rows
+from assay.session.prefixes import PREFIX
 from assay.testing import byte_tokenizer
 from assay.training.reward_rows import LOADERS, RowReader
 from assay.types import Completion, Group, Problem, Prompt, Tokens, Verdict

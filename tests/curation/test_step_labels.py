@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_runs import took, written
 from train_worlds import CountingJudge, World
 
 from assay.config import DataConfig, RewardModelConfig, SamplingConfig, build, dump
-from assay.data.chat import PromptRenderer
-from assay.errors import ConfigError, DataError
-from assay.evaluation.step_labels import (
-    PREFIX,
-    PrefixRenderer,
+from assay.curation.asking import StepLabelSettings
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest, Output
+from assay.curation.step_labeller import (
     StepLabeller,
     ToLabel,
-    append_labels,
-    label_steps,
     labelled_before,
     load_judged,
+    write_labels,
 )
+from assay.data.chat import PromptRenderer
+from assay.errors import ConfigError, DataError
 from assay.generate.engine import Engine
-from assay.host.files import Journal
+from assay.recipes.check import settings_of_data
+from assay.recipes.file import RecipeStage
 from assay.run.rollout_log import RolloutLog
+from assay.session.prefixes import PREFIX, PrefixRenderer
 from assay.testing import CHAT_TEMPLATE, ScriptedGenerator, byte_tokenizer
 from assay.training.reward_rows import LOADERS, RowReader
 from assay.types import Completion, Group, Problem, Verdict
@@ -60,7 +62,7 @@ def labeller(**changes: Any) -> StepLabeller:
         "generator": ScriptedGenerator(goes_on),
         "verifiers": CountingJudge(ends_in_answer),
         "sampling": SamplingConfig(max_tokens=32),
-        "num_rollouts": 8,
+        "num_samples": 8,
     }
     return StepLabeller(**{**settings, **changes})
 
@@ -93,7 +95,7 @@ def test_what_is_judged_is_the_whole_completion() -> None:
         seen.append((completion.text, PREFIX in problem.spec))
         return ends_in_answer(problem, completion)
 
-    labeller(verifiers=CountingJudge(sees), num_rollouts=1).label([item(RIGHT, "a")])
+    labeller(verifiers=CountingJudge(sees), num_samples=1).label([item(RIGHT, "a")])
     assert seen == [("2+3 is 5\n5+4 is 7\nSo 7", False), (RIGHT, False), (RIGHT, False)]
 
 
@@ -104,40 +106,60 @@ def test_rollouts_that_are_not_judged_count_for_nothing() -> None:
     def never(problem: Problem, sibling: int) -> str:
         return "?"
 
-    (row,) = labeller(generator=ScriptedGenerator(some), num_rollouts=4).label([item(RIGHT, "a")])
+    (row,) = labeller(generator=ScriptedGenerator(some), num_samples=4).label([item(RIGHT, "a")])
     assert row is not None and row["soft_labels"] == [0.5, 0.5, 1.0] and row["judged"] == [2, 2, 1]
     assert labeller(generator=ScriptedGenerator(never)).label([item(RIGHT, "a")]) == [None]
 
 
-def test_a_labelling_goes_on_where_it_was(tmp_path: Path) -> None:
+def settings(**changes: Any) -> StepLabelSettings:
+    return StepLabelSettings(**{"inputs": ("rows.jsonl",), "model": "m", **changes})
+
+
+def write(
+    folder: Path, items: list[ToLabel], earlier: Path | None = None, rollouts: int = 8
+) -> Manifest:
+    """Label items into a folder by the scripted generator."""
+    folder.mkdir()
+    facts = {"rollouts": rollouts}
+    before = labelled_before(None if earlier is None else str(earlier), facts)
+    with Output("label_steps", settings(), folder) as out:
+        write_labels(labeller(), items, out, facts, before)
+    return out.manifest
+
+
+def test_a_labelling_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [item(RIGHT if n % 3 else WRONG, f"c{n}") for n in range(40)]
-    whole, parts = Journal(tmp_path / "whole.jsonl"), Journal(tmp_path / "parts.jsonl")
-    said: list[str] = []
-    result = append_labels(labeller(), items, whole, {"rollouts": 8}, said.append)
-    assert result.labelled == 40 and result.steps == 120 and result.rollouts == 40 * 16
-    assert said[0].startswith("40 completions, 80 steps to continue: 640 rollouts of at most 32")
-    assert result.share_right == pytest.approx((3 * 26 + 14) / 120)
-    append_labels(labeller(), items[:7], parts, {"rollouts": 8})
-    parts.close()
-    with open(parts.path, "ab") as file:
-        file.write(b'{"id": "c7", "labels": [1')  # killed within a line
-    again = append_labels(labeller(), items, parts, {"rollouts": 8})
-    assert again.labelled == 33 and again.labelled_before == 7
-    assert "7 were labelled before" in str(again) and again.as_dict()["labelled"] == 33
-    assert {row["id"]: row for row in parts.rows()} == {row["id"]: row for row in whole.rows()}
-    nothing = append_labels(labeller(), items, parts, {"rollouts": 8})
-    assert nothing.labelled == 0 and nothing.share_right is None
+    whole = write(tmp_path / "whole", items)
+    assert (
+        "40 completions, 80 steps to continue: 640 rollouts of at most 32"
+        in capsys.readouterr().err
+    )
+    assert (whole.rows, whole.measured["steps"], whole.measured["rollouts"]) == (40, 120, 640)
+    share = whole.measured["steps that can still end well"]
+    assert share == pytest.approx((3 * 26 + 14) / 120)
+    lines = (tmp_path / "whole/rows.jsonl").read_text().splitlines()
+    killed = tmp_path / "rows.jsonl.part"
+    killed.write_text("\n".join(lines[:7]) + "\n" + lines[7][:20])
+    again = write(tmp_path / "again", items, killed)
+    assert (again.rows, again.measured["labelled before"]) == (40, 7)
+    assert again.measured["rollouts"] == 33 * 16
+    assert written(tmp_path / "again") == written(tmp_path / "whole")
     with pytest.raises(ConfigError, match="rollouts = 8, and not 4"):
-        append_labels(labeller(), items, parts, {"rollouts": 4})
-    whole.close()
-    parts.close()
+        write(tmp_path / "other", items, killed, rollouts=4)
+
+
+def test_completions_without_labels_are_taken_and_counted(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "out", [item(RIGHT, "a"), item("\n", "b")])
+    assert (manifest.rows, took(manifest)) == (1, {"not_labelled": 1})
+    assert manifest.filters[0].examples[0]["row"]["id"] == "b"
 
 
 def test_labelled_rows_are_read_as_the_same_steps(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "rows.jsonl")
-    append_labels(labeller(), [item(RIGHT, "a"), item(WRONG, "b")], journal, {})
-    journal.close()
-    settings = RewardModelConfig(kind="process", rows=(str(journal.path),))
+    write(tmp_path / "out", [item(RIGHT, "a"), item(WRONG, "b")])
+    rows = str(tmp_path / "out/rows.jsonl")
+    settings = RewardModelConfig(kind="process", rows=(rows,))
     reader = RowReader(settings, DataConfig(), byte_tokenizer(), 256)
     groups, complaints = reader.read_all(LOADERS["process"](settings.rows))
     assert not complaints
@@ -168,23 +190,32 @@ def test_a_model_labels_a_file_and_goes_on(world: World) -> None:
         }
         for n in range(4)
     ]
-    file, out = world.write_rows("completions.jsonl", rows), world.folder / "labels.jsonl"
-    options: dict[str, Any] = {
-        "num_rollouts": 3,
+    tree: dict[str, Any] = {
+        "inputs": [str(world.write_rows("completions.jsonl", rows))],
+        "model": str(world.folder / "model"),
+        "num_samples": 3,
         "max_tokens": 6,
         "verifier": "train_worlds:even_text",
-        "overrides": ["verification.num_workers=1", "engine.num_slots=4"],
+        "config": {"verification": {"num_workers": 1}, "engine": {"num_slots": 4}},
     }
-    model = str(world.folder / "model")
-    result = label_steps(model, [str(file)], out, **options)
-    assert result.labelled == 4 and result.steps == 12 and result.rollouts == 24
-    first = out.read_text().splitlines()
-    out.write_text("\n".join(first[:2]) + "\n" + first[2][:30])
-    again = label_steps(model, [str(file)], out, **options)
-    assert again.labelled == 2 and again.labelled_before == 2
-    labelled = {row["id"]: row for row in Journal(out).rows()}
-    assert labelled == {row["id"]: row for row in map(json.loads, first)}
-    assert {label for row in labelled.values() for label in row["soft_labels"]} - {0.0, 1.0}
+    result = run_stage("label_steps", tree, world.folder / "labels")
+    assert (result.rows, result.measured["steps"], result.measured["rollouts"]) == (4, 12, 24)
+    first = world.folder / "labels/rows.jsonl"
+    part = world.folder / "part.jsonl"
+    part.write_text("\n".join(first.read_text().splitlines()[:2]) + "\n")
+    again = run_stage("label_steps", {**tree, "labelled": str(part)}, world.folder / "again")
+    assert again.measured["labelled before"] == 2 and again.measured["rollouts"] == 12
+    assert written(world.folder / "again") == written(world.folder / "labels")
+    labels = {label for row in written(world.folder / "again") for label in row["soft_labels"]}
+    assert labels - {0.0, 1.0}
+
+
+def load(inputs: list[str], folder: Path, **changes: Any) -> list[ToLabel]:
+    asked = settings(inputs=tuple(inputs), **changes)
+    with pytest.raises(DataError, match="no row left"), Output("label_steps", asked, folder) as out:
+        found = load_judged(asked, out)
+        assert out.manifest.rows_read >= len(found)
+    return list(found)
 
 
 def test_a_runs_rollouts_are_taken_with_their_problems(world: World) -> None:
@@ -197,10 +228,10 @@ def test_a_runs_rollouts_are_taken_with_their_problems(world: World) -> None:
     judged = [[Verdict.of_score(1.0, "fake@1")] * 2] * 2
     with closing(RolloutLog(run / "rollouts")) as log:
         log.record(1, groups, judged, {}, {})
-    items = load_judged([str(run)])
+    items = load([str(run)], world.folder)
     assert [one.completion.id for one in items] == ["p3#0/0", "p3#0/1"]
     assert items[0].problem.spec["answer"] == "4" and items[0].completion.text == "4"
-    assert len(load_judged([str(run)], limit=1)) == 1
+    assert len(load([str(run)], world.folder, max_problems=1)) == 1
 
 
 def test_rows_that_are_wrong_are_told_with_their_place(world: World) -> None:
@@ -210,7 +241,7 @@ def test_rows_that_are_wrong_are_told_with_their_place(world: World) -> None:
     ):
         file = world.write_rows("rows.jsonl", [row])
         with pytest.raises(DataError, match=text):
-            load_judged([str(file)])
+            run_stage("label_steps", {"inputs": [str(file)], "model": "tiny"}, world.folder / "out")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +251,9 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text(text)
     with pytest.raises(
-        ConfigError, match=r"--out .*notes\.jsonl: found .*; accepted: labelled rows"
+        ConfigError, match=r"labelled .*notes\.jsonl: found .*; accepted: rows that"
     ):
-        labelled_before(Journal(path), {})
+        labelled_before(str(path), {})
     assert path.read_text() == text
 
 
@@ -248,28 +279,46 @@ def test_a_rollout_behind_a_step_has_no_budget_and_keeps_its_line(
         return found
 
     monkeypatch.setattr(Engine, "generate", see)
-    thinks = ["data.think=opened", "data.think_close=}", "sampling.think_stop_text={close}"]
-    levels = ["sampling.efforts.low=3", "sampling.efforts.line=Be brief.", "sampling.effort=low"]
-    label_steps(
-        str(world.folder / "model"),
-        [str(world.write_rows("some.jsonl", rows))],
-        world.folder / "out.jsonl",
-        num_rollouts=4,
-        max_tokens=12,
-        verifier="train_worlds:even_text",
-        overrides=["verification.num_workers=1", *thinks, *levels],
-    )
+    thinks = {"think": "opened", "think_close": "}"}
+    levels = {"efforts": {"low": 3, "line": "Be brief."}, "effort": "low"}
+    levels |= {"think_stop_text": "{close}"}
+    tree = {
+        "inputs": [str(world.write_rows("some.jsonl", rows))],
+        "model": str(world.folder / "model"),
+        "num_samples": 4,
+        "max_tokens": 12,
+        "verifier": "train_worlds:even_text",
+        "config": {"verification": {"num_workers": 1}, "data": thinks, "sampling": levels},
+    }
+    run_stage("label_steps", tree, world.folder / "out")
     assert ["Be brief." in group.prompt.text for group in seen] == [False, True]
     assert all(one.num_given == 0 for group in seen for one in group.completions)
 
 
-def test_a_device_is_no_place_for_labels() -> None:
-    with pytest.raises(ConfigError, match="--out /dev/full: found a pipe or a device"):
-        labelled_before(Journal(Path("/dev/full")), {})
+def test_a_device_holds_no_earlier_labels() -> None:
+    with pytest.raises(ConfigError, match="labelled /dev/full: found no file"):
+        labelled_before("/dev/full", {})
 
 
-def test_what_ends_a_step_is_not_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--split: found nothing"):
-        label_steps("no model", ["rows.jsonl"], tmp_path / "out", split="")
-    with pytest.raises(ConfigError, match="temperature: found inf"):
-        label_steps("no model", ["rows.jsonl"], tmp_path / "out", temperature=float("inf"))
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"split": ""}, 'label_steps split: found ""; accepted: text, not empty'),
+        ({"temperature": float("inf")}, "label_steps temperature: found inf"),
+        ({"url": "http://x/v1"}, "label_steps url: .*accepted: no url"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(
+    tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    tree = {"inputs": ["rows.jsonl"], "model": "no model", **change}
+    with pytest.raises(ConfigError, match=text):
+        run_stage("label_steps", tree, tmp_path / "out")
+
+
+def test_a_recipe_names_the_transform(tmp_path: Path) -> None:
+    tree = {"data": "label_steps", "inputs": ["@train", "more.jsonl"], "model": "m", "split": "."}
+    stage = RecipeStage("labels", tree, "recipe.toml", {})
+    found = settings_of_data(stage, {"train": "runs/train"})
+    assert isinstance(found, StepLabelSettings) and found.inputs == ("runs/train", "more.jsonl")
+    assert found.num_completions(5) is None and found.takes_runs

@@ -1,0 +1,17 @@
+"""Data transform ``label_steps``: label reasoning steps by rollouts that continue from each."""
+
+from __future__ import annotations
+
+from assay.curation.asking import StepLabelSettings
+from assay.curation.base import DataStage
+from assay.curation.output import Output
+
+
+def label_steps(settings: StepLabelSettings, out: Output) -> None:
+    """Write a row of labels per completion. The filter ``not_labelled`` takes the others."""
+    from assay.curation.step_labeller import label_rows
+
+    label_rows(settings, out)
+
+
+STAGE = DataStage(StepLabelSettings, label_steps)

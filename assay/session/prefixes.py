@@ -1,0 +1,41 @@
+"""Prompts that end in the beginning of a completion, so that a generator continues it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from assay.data.chat import PromptRenderer
+from assay.data.traces import Trace
+from assay.types import Problem, Prompt
+
+PREFIX = "step_prefix"
+"""Key of a problem's spec that holds the prefix of its completions, as text or as tokens."""
+
+
+class PrefixRenderer:
+    """Renders a problem's prompt followed by the prefix of its completion."""
+
+    def __init__(self, renderer: PromptRenderer) -> None:
+        self.renderer = renderer
+
+    def __call__(self, problem: Problem) -> Prompt:
+        """Render the prompt. Raises DataError if it is too long."""
+        prompt = self.renderer.render(problem)
+        prefix: Any = problem.spec.get(PREFIX)
+        if prefix is None or not len(prefix):
+            return prompt
+        if isinstance(prefix, str):
+            asked = (problem.think, problem.effort)
+            trace = Trace(problem.prompt, prefix, problem.source, *asked)
+            _, tokens = self.renderer.render_trace(trace)
+            if self.renderer.end_id is not None:
+                # A trace ends with the end token; a prefix must not.
+                tokens = tokens[:-1]
+        else:
+            tokens, prefix = prefix, str(self.renderer.tokenizer.decode(prefix))
+        return replace(
+            prompt, text=prompt.text + prefix, tokens=np.concatenate([prompt.tokens, tokens])
+        )
