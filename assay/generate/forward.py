@@ -352,7 +352,7 @@ def _fewer_rows(
     Not used on a GPU: fewer rows save little time there, and each count needs its own captured
     graph.
     """
-    first_V = forward.prefill(tokens_L[:-PROBE_STEPS])
+    first_V = forward.prefill(tokens_L[: _num_prompt(tokens_L)])
     while num_rows % 2 == 0 and num_rows > LEAST_ROWS:
         num_rows //= 2
         found, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib, first_V=first_V)
@@ -375,7 +375,7 @@ def _through_cache(
     beyond: additional positions of the long extent; 0 skips it. first_V: the prompt's last logits,
     if the cache holds it already.
     """
-    num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
+    num_prompt = _num_prompt(tokens_L)
     found = [forward.prefill(tokens_L[:num_prompt]) if first_V is None else first_V]
     cache = forward.cache
     far = Extent(len(tokens_L) + beyond, num_prompt + beyond, PROBE_STEPS + beyond)
@@ -395,6 +395,11 @@ def _through_cache(
             same_bits &= torch.equal(logits_SV, forward.decode(*step, far))
         found.append(logits_SV[0])
     return torch.stack(found).float().log_softmax(-1), same_bits
+
+
+def _num_prompt(tokens_L: Tensor) -> int:
+    """Return the length of the probe's prompt; a short context leaves no room for all steps."""
+    return max(len(tokens_L) - PROBE_STEPS, 1)
 
 
 def _rope_types(config: Any) -> set[str]:

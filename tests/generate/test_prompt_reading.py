@@ -122,6 +122,12 @@ def test_prompt_tokens_count_a_shared_beginning_once() -> None:
     assert engine.stats.prompt_tokens == sum(lengths) - READ_BLOCK
 
 
+@pytest.mark.parametrize("context_length", [2, 3, READ_BLOCK + LEAST_READ])
+def test_a_short_context_is_probed_too(context_length: int) -> None:
+    engine = engine_of(wide_model(torch.float32), context_length=context_length)
+    assert engine.independent and engine.skips_idle_rows
+
+
 def test_new_weights_reuse_nothing() -> None:
     engine = engine_of(wide_model(torch.float32))
     engine.generate(PROBLEMS[:1], SAMPLING, 1)
