@@ -1,7 +1,7 @@
 """Write docs/configuration.md and docs/data_stages.md: ``python tools/config_reference.py``.
 
-The docstrings of `assay.config` and of the settings of data stages are the only source of tables; a
-test says when a page is out of date.
+The docstrings of `assay.config` and of the settings of data transforms are the only source of the
+tables. A test fails when a page is out of date.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def reference() -> str:
 
 
 def data_stages() -> str:
-    """Return the page of data stages. Keys that several stages share have one table."""
+    """Return the page of data transforms. Keys that several of them share have one table."""
     parts = [(TOOLS / "data_stages_head.md").read_text(encoding="utf-8")]
-    parts += _keys_table("Keys of every stage", StageSettings, None)
-    parts += _keys_table("Keys of stages that ask a model", AskingSettings, StageSettings)
+    parts += _keys_table("Keys of every transform", StageSettings, None)
+    parts += _keys_table("Keys of transforms that use a model", AskingSettings, StageSettings)
     for name in STAGES:
         settings = find_stage(name).settings
         asks = issubclass(settings, AskingSettings)
@@ -104,7 +104,7 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
     parts = [f"## {title}\n\n{_words_of(settings)}\n"]
     if shared is AskingSettings:
         parts.append(
-            "It has the [keys of stages that ask a model](#keys-of-stages-that-ask-a-model) too.\n"
+            "It also has the [keys of transforms that use a model](#keys-of-transforms-that-use-a-model).\n"
         )
     parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
     for told in field_help(settings):

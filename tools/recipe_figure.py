@@ -101,7 +101,7 @@ def _short(source: str) -> str:
     """Return the tag that a source gives its problems, or the name of what made them."""
     if tag := re.search(r"[?&]tag=(\w+)", source):
         return tag[1]
-    if Path(source).name == ROWS:  # of a data stage
+    if Path(source).name == ROWS:  # of a data transform
         source = Path(source).parent.name
     return source.partition("?")[0].rpartition(":")[2].replace("_", " ")
 

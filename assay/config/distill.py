@@ -20,7 +20,7 @@ from assay.config.section import (
 )
 from assay.validation import toml_words
 
-ELSEWHERE = ("url", "api_key_env", "concurrency")
+SERVER_SETTINGS = ("url", "api_key_env", "concurrency")
 """Settings for a teacher on a server."""
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 
@@ -54,9 +54,11 @@ class TeacherConfig(Section):
     """Run Python code that ships with the model. Only for models whose code you have read."""
 
     @model_validator(mode="after")
-    def _is_here_or_there(self) -> TeacherConfig:
+    def _is_local_or_served(self) -> TeacherConfig:
         away = self.url is not None
-        for key in ("revision", "dtype", "device", "trust_remote_code") if away else ELSEWHERE[1:]:
+        for key in (
+            ("revision", "dtype", "device", "trust_remote_code") if away else SERVER_SETTINGS[1:]
+        ):
             value = getattr(self, key)
             if value != TeacherConfig.model_fields[key].default:
                 found = f"{toml_words(value)} {'with' if away else 'without'} url"

@@ -324,7 +324,9 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = "none in a run of [reward_model], whose model is trained whole"
         yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
     yield from _clashes_of_teacher(config)
-    yield from config.scale.clashes(config.stage, config.drawing is not None, _gives(config))
+    yield from config.scale.clashes(
+        config.stage, config.drawing is not None, _injection_key(config)
+    )
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
@@ -336,7 +338,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         yield message("evaluation.patience", found, "patience with both", remedy)
 
 
-def _gives(config: TrainConfig) -> str | None:
+def _injection_key(config: TrainConfig) -> str | None:
     """Return the key that injects tokens into completions, if there is one."""
     asked = {
         "tools.names": config.tools.names,

@@ -60,7 +60,7 @@ def find_stage(name: str) -> DataStage:
     """Find a data transform by name. Raises ConfigError for unknown names."""
     if name not in STAGES:
         remedy = did_you_mean(name, STAGES)
-        raise ConfigError(message("data stage", f'"{name}"', ", ".join(STAGES), remedy))
+        raise ConfigError(message("data transform", f'"{name}"', ", ".join(STAGES), remedy))
     return import_module(STAGES[name]).STAGE
 
 

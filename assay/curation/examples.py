@@ -10,7 +10,7 @@ from itertools import chain
 from random import Random
 from typing import Any
 
-from assay.curation.inputs import Given, Reach, given_of
+from assay.curation.inputs import Arguments, Reach, call_arguments
 from assay.verify.programs.program import parse
 from assay.verify.programs.spec import CodeTest
 
@@ -31,24 +31,24 @@ _ATOMS: dict[str, list[Any]] = {
 _KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "set": set}
 
 
-def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Given | str]:
+def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Arguments | str]:
     """Return the inputs in tests: arguments of calls of the function, or standard input.
 
     names: names by which the code calls the function.
     """
-    found: list[Given | str] = []
+    found: list[Arguments | str] = []
     for test in tests:
         if test.kind == "stdin":
             found.append(test.stdin)
         elif test.kind == "args":
-            found.append(given_of(test.args, test.kwargs))
+            found.append(call_arguments(test.args, test.kwargs))
         else:
             tree = parse(test.source)[0]
             found += _calls(tree, {*names, CANDIDATE}) if tree else []
     return found
 
 
-def compares_otherwise(tests: Sequence[CodeTest], names: Collection[str]) -> str:
+def lenient_comparison(tests: Sequence[CodeTest], names: Collection[str]) -> str:
     """Return how a test compares answers if more than one answer passes, else "".
 
     If a test sorts an answer first, for example, other orders are correct too. A plain comparison
@@ -107,30 +107,30 @@ def _is_call(node: ast.AST, names: Collection[str]) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
-def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Given]:
+def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Arguments]:
     """Yield the arguments of each call of some names, if all are literals."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_call(node, names):
             try:
                 kwargs = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
-                yield given_of(list(map(ast.literal_eval, node.args)), kwargs)
+                yield call_arguments(list(map(ast.literal_eval, node.args)), kwargs)
             except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
                 continue
 
 
-def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Given | str]:
+def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Arguments | str]:
     """Return the inputs in a model's reply: calls of the function, or fenced blocks of input."""
     blocks = [match[2] for match in _FENCED.finditer(text)]
     if takes_text:
         return [*blocks]
-    found: list[Given | str] = []
+    found: list[Arguments | str] = []
     for line in "\n".join(blocks or [text]).splitlines():
         tree = parse(line.strip().lstrip("-*0123456789.) ").strip("`"))[0]
         found += _calls(tree, names) if tree else []
     return found
 
 
-def seeds(tree: ast.Module, name: str, rng: Random) -> list[Given | str]:
+def seeds(tree: ast.Module, name: str, rng: Random) -> list[Arguments | str]:
     """Return inputs from the types of a function's parameters, or [] if a parameter has no type."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -195,7 +195,7 @@ def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
     return "\n".join(lines)
 
 
-def call_of(given: Given) -> str:
+def call_of(given: Arguments) -> str:
     """Return the arguments of a call as code."""
     return ", ".join(
         f"{each!r}" if isinstance(place, int) else f"{place}={each!r}"

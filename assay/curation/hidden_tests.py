@@ -15,15 +15,15 @@ from assay.config.section import Count, Natural, Rate, Seed, Text
 from assay.curation.examples import (
     call_of,
     changed_text,
-    compares_otherwise,
     examples_of,
     is_literal,
+    lenient_comparison,
     programs_in,
     seeds,
     suggested,
     tolerances,
 )
-from assay.curation.inputs import Fuzzer, Given, Reach, given_of
+from assay.curation.inputs import Arguments, Fuzzer, Reach, call_arguments
 from assay.curation.mutants import mutants
 from assay.curation.output import StageSettings
 from assay.types import Completion, Problem
@@ -102,7 +102,7 @@ class WriteTestsSettings(StageSettings):
     """Random seed of the inputs and the mutants."""
 
 
-class Falls(Exception):
+class ProblemRemoved(Exception):
     """Raised to remove a problem: the name of the filter and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -133,17 +133,19 @@ class Writer:
         self.rng = Random(f"{self.settings.seed}/{self.problem.id}")
 
     def tests(self) -> list[CodeTest]:
-        """Return the written tests. Raises Falls if there are too few."""
+        """Return the written tests. Raises ProblemRemoved if there are too few."""
         self._read_programs()
         names = {self.spec.entry} - {""}
-        if how := compares_otherwise(self.spec.tests, names):
-            raise Falls("own_comparison", f"several answers are right: {how}")
+        if how := lenient_comparison(self.spec.tests, names):
+            raise ProblemRemoved("own_comparison", f"several answers are right: {how}")
         inputs = self._inputs()
         if not inputs:
-            raise Falls("no_example", "no input in its tests, and no types in its signature")
+            raise ProblemRemoved(
+                "no_example", "no input in its tests, and no types in its signature"
+            )
         found = self._agreed(inputs)
         if len({each.outputs for each in found} | self._own_answers()) == 1:
-            raise Falls("constant", f"the answer is always {found[0].outputs[0][:100]}")
+            raise ProblemRemoved("constant", f"the answer is always {found[0].outputs[0][:100]}")
         tests = _varied(found)[: self.settings.num_tests]
         passing = sum(
             self._passes(each, tests) and self._passes(each, tests[::-1])
@@ -151,7 +153,7 @@ class Writer:
         )
         if passing < self.settings.min_passing * len(self.references):
             reason = f"{passing} of {len(self.references)} references pass the written tests"
-            raise Falls("references_fail", reason)
+            raise ProblemRemoved("references_fail", reason)
         return tests
 
     # Programs.
@@ -170,14 +172,14 @@ class Writer:
         own = self._programs(map(Completion.from_text, given))
         self.tried = self._programs([*self.solutions, *map(Completion.from_text, wrong)])
         if not own and not self.tried:
-            raise Falls("no_solution", f"none under {', '.join(SOLUTIONS)}")
+            raise ProblemRemoved("no_solution", f"none under {', '.join(SOLUTIONS)}")
         if not self.spec.entry_point and not self._takes_text():
             self.spec = replace(self.spec, entry_point=self._called((own or self.tried)[0]))
         asked = own or self.tried
         self.references = [each for each in asked if self._passes(each, self.spec.tests)]
         if len(self.references) < self.settings.min_references:
             reason = f"{len(self.references)} of {len(asked)} programs pass the row's own tests"
-            raise Falls("no_reference", reason)
+            raise ProblemRemoved("no_reference", reason)
 
     def _programs(self, completions: Iterable[Completion]) -> list[Program]:
         found = (program_in(self.spec, each) for each in completions)
@@ -217,7 +219,7 @@ class Writer:
                 break
         return list(found.values())
 
-    def _drawn(self, examples: list[Given | str]) -> Iterator[Given | str]:
+    def _drawn(self, examples: list[Arguments | str]) -> Iterator[Arguments | str]:
         """Yield inputs: from the generator, suggested ones, then mutated examples."""
         generated, takes_text = list(self._generated()), self._takes_text()
         yield from generated
@@ -238,7 +240,7 @@ class Writer:
             elif (given := fuzzer.draw()) is not None:
                 yield given
 
-    def _generated(self) -> Iterator[Given | str]:
+    def _generated(self) -> Iterator[Arguments | str]:
         """Yield the results of the row's own generators: arguments, or a standard input."""
         source = self.problem.spec.get(GENERATOR)
         own = [CodeTest("generate", source=source)] if isinstance(source, str) else []
@@ -247,7 +249,11 @@ class Writer:
             with closing(ProgramRun(self.sandbox, self.spec, self.references[0])) as run:
                 for each in run.cases(replace(test, cases=cases, seed=self.settings.seed + 1)):
                     text = isinstance(each, str) and (self._takes_text() or not self.spec.tests)
-                    yield each if text else given_of(each if isinstance(each, tuple) else (each,))
+                    yield (
+                        each
+                        if text
+                        else call_arguments(each if isinstance(each, tuple) else (each,))
+                    )
 
     # Answers.
 
@@ -275,7 +281,7 @@ class Writer:
         if len(found) < self.settings.min_tests:
             why = "".join(f"; on {count} {what}" for what, count in lost.items())
             reason = f"{len(found)} tests of {len(inputs)} inputs{why}"
-            raise Falls("few_tests", reason)
+            raise ProblemRemoved("few_tests", reason)
         return found
 
     def _answers(self, program: Program, inputs: Sequence[CodeTest]) -> list[tuple[bool, Any]]:
@@ -317,7 +323,7 @@ class Writer:
         if test.kind == "stdin":
             long = len(test.stdin) + len(answer) > MAX_TEST
             return None if long else replace(test, hidden=True, outputs=(answer,))
-        given = given_of(test.args, test.kwargs)
+        given = call_arguments(test.args, test.kwargs)
         near = "".join(f", {name}={each}" for name, each in tolerances(self.spec.tests).items())
         expected = f"approx({answer!r}{near})" if _holds_float(answer) else repr(answer)
         source = f"assert {self.spec.entry_point}({call_of(given)}) == {expected}"
@@ -329,7 +335,7 @@ class Writer:
     def measure(self, tests: Sequence[CodeTest]) -> Counter[str]:
         """Return the faults detected by the row's own tests and by the written ones.
 
-        Raises Falls.
+        Raises ProblemRemoved.
         """
         settings, own = self.settings, self.spec.tests
         found = Counter(tests=len(tests), problems=1, references=len(self.references))
@@ -342,7 +348,7 @@ class Writer:
             found.update(mutants=1, found_by_own=by_own, found=by_new, found_by_any=by_own | by_new)
         if found["found_by_any"] < settings.min_mutation_score * found["mutants"]:
             reason = f"the tests find {found['found_by_any']} of {found['mutants']} mutants"
-            raise Falls("weak", reason)
+            raise ProblemRemoved("weak", reason)
         for each in self.tried:
             passed = self._passes(each, own)
             only = passed and not self._passes(each, tests)
@@ -350,7 +356,7 @@ class Writer:
         return found
 
 
-def _as_input(given: Given | str) -> CodeTest:
+def _as_input(given: Arguments | str) -> CodeTest:
     if isinstance(given, str):
         return CodeTest("stdin", stdin=given, outputs=("",))
     args = [given[place] for place in given if isinstance(place, int)]

@@ -13,7 +13,7 @@ from itertools import chain, permutations
 from random import Random
 from typing import Any, Literal, TypeAlias
 
-Given: TypeAlias = dict[int | str, Any]
+Arguments: TypeAlias = dict[int | str, Any]
 """The arguments of a call, by position or name."""
 Path: TypeAlias = tuple[int | str, ...]
 """Position of a value: the argument, then the type of each element on the way."""
@@ -27,9 +27,9 @@ LOOSE = {"bounds", "length", "filled", "upper", "lower", "letters", "digits", "t
 """Properties that ``far`` does not preserve."""
 
 
-def given_of(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Given:
+def call_arguments(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Arguments:
     """Return the arguments of a call."""
-    given: Given = dict(enumerate(args))
+    given: Arguments = dict(enumerate(args))
     given.update(kwargs or {})
     return given
 
@@ -41,7 +41,7 @@ class Fuzzer:
         examples. ``far`` preserves only order and relations between arguments.
     """
 
-    def __init__(self, examples: Sequence[Given], reach: Reach, rng: Random) -> None:
+    def __init__(self, examples: Sequence[Arguments], reach: Reach, rng: Random) -> None:
         self.reach, self.rng = reach, rng
         self.pool = list(examples)
         self.most = MAX_WIDER * len(self.pool)
@@ -52,14 +52,14 @@ class Fuzzer:
         for name, holds in chain.from_iterable(map(self._facts, examples)):
             self.kept[name] = holds and self.kept.get(name, True)
 
-    def draw(self) -> Given | None:
+    def draw(self) -> Arguments | None:
         """Return an input that differs from its parent, or None if none was found."""
         for _ in range(TRIES):
             base = self.rng.choice(self.pool)
             given = dict(base)
             for place in self.rng.choices(list(given), k=self.rng.randint(1, 2)) if given else ():
                 given[place] = self._changed(given[place], (place,))
-            self._mend(given)
+            self._repair(given)
             if given != base and all(self._fits(*fact) for fact in self._facts(given)):
                 if len(self.pool) < self.most:
                     self.pool.append(given)
@@ -85,7 +85,7 @@ class Fuzzer:
             return min(low, -high, -3), 4 * max(high, 3)
         return low, 2 * high + 10 if high > 0 else high
 
-    def _facts(self, given: Given) -> Iterator[tuple[Hashable, bool]]:
+    def _facts(self, given: Arguments) -> Iterator[tuple[Hashable, bool]]:
         """Yield (name, truth value) of each property of an input."""
         for place, value in given.items():
             yield from self._facts_of(value, (place,))
@@ -120,7 +120,7 @@ class Fuzzer:
         for step, each in _elements(value):
             yield from self._facts_of(each, (*path, step))
 
-    def _mend(self, given: Given) -> None:
+    def _repair(self, given: Arguments) -> None:
         """Repair properties that a mutation broke, if this is easy: order, and lengths."""
         for place, value in given.items():
             if isinstance(value, list | tuple):

@@ -39,7 +39,7 @@ class MixSettings(StageSettings):
         return num_read if self.rows is None else self.rows
 
     @model_validator(mode="after")
-    def _a_weight_each(self) -> Self:
+    def _weights_match_inputs(self) -> Self:
         if self.weights and len(self.weights) != len(self.inputs):
             found = f"{len(self.weights)} weights for {len(self.inputs)} inputs"
             raise ValueError(message("weights", found, "one for each of them"))

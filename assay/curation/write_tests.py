@@ -14,7 +14,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from assay.curation.base import DataStage
-from assay.curation.hidden_tests import FILTERS, Falls, Writer, WriteTestsSettings, has_tests
+from assay.curation.hidden_tests import (
+    FILTERS,
+    ProblemRemoved,
+    Writer,
+    WriteTestsSettings,
+    has_tests,
+)
 from assay.curation.output import Output, Row
 from assay.data.completions import Record
 from assay.data.rows import problem_row
@@ -53,7 +59,7 @@ def write_tests(settings: WriteTestsSettings, out: Output) -> None:
         )
         found_tests = pool.map(partial(_found, settings, sandboxes), asked)
         for number, (row, found) in enumerate(zip(some, found_tests, strict=True), first + 1):
-            if isinstance(found, Falls):
+            if isinstance(found, ProblemRemoved):
                 out.take(found.name, row.keys, found.reason)
             else:
                 tests, counts = found
@@ -71,17 +77,17 @@ def _found(
     settings: WriteTestsSettings,
     sandboxes: SimpleQueue[Sandbox],
     asked: tuple[Problem, Sequence[Completion], Sequence[Completion]],
-) -> tuple[Sequence[CodeTest], Counter[str]] | Falls:
+) -> tuple[Sequence[CodeTest], Counter[str]] | ProblemRemoved:
     """Return a problem's tests with their fault detection, or the reason why it has none."""
     sandbox = sandboxes.get()
     try:
         writer = Writer(settings, sandbox, *asked)
         tests = writer.tests()
         return tests, writer.measure(tests)
-    except Falls as fault:
+    except ProblemRemoved as fault:
         return fault
     except (SandboxTrouble, VerifierError) as error:
-        return Falls("not_run", str(error))
+        return ProblemRemoved("not_run", str(error))
     finally:
         sandboxes.put(sandbox)
 

@@ -107,7 +107,7 @@ class PromptRenderer:
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
         text = _with_tags(prompt.think, text)
         if prompt.think.mode == "opened":
-            text = _behind_open(prompt, text)
+            text = _without_open_tag(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
             text = prompt.think.split(text)[1].lstrip()
         tokens = self._encode_after(prompt, text)
@@ -194,7 +194,7 @@ class PromptRenderer:
         return []
 
     @cached_property
-    def most_overhead(self) -> int:
+    def max_overhead(self) -> int:
         """Upper bound on the tokens that a template adds to an ASCII text."""
         texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
@@ -367,7 +367,7 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
     error. Short ASCII prompts are not rendered, because an ASCII token has at least one character.
     """
     limit = renderer.max_prompt_tokens
-    longest = math.inf if limit is None else limit - renderer.most_overhead
+    longest = math.inf if limit is None else limit - renderer.max_overhead
     long: dict[int, str] = {}
     for index, problem in enumerate(problems):
         text = problem.prompt
@@ -419,7 +419,7 @@ def _with_tags(think: ThinkFormat, text: str) -> str:
     return text.replace("</think>", think.close_tag, 1)
 
 
-def _behind_open(prompt: Prompt, text: str) -> str:
+def _without_open_tag(prompt: Prompt, text: str) -> str:
     """Remove the opening tag and its whitespace, which the prompt already ends with."""
     tag, stripped = prompt.think.open_tag, text.lstrip()
     if not stripped.startswith(tag):

@@ -96,7 +96,7 @@ class Curriculum:
         refill: the problems belong to the same step as the previous draw. Random orders repeat a
         problem within a step only after all others.
         """
-        self._fade()
+        self._forget()
         self._sizes = self._sizes if refill else []
         waited = [] if refill else self._take_waiting(num_prompts)
         more = 0 if refill or waited else self._oversample
@@ -148,7 +148,7 @@ class Curriculum:
             num_passed = sum(verdict.correct for verdict in siblings)
             num_judged = sum(verdict.judged for verdict in siblings)
             self.outcomes.add(index, num_passed, num_judged)
-        self._judge_anew(np.array(indices, np.int64))
+        self._update_problems(np.array(indices, np.int64))
 
     def _take_waiting(self, num_prompts: int) -> list[Problem]:
         """Return waiting problems with their draw numbers, if they fill a step.
@@ -215,7 +215,7 @@ class Curriculum:
     def _begin_epoch(self) -> None:
         self._epoch += 1
         self._position = 0
-        self._recall_if_none_is_left()
+        self._return_retired_if_none_left()
         self._order = self._new_order()
 
     def _new_order(self) -> Indices:
@@ -240,7 +240,7 @@ class Curriculum:
         """Draw problems at random without replacement, in proportion to their weights."""
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
-        self._recall_if_none_is_left()
+        self._return_retired_if_none_left()
         chances = self._open_chances()
         while len(chosen) < count:
             sums = np.cumsum(chances)
@@ -275,7 +275,7 @@ class Curriculum:
         times = 1.0 if weights is None else weights[some].astype(np.float64)
         return np.maximum(chances, LEAST_CHANCE) * times
 
-    def _judge_anew(self, indices: Indices) -> None:
+    def _update_problems(self, indices: Indices) -> None:
         """Update weights and retirement of problems with new observations."""
         if not self._walks:
             self._chances[indices] = self._chances_of(indices)
@@ -290,14 +290,14 @@ class Curriculum:
         until = NEVER if away is None else self._num_drawn + round(away * len(self._problems))
         self.outcomes.returns_at[indices[retired]] = until
 
-    def _recall_if_none_is_left(self) -> None:
+    def _return_retired_if_none_left(self) -> None:
         is_open = self.outcomes.returns_at <= self._num_drawn
         if self._facts.weights is not None:
             is_open &= self._facts.weights > 0
         if not is_open.any():
             self.outcomes.returns_at[:] = 0
 
-    def _fade(self) -> None:
+    def _forget(self) -> None:
         """Apply forgetting once per epoch's worth of draws."""
         epochs = self._num_drawn // len(self._problems)
         if epochs > self._num_faded and self._settings.forgetting:
@@ -315,7 +315,7 @@ class Curriculum:
             "position": self._position,
             "num_drawn": self._num_drawn,
             "num_faded": self._num_faded,
-            "made_by": self._made_by(),
+            "made_by": self._order_settings(),
         }
         if waiting := self._all_waiting():
             state["waiting"] = waiting
@@ -353,7 +353,7 @@ class Curriculum:
             self.outcomes.load(folder / OUTCOMES_FILE)
         self._in_hand, self._of_step, self._waiting = {}, set(), state.get("waiting", {})
         self._chances = self._chances_of()
-        if state.get("made_by", UNIFORM) != self._made_by():
+        if state.get("made_by", UNIFORM) != self._order_settings():
             self._begin_epoch()
         elif self._settings.order == "easy_to_hard":
             self._order = np.load(folder / ORDER_FILE)
@@ -373,7 +373,7 @@ class Curriculum:
             if found := outcomes.get(self._problems[index].id):
                 self.outcomes.add(index, *found)
 
-    def _made_by(self) -> dict[str, Any]:
+    def _order_settings(self) -> dict[str, Any]:
         """Return the settings that determine an epoch's order."""
         return {key: getattr(self._settings, key) for key in UNIFORM}
 

@@ -18,8 +18,8 @@ from assay.data.rows import (
     key_among,
     prompt_and_completion,
     prompt_of,
-    read_asked,
     read_prompt,
+    read_think_and_effort,
     reply_text,
 )
 from assay.data.rowset import load_rows
@@ -74,12 +74,12 @@ def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
     """
     if isinstance(row, Pair):
         found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
-        return replace(found, **read_asked(row.think, row.effort, where))
+        return replace(found, **read_think_and_effort(row.think, row.effort, where))
     if isinstance(row, Labelled):
         found = _labelled(row.prompt, row.completion, row.desirable, row.source or where)
-        return replace(found, **read_asked(row.think, row.effort, where))
+        return replace(found, **read_think_and_effort(row.think, row.effort, where))
     keys = copy_row(row, where)
-    asked = read_asked(keys.get("think"), keys.get("effort"), where)
+    asked = read_think_and_effort(keys.get("think"), keys.get("effort"), where)
     if "label" in keys and not any(side in keys for side in SIDES):
         return replace(_read_labelled(keys, where), **asked)
     key_among(SIDES, keys, where, '"chosen" and "rejected", or a completion with its "label"')

@@ -48,7 +48,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
     tags = read_tags(spec.pop("tags", ()), where)
-    asked = read_asked(spec.pop("think", None), spec.pop("effort", None), where)
+    asked = read_think_and_effort(spec.pop("think", None), spec.pop("effort", None), where)
     if key == "question":
         _take_final_answer(spec, where)
     elif key == "problem":
@@ -145,7 +145,7 @@ def reply_text(turn: Message) -> str:
     return f"<think>\n{thought}\n</think>\n\n{said.lstrip(chr(10))}" if thought else said
 
 
-def read_asked(think: Any, effort: Any, where: str) -> dict[str, Any]:
+def read_think_and_effort(think: Any, effort: Any, where: str) -> dict[str, Any]:
     """Validate a row's think mode and effort; both may be None.
 
     The configuration defines the efforts.
@@ -215,7 +215,7 @@ def _read_finished(problem: Problem, where: str) -> Problem:
     if not isinstance(problem.id, str) or not problem.id:
         raise complaint(where, "id", problem.id, "text that is not empty")
     read_prompt(problem.prompt, where, "prompt")
-    read_asked(problem.think, problem.effort, where)
+    read_think_and_effort(problem.think, problem.effort, where)
     return problem if problem.source else dataclasses.replace(problem, source=where)
 
 

@@ -33,7 +33,7 @@ class RowSet(Sequence[Row], Generic[Row]):
     """
 
     def __init__(
-        self, noun: str, read: Callable[[Any, str, str], Row], shelves: Sequence[Shelf]
+        self, noun: str, read: Callable[[Any, str, str], Row], shelves: Sequence[AcceptedRows]
     ) -> None:
         self.noun = noun
         self._read = read
@@ -93,7 +93,7 @@ class RowSet(Sequence[Row], Generic[Row]):
 
 
 @dataclass
-class Shelf:
+class AcceptedRows:
     """The accepted rows of one source. name: prefix of default row ids.
 
     positions, numbers: position in the source and display number of each row.
@@ -128,7 +128,7 @@ class _Loading:
     ) -> None:
         self.read, self.key, self.check = read, key, check
         self.on_bad_row, self.limit = on_bad_row, limit
-        self.shelves: list[Shelf] = []
+        self.shelves: list[AcceptedRows] = []
         self.hashes = array("q")
         self.complaints: list[str] = []
         self.num_accepted = 0
@@ -141,7 +141,7 @@ class _Loading:
         if len(self.complaints) < MAX_KEPT_COMPLAINTS:
             self.complaints.append(str(error))
 
-    def scan(self, shelf: Shelf) -> None:
+    def scan(self, shelf: AcceptedRows) -> None:
         self.shelves.append(shelf)
         source, name, read, key = shelf.source, shelf.name, self.read, self.key
         for position, number, raw in source.scan():
@@ -211,7 +211,7 @@ def load_rows(
     loading = _Loading(read, key, check, on_bad_row, limit)
     for one, name in zip(sources, _short_names(list(map(str, sources))), strict=True):
         if loading.num_accepted != limit:
-            loading.scan(Shelf(open_source(one) if isinstance(one, str) else one, name))
+            loading.scan(AcceptedRows(open_source(one) if isinstance(one, str) else one, name))
     rows = RowSet(noun, read, loading.shelves)
     if key:
         repeats = dict[int, DataError]()

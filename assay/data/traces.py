@@ -14,8 +14,8 @@ from assay.data.rows import (
     complaint,
     copy_row,
     prompt_and_completion,
-    read_asked,
     read_prompt,
+    read_think_and_effort,
 )
 from assay.data.rowset import load_rows
 from assay.types import ThinkMode
@@ -50,12 +50,12 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
         check_completion(row.completion, where, "completion")
-        read_asked(row.think, row.effort, where)
+        read_think_and_effort(row.think, row.effort, where)
         read_said(row.said, row.completion, where)
         return row if row.source else dataclasses.replace(row, source=where)
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where)
-    asked = read_asked(keys.get("think"), keys.get("effort"), where)
+    asked = read_think_and_effort(keys.get("think"), keys.get("effort"), where)
     said = read_said(keys.get("said"), completion, where)
     return Trace(prompt, completion, where, **asked, said=said)
 

@@ -27,7 +27,7 @@ class _Input(BaseModel):
     source: str
 
 
-class _Made(BaseModel):
+class _ManifestKeys(BaseModel):
     """The keys of a manifest that determine the status."""
 
     stage: str
@@ -41,7 +41,7 @@ def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
     try:
         file = (path if path.is_dir() else path.parent) / MANIFEST
         # Only regular files are read: reading a pipe may never end.
-        made = _Made.model_validate_json(file.read_bytes()) if file.is_file() else None
+        made = _ManifestKeys.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
         # The file is damaged, or the user's own file of the same name.
         made = None

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.reward_models.text import without_halves
+from assay.reward_models.text import without_unpaired_surrogates
 from assay.types import Completion, Problem
 from assay.verify.learned.reward_verifiers import is_ends
 
@@ -76,7 +76,7 @@ class Places:
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:
-        self.text = without_halves(completion.text)
+        self.text = without_unpaired_surrogates(completion.text)
         self.tokens = [int(token) for token in completion.tokens]
         self.tokenizer = tokenizer
         self.count = len(self.tokens) or len(self.text)

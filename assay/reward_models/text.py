@@ -169,7 +169,7 @@ class ConversationEncoder:
             guarded.append(found[0])
             return f"{_OPEN}{len(guarded) - 1}{_CLOSE}"
 
-        return self._guard(think)[0].sub(hole, without_halves(text))
+        return self._guard(think)[0].sub(hole, without_unpaired_surrogates(text))
 
     def _tokens(self, text: str, guarded: Sequence[str], think: ThinkFormat) -> list[int]:
         tokens: list[int] = []
@@ -236,7 +236,7 @@ def tag_tokens(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def without_halves(text: str) -> str:
+def without_unpaired_surrogates(text: str) -> str:
     """Remove unpaired surrogates, which tokenizers reject."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

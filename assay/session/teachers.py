@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay.config import ModelConfig, TeacherConfig, TrainConfig
-from assay.config.distill import ELSEWHERE
+from assay.config.distill import SERVER_SETTINGS
 from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, UserError, message
 from assay.learn.algorithms import Algorithm
@@ -90,7 +90,7 @@ def _load_beside(session: Session) -> LoadedModel:
 
 
 def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
-    given = settings.model_dump(exclude={"device", *ELSEWHERE})
+    given = settings.model_dump(exclude={"device", *SERVER_SETTINGS})
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:

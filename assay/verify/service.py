@@ -68,7 +68,7 @@ class GroupsJudging:
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of submitted groups, once all are available."""
         # Wake up once, not for every group.
-        if self._waiting and not self._service.is_wary:
+        if self._waiting and not self._service.nothing_judged_yet:
             self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
             self._take()
@@ -249,16 +249,16 @@ class VerifierService:
         """Wait for a group and return its verdicts."""
         self.engine.wait(job, cancelled)
         verdicts = job.verdicts()
-        if self.is_wary:
-            self._be_patient(verdicts)
+        if self.nothing_judged_yet:
+            self._raise_if_always_failing(verdicts)
         return verdicts
 
     @property
-    def is_wary(self) -> bool:
+    def nothing_judged_yet(self) -> bool:
         """Whether no completion was judged yet, so that each verdict is checked immediately."""
         return self._give_up_after is not None
 
-    def _be_patient(self, verdicts: Iterable[Verdict]) -> None:
+    def _raise_if_always_failing(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError if a reward failed on each of its first completions.
 
         Errors and deadlines are failures. Verdicts that are unavailable, or not judged by the

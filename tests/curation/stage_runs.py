@@ -1,4 +1,4 @@
-"""A data stage on rows of a test: what it writes, and what its filters took."""
+"""A data transform on rows of a test: what it writes, and what its filters took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data stages share: settings, input rows, output, manifest."""
+"""What data transforms share: settings, input rows, output, manifest."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_two_stages_and_what_they_say(data: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("filtr", "x"), 'data stage: found "filtr"; .*did you mean filter'),
+        (("filtr", "x"), 'data transform: found "filtr"; .*did you mean filter'),
         (("filter", "problems.jsonl"), "give --out, a new folder"),
         (("filter", "absent.jsonl", "--out", "out"), r"absent\.jsonl: found no such file"),
         (("filter", "--out", "out", "--set", "max_words=3"), "inputs: missing"),

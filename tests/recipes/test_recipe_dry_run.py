@@ -39,7 +39,7 @@ def test_a_dry_run_looks_as_far_as_inputs_are_there(world: World) -> None:
 
 
 def test_a_dry_run_says_what_stages_take(world: World) -> None:
-    """Completions of data stages, steps, minutes and memory of training, bounds where rows lack."""
+    """Completions of data transforms, steps, minutes and memory of training, bounds where rows lack."""
     asked = {"data": "collect", "model": "@cold", "inputs": world.source("train"), "num_samples": 3}
     label = {"data": "label_difficulty", "model": "@cold", "inputs": ["@asked"], "num_samples": 2}
     more = {"model": {"path": "@cold"}, "sft": {"traces": ["@both"], "tokens_per_step": 16}}
@@ -132,7 +132,7 @@ def test_rows_of_every_stage_are_read_before_the_first_starts(world: World) -> N
         ("cold", {"run": {"name": "x"}}, r'stage cold: run.name: found "x"; accepted: none'),
         ("cold", {"sft": 3}, r"stage cold: .*two.toml:\d+ sft: found 3; accepted: a section"),
         ("more", {"rows": []}, r"stage more: .*two.toml:\d+ rows: unknown key"),
-        ("kept", {"data": "selct"}, r'stage kept: data stage: found "selct".*mean select'),
+        ("kept", {"data": "selct"}, r'stage kept: data transform: found "selct".*mean select'),
         ("kept", {"data": "select"}, r"stage kept: .* inputs: missing"),
         ("new", {"model": "tiny", "sead": 1}, r"stage new: .*:\d+ sead: unknown key; .*mean seed"),
     ],

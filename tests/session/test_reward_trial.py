@@ -53,7 +53,9 @@ def refusal(service: VerifierService, reward: str, specs: list[dict[str, Any]]) 
 def test_a_reward_that_works_is_told_in_a_line(service: VerifierService) -> None:
     said = "tried_rewards:right: tried on 4 training rows; their own answers earn 1.00"
     assert tried(service, "right", SUMS) == [said]
-    assert service.is_wary and not service.take_metrics(), "the first step is not here yet"
+    assert service.nothing_judged_yet and not service.take_metrics(), (
+        "the first step is not here yet"
+    )
 
 
 def test_a_row_without_the_key_is_told_with_its_place(service: VerifierService) -> None:

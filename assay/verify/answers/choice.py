@@ -131,20 +131,20 @@ def find_choice(text: str, options: Options) -> Labels:
     if replied := _of_object(text, options):
         return replied
     if len(text) <= 200 and (alone := _of_answer_mark(text, options) or _alone(text, options)):
-        return _instead(text, 1, options) or alone
+        return _correction(text, 1, options) or alone
     run = last_marks(text)
     after = run[-1].end if run else 0
-    if spoken := _spoken(text, after, options):
+    if spoken := _in_phrase(text, after, options):
         return spoken
     if not run:
         return _unmarked(text, options)
-    if taken := _instead(text, after, options):
+    if taken := _correction(text, after, options):
         return taken
     chosen: list[str] = []
     for mark in run:
         content = mark.content.strip()
         said = _of_object(content, options) or _alone(content, options)
-        chosen += said or _spoken(content, 0, options) or _UNSURE
+        chosen += said or _in_phrase(content, 0, options) or _UNSURE
     chosen += _others(text[after:].lstrip("$"), "", options)
     return _UNKNOWN if chosen == ["?"] else tuple(dict.fromkeys(chosen))
 
@@ -209,13 +209,13 @@ def _joined(text: str, options: Options) -> Labels:
     return tuple(text) if options.several and distinct and all(map(options.has, text)) else _UNKNOWN
 
 
-def _spoken(text: str, start: int, options: Options) -> Labels:
+def _in_phrase(text: str, start: int, options: Options) -> Labels:
     """Return the labels of the last phrase such as "the answer is (b) because ..."."""
     commitments = _commitments(text, start, options)
     stop, labels = next(commitments, (0, _UNKNOWN))
     if not labels:
         return _UNKNOWN
-    if taken := _instead(text, stop, options):
+    if taken := _correction(text, stop, options):
         return taken
     for end, earlier in commitments:
         if stop - end > 80 or not says("joins", text, end, stop):
@@ -243,7 +243,7 @@ def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int,
             yield match.end(), labels
 
 
-def _instead(text: str, start: int, options: Options) -> Labels:
+def _correction(text: str, start: int, options: Options) -> Labels:
     """Return the labels of a correction ("no wait: C") of the choice before ``start``."""
     taken = retraction(text, start)
     labels = _alone(taken.content, options) if taken else _UNKNOWN

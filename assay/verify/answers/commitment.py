@@ -217,10 +217,10 @@ def _tags(text: str) -> Iterator[Mark]:
 
 def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
     """Return the nonempty marks that the surrounding words do not negate."""
-    return [mark for mark in found if mark.content.strip() and not _is_disowned(text, mark)]
+    return [mark for mark in found if mark.content.strip() and not _is_negated(text, mark)]
 
 
-def _is_disowned(text: str, mark: Mark) -> bool:
+def _is_negated(text: str, mark: Mark) -> bool:
     before = text[max(0, mark.start - 40) : mark.start]
     if says("unmeant", before) or _say_others(before.rstrip(" $\\([*:") + " "):
         return True
@@ -268,11 +268,11 @@ def phrases(
                 continue
         if match["heading"] and _EXPLAINS.match(text, match.end()):
             continue
-        if not is_denied(text, match.start(), beside_box):
+        if not is_negated(text, match.start(), beside_box):
             yield match
 
 
-def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
+def is_negated(text: str, position: int, beside_box: bool = False) -> bool:
     """Return whether the words before a phrase negate it or attribute it to someone else.
 
     beside_box: a box precedes the phrase. "The expected answer is" does not overrule it.
@@ -322,11 +322,11 @@ def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
     end = inside + len(content)
     content = content.strip()
     for opening, closing in _PAIRS:
-        content = _without_half(content, opening, closing)
+        content = _without_unpaired(content, opening, closing)
     return Mark(phrase.start(), inside, end, content) if content else None
 
 
-def _without_half(content: str, opening: str, closing: str) -> str:
+def _without_unpaired(content: str, opening: str, closing: str) -> str:
     """Remove an emphasis or quotation mark at a line's edge if its partner is outside the line."""
     alone = (
         content.count(opening) == 1

@@ -24,12 +24,12 @@ from assay.verify.answers.latex_text import (
     strip_label,
 )
 from assay.verify.answers.math_forms import (
+    has_unevaluated_function,
     has_unknown,
-    is_called,
     is_constant,
     is_qualified,
+    is_quickly_solved,
     is_simple,
-    is_tame,
     is_unsolved,
     is_unsummed,
     is_words,
@@ -101,7 +101,11 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
         # Text that is only letters contains no number, so sympy is not needed.
         return False
-    if not policy.unevaluated and (expected is not None or is_constant(a)) and is_called(a, b):
+    if (
+        not policy.unevaluated
+        and (expected is not None or is_constant(a))
+        and has_unevaluated_function(a, b)
+    ):
         return False
     if expected is not None and found is None and (_SPACED.search(b) or b[-1] == "'"):
         # Algebra would read the letters as a product, and no product of letters is 0.
@@ -257,7 +261,7 @@ def _same_formula(
         return False
     simple = is_simple(strip_label(bare_a)[1])
     if _has_relation(bare_a) or _has_relation(bare_b):
-        if (simple or is_tame(bare_a)) and not is_tame(bare_b, bare_a):
+        if (simple or is_quickly_solved(bare_a)) and not is_quickly_solved(bare_b, bare_a):
             return False
     elif simple and has_unknown(bare_b):
         return False
@@ -403,7 +407,9 @@ def _same_parts(
             return None if _has_relation(a) or _has_relation(b) else False
         return all(map(equal, _by_name(gold), _by_name(found)))
     if _relations(gold) or _relations(found):
-        if _joins(a) == _joins(b) and _matches(gold.pieces, found.pieces, equal):
+        if _are_joint_conditions(a) == _are_joint_conditions(b) and _matches(
+            gold.pieces, found.pieces, equal
+        ):
             return True
         # Two lists of conditions can describe one set in different pieces. Equations are compared
         # one by one.
@@ -411,7 +417,7 @@ def _same_parts(
     return _same_collection(gold, found, policy)
 
 
-def _joins(text: str) -> bool:
+def _are_joint_conditions(text: str) -> bool:
     """Return whether conditions must hold jointly. "x < 1 and x > 2" is the empty set."""
     return bool(_INEQUALITY.search(text) and re.search(r"\sand\s", text))
 

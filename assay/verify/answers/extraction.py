@@ -28,14 +28,14 @@ from assay.verify.answers.sentences import (
     MATH_PHRASES,
     MAX_SENTENCE,
     MAX_SHORT,
+    bold_value_at_end,
     is_answer_alone,
     is_phrase,
     numbers_of,
-    of_final_emphasis,
-    of_last_line,
-    of_last_sentence,
-    of_one_sentence,
     value_of,
+    value_of_last_line,
+    value_of_last_sentence,
+    value_of_only_sentence,
 )
 from assay.verify.answers.tables import opens, pattern, says
 
@@ -107,7 +107,7 @@ def find_answer(
     text = _THOUSANDS.sub(",", text) if "\\!" in text or "{,}" in text else text
     text = _SPOKEN.sub(r"\1", text) if "\\" in text else text
     plain = pattern("hope").sub("", text).strip()
-    hoped, text = len(plain) < len(text), plain
+    had_courtesy, text = len(plain) < len(text), plain
     if not text:
         return None
     every = [_with_operators(text, mark) for mark in marks(text)]
@@ -117,9 +117,9 @@ def find_answer(
     if said is not None and not _is_approximation(said, text[end : said.end], found):
         found, end = said, said.end
     if found is not None:
-        found = _with_second_thought(found, text[end:], truncated)
+        found = _with_correction(found, text[end:], truncated)
     elif not every and not truncated:
-        found = _unmarked(text, fallback, hoped)
+        found = _unmarked(text, fallback, had_courtesy)
     if found is None or any(len(part) > MAX_ANSWER for part in found.parts):
         return None
     return found
@@ -163,7 +163,7 @@ def _inner(content: str) -> str:
     return content if len(content) <= MAX_ANSWER else ""
 
 
-def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
+def _with_correction(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
     """Retract, replace or extend an answer by the text after it: "5. No, 6" or "5 (or maybe 6)"."""
     rest = rest[:200]
     if not rest.strip(" .$\n"):
@@ -211,17 +211,17 @@ def find_phrase(
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
     is_on_the_way = False
     for later in found:
-        said = _said(text, later, beside_box, truncated)
+        said = _content_of(text, later, beside_box, truncated)
         weak = _is_weak_word(later[0])
         if said is None or (weak and is_on_the_way):
             continue
-        if weak and _goes_on(said, text[said.end : said.end + MAX_REST]):
+        if weak and _is_continued(said, text[said.end : said.end + MAX_REST]):
             # If this phrase is negated, so are the phrases before it.
             is_on_the_way = True
             continue
         values = said.parts
         for match in found:
-            before = _said(text, match, beside_box, truncated)
+            before = _content_of(text, match, beside_box, truncated)
             if before is None or not _are_joined(text, match, before, later):
                 break
             values, later = (*before.parts, *values), match
@@ -234,9 +234,9 @@ def _is_weak_word(phrase: str) -> bool:
     return bool(says("of_a_step", phrase) or (says("weak", phrase) and "final" not in phrase))
 
 
-def _goes_on(said: Commitment, rest: str) -> bool:
+def _is_continued(said: Commitment, rest: str) -> bool:
     """Return whether the text computes further with a phrase's value or concludes another one."""
-    last = of_last_sentence(rest) if re.search(r"\d", rest) else None
+    last = value_of_last_sentence(rest) if re.search(r"\d", rest) else None
     if last is not None and canonical(last[0]) == canonical(said.parts[-1]):
         return False
     if on := opens("goes_on", rest):
@@ -254,7 +254,9 @@ def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Mat
     return bool(pattern("between").fullmatch(text, said.end, later.start()))
 
 
-def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) -> Commitment | None:
+def _content_of(
+    text: str, match: re.Match[str], beside_box: bool, truncated: bool
+) -> Commitment | None:
     """Return the content after a phrase, or None if there is none."""
     if (beside_box and _is_weak(text, match)) or says("given", match[0]):
         return None
@@ -276,13 +278,13 @@ def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) ->
     if beside_box and not (_LOOKS_LIKE_A_VALUE.search(content) and is_answer_alone(content)):
         return None
     value = value_of(content)
-    if value is not None and not _names_another(content):
+    if value is not None and not _has_another_value(content):
         return Commitment((value,), phrase=content, how="phrase", end=end)
     whole = len(content) <= MAX_SENTENCE and not beside_box
     return Commitment((content,), how="phrase", end=end) if whole else None
 
 
-def _names_another(content: str) -> bool:
+def _has_another_value(content: str) -> bool:
     """Return whether content that begins with a number names another one: "5 even though 6"."""
     if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
         return False
@@ -323,7 +325,7 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
     return sentence.strip().strip("*").rstrip(".。").strip(), position + len(sentence)
 
 
-def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
+def _unmarked(text: str, fallback: Fallback, had_courtesy: bool) -> Commitment | None:
     """Return the answer of a text without a mark."""
     if _CUT_OFF.search(text):
         # The number is inside a formula, a box or a tag.
@@ -335,11 +337,11 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
     said = pattern("connective").sub("", text)
     if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
-    for rule in (of_one_sentence, of_last_line, of_final_emphasis):
+    for rule in (value_of_only_sentence, value_of_last_line, bold_value_at_end):
         if (value := rule(text)) is not None:
             return Commitment((value,), how=rule.__name__.removeprefix("of_"))
-    if fallback == "sentence" or hoped:
-        last = of_last_sentence(text)
+    if fallback == "sentence" or had_courtesy:
+        last = value_of_last_sentence(text)
         return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
     numbers = numbers_of(text) if fallback == "last_number" else []
     return Commitment((numbers[-1][2],), how="last_number") if numbers else None

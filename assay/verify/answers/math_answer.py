@@ -19,7 +19,7 @@ from assay.verify.answers.math_policy import (
     read_policy,
 )
 from assay.verify.answers.plain_numbers import read_number
-from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
+from assay.verify.answers.sentences import MAX_SHORT, value_of_only_sentence
 from assay.verify.answers.units import read_unit
 from assay.verify.base import ANSWER, Limits, Part, Verifier
 
@@ -80,7 +80,7 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
         return all(equivalent(gold, part, policy) for part in parts)
     if equivalent(gold, together, policy):
         return True
-    if len(parts) == 1 and policy.extra_text and _around(gold, commitment, policy):
+    if len(parts) == 1 and policy.extra_text and _agrees_in_context(gold, commitment, policy):
         return True
     if not commitment.earlier or is_single(gold):
         return False
@@ -89,7 +89,7 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
     return len(boxes) == len(expected) and equivalent(gold, ", ".join(boxes), policy)
 
 
-def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
+def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
     """Return whether the words around the expected value allow it to count.
 
     A phrase must be the value as a whole. A box can contain other words.
@@ -108,7 +108,7 @@ def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
     if read_number(part) is not None:
         # A number with a unit was compared earlier.
         return False
-    value = of_one_sentence(spoken)
+    value = value_of_only_sentence(spoken)
     if value is None or value == part or _is_factor(value, spoken):
         return False
     return equivalent(gold, value, policy)

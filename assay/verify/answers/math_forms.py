@@ -153,7 +153,7 @@ _VARIABLE = re.compile(r"[a-zA-Z](?:_(?:\w|\{\w+\}))?")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
-def is_called(gold: str, text: str) -> bool:
+def has_unevaluated_function(gold: str, text: str) -> bool:
     r"""Return whether a text contains a function that the expected constant lacks: ``\gcd(12,18)``.
 
     Powers, roots, fractions, factorials and binomials are forms of a number. Other functions still
@@ -193,7 +193,7 @@ def has_unknown(text: str) -> bool:
     return bool(re.search("[a-df-hj-zA-HJ-Z]", _KNOWN.sub("", text)))
 
 
-def is_tame(text: str, gold: str = "") -> bool:
+def is_quickly_solved(text: str, gold: str = "") -> bool:
     r"""Return whether sympy solves a relation fast: only polynomials, roots, expected functions.
 
     sympy would not terminate on ``\sin(x)^{x} = \cos(x)``, which is no form of a simpler answer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from assay.verify.answers.commitment import is_denied
+from assay.verify.answers.commitment import is_negated
 from assay.verify.answers.latex_text import canonical
 from assay.verify.answers.number_words import NUMBER_WORDS
 from assay.verify.answers.plain_numbers import read_number
@@ -187,14 +187,14 @@ def with_unit(text: str, start: int, end: int, number: str) -> str:
     return number
 
 
-def of_one_sentence(text: str) -> str | None:
+def value_of_only_sentence(text: str) -> str | None:
     """Return the only value of a reply that is a single short sentence, or None.
 
     Negated numbers do not count. A sentence with a hedge has no value.
     """
     if "\n" in text or len(text) > MAX_SENTENCE or says("hedge", text) or says("supposed", text):
         return None
-    if is_anothers(text) or opens("step", text):
+    if is_quoted_or_negated(text) or opens("step", text):
         return None
     named = pattern("connective").sub("", pattern("the_answer").sub("", text))
     if named != text and is_answer_alone(named) and re.search(r"\d", named):
@@ -223,13 +223,13 @@ def of_one_sentence(text: str) -> str | None:
     return None
 
 
-def is_anothers(sentence: str) -> bool:
+def is_quoted_or_negated(sentence: str) -> bool:
     """Return whether a sentence only quotes someone else or negates its own answer phrases."""
     said = says("says_so", sentence)
     if said is not None and not says("own", sentence, 0, said.start()):
         return True
     found = pattern(*MATH_PHRASES).finditer(sentence)
-    return any(is_denied(sentence, match.start()) or says("given", match[0]) for match in found)
+    return any(is_negated(sentence, match.start()) or says("given", match[0]) for match in found)
 
 
 def _stands_alone(text: str) -> bool:
@@ -242,7 +242,7 @@ def _stands_alone(text: str) -> bool:
     return not re.search(r"\d", text[start:])
 
 
-def of_last_line(text: str) -> str | None:
+def value_of_last_line(text: str) -> str | None:
     """Return the last line, or the final formula, if it is only an answer.
 
     A line of an enumeration does not count: a line with a bullet, or one of several similar values.
@@ -275,7 +275,7 @@ def _are_listed(before: str, last: str) -> bool:
     )
 
 
-def of_final_emphasis(text: str) -> str | None:
+def bold_value_at_end(text: str) -> str | None:
     """Return the bold value at the end of the last sentence, if it is the only bold value."""
     sentences = _sentences(text)
     sentence = sentences[-1] if sentences else ""
@@ -289,16 +289,16 @@ def of_final_emphasis(text: str) -> str | None:
     return bold[0][1] if is_answer_alone(bold[0][1]) and re.search(r"[\d\\]", bold[0][1]) else None
 
 
-def of_last_sentence(text: str) -> tuple[str, str] | None:
+def value_of_last_sentence(text: str) -> tuple[str, str] | None:
     """Return (value, sentence) of the last sentence that concludes, else of the sentence before it.
 
-    A bare value counts only if a word introduces it as a conclusion. `of_last_line` has already
-    decided whether it is an item of a list.
+    A bare value counts only if a word introduces it as a conclusion. `value_of_last_line` has
+    already decided whether it is an item of a list.
     """
     sentences = _sentences(text)[-2:]
     for sentence in reversed(sentences):
         sentence = _IF.sub("", _BULLET.sub("", sentence, count=1), count=1)
-        if is_anothers(sentence) or says("hedge", sentence) or says("supposed", sentence):
+        if is_quoted_or_negated(sentence) or says("hedge", sentence) or says("supposed", sentence):
             return None
         if not re.search(r"\d", sentence):
             if opens("goes_on", sentence) or says("unfinished", sentence):
@@ -321,7 +321,7 @@ def of_last_sentence(text: str) -> tuple[str, str] | None:
         if (value := value_of(sentence)) is None or not re.search(r"[\d\\$]", value):
             return None
         computed = re.compile(rf"=\s*{re.escape(value)}(?![\d.,]*\d)")
-        if _names_others(sentence, value):
+        if _has_other_numbers(sentence, value):
             return None
         is_said = opens("concluding", sentence) or says("asserts", sentence)
         if not is_said and not computed.search(text):
@@ -330,7 +330,7 @@ def of_last_sentence(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _names_others(sentence: str, value: str) -> bool:
+def _has_other_numbers(sentence: str, value: str) -> bool:
     """Return whether a sentence has other numbers and does not assign its value to them."""
     if "=" in sentence or _MATH.search(sentence) or _BARE.search(sentence):
         return False

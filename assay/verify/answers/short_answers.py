@@ -41,7 +41,7 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     found = place(completion, where)
     if found is None:
         return Part(0.0, detail="no answer")
-    spellings = spellings_of(found)
+    spellings = with_and_without_wrapping(found)
     # The accepted text can itself contain an answer mark.
     if where == "auto":
         spellings.add(clipped(completion.answer_text))
@@ -50,7 +50,7 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     return Part(float(right), extracted=found)
 
 
-def spellings_of(found: str) -> set[str]:
+def with_and_without_wrapping(found: str) -> set[str]:
     """Return an answer as written, and without emphasis, final period and ", not Rome".
 
     A final period is part of the answer only if the accepted text has one.

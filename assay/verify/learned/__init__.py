@@ -1,1 +1,1 @@
-"""Verifier ``judge``: language models behind an endpoint, asked with a rubric."""
+"""Verifiers that query language models or reward models: judges, pairwise comparison, scorers."""

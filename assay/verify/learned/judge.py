@@ -78,7 +78,7 @@ def _decided(
     votes: Sequence[Vote],
     value: float,
     passed: bool,
-    spokesman: Vote,
+    quoted_vote: Vote,
     agreement: float,
     **more: float,
 ) -> Part:
@@ -94,7 +94,7 @@ def _decided(
     usages = [vote.usage for vote in given if vote.usage is not None]
     tokens = sum((each.input_tokens or 0) + (each.output_tokens or 0) for each in usages)
     facts = {"agreement": agreement, "votes": float(len(given)), "tokens": float(tokens)}
-    components, detail = {**more, **facts}, note + spokesman.detail
+    components, detail = {**more, **facts}, note + quoted_vote.detail
     return Part(value, score=value, passed=passed, detail=detail, components=components)
 
 

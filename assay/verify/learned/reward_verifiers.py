@@ -1,4 +1,4 @@
-"""Verifiers ``reward_model`` and ``process_reward_model``: an injected scorer judges."""
+"""Verifiers ``reward_model`` and ``process_reward_model``, which call an injected scorer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
 FORMATS = ("chat", "plain")
 READS = ("all", "answer")
 DTYPES = ("float32", "bfloat16")
-STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
+# The defaults are Math-Shepherd's.
+STEP_TAG = "\u043a\u0438"
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text that is not empty."""
+    """Return whether a value is nonempty text."""
     return isinstance(value, str) and bool(value)
 
 
@@ -32,7 +33,7 @@ def _is_path(value: Any) -> bool:
 
 
 def is_ends(value: Any) -> bool:
-    """Whether a value is a list of rising whole numbers."""
+    """Return whether a value is a list of increasing whole numbers."""
     if not isinstance(value, list | tuple) or not value:
         return False
     ends = cast("list[Any]", value)
@@ -42,7 +43,7 @@ def is_ends(value: Any) -> bool:
 
 
 def is_normalize(value: Any) -> bool:
-    """Whether a value is {mean, std}, or names a file."""
+    """Return whether a value is {mean, std}, or the name of a file."""
     if not isinstance(value, Mapping):
         return is_text(value)
     table = cast("Mapping[str, Any]", value)
@@ -100,7 +101,9 @@ REWARD_MODEL_FIELDS = (
         "scalar",
         one_of("scalar", "binary"),
     ),
-    option("positive", "0 or 1: the label that means correct", 1, lambda value: value in (0, 1)),
+    option(
+        "positive", "0 or 1: the label for a correct completion", 1, lambda value: value in (0, 1)
+    ),
     option(
         "aggregate",
         "mean, min, mean_minus_std, of an ensemble",
@@ -126,7 +129,7 @@ PROCESS_REWARD_MODEL_FIELDS = (
     *COMMON_FIELDS,
     choice("style", "causal", "classifier", from_row=False),
     option("split", "newline, blank_line, or the text that ends a step", "newline", is_text),
-    option("step_tag", "text whose last token is scored, put behind each step", STEP_TAG, is_text),
+    option("step_tag", "text after each step, scored at its last token", STEP_TAG, is_text),
     option(
         "step_join",
         "text between a tag and the next step",
@@ -135,7 +138,7 @@ PROCESS_REWARD_MODEL_FIELDS = (
     ),
     option("good_token", "text of one token, of style causal", "+", is_text),
     option("bad_token", "text of one token, of style causal", "-", is_text),
-    option("positive", "0 or 1: the label that means right", 1, lambda value: value in (0, 1)),
+    option("positive", "0 or 1: the label for a correct step", 1, lambda value: value in (0, 1)),
     choice("reduce", "min", "product", "last", "mean", from_row=False),
     option(
         "policy_tokenizer",
@@ -161,18 +164,18 @@ def _evidence(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def judge_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the score of each completion; every option comes from the configuration.
+    """Return the score of each completion. All options come from the configuration.
 
-    ``head = "scalar"``: the one logit, as it is: any number. ``"binary"``: the probability of the
-    label ``positive``, of an outcome head with two labels (one logit: its sigmoid). Each member of
-    an ensemble is normalized by itself, then the members are aggregated, then ``squash``ed. A text
+    ``head = "scalar"``: the single logit, unbounded. ``"binary"``: the probability of the label
+    ``positive``, for an outcome head with two labels (for one logit, its sigmoid). Each member of
+    an ensemble is normalized, then the members are aggregated, then ``squash`` is applied. A text
     that does not fit is not judged.
     """
     return _judge("reward_model", pairs)
 
 
 def check_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the options cannot work; loads the checkpoints, once."""
+    """Raise VerifierError if the options cannot work. Loads the checkpoints once."""
     scorers.open_scorer("reward_model", options).load()
 
 
@@ -182,7 +185,7 @@ REWARD_MODEL = Verifier(
     judge=judge_reward_model,
     takes="batch",
     lane="device",
-    domain="what a learned reward model says of a completion",
+    domain="the score of a completion by a learned reward model",
     fields=REWARD_MODEL_FIELDS,
     accepts="any text that fits the reward model's length; control tokens that it spells are read "
     "as letters",
@@ -197,20 +200,20 @@ REWARD_MODEL = Verifier(
 
 
 def judge_process_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the probability that the steps are right, one a step and reduced to one a completion.
+    """Return the probability that the steps are correct, per step and reduced to one value.
 
-    Each step is followed by ``step_tag``, at whose last token the checkpoint is read. ``style =
-    "causal"``: a language model; softmax over ``good_token`` and ``bad_token`` (Math-Shepherd,
-    arXiv:2312.08935). ``"classifier"``: a head over tokens, of one logit or of two labels. Steps
-    are split at ``split``, or where ``step_ends`` of the row says. `StepScore.end` is the index of
-    the completion's own token at which the step ends, or, of a completion without tokens, of the
-    character. A completion without a step fails; one that does not fit is not judged.
+    Each step is followed by ``step_tag``, and the score is read at its last token.
+    ``style = "causal"``: a language model, with a softmax over ``good_token`` and ``bad_token``
+    (Math-Shepherd, arXiv:2312.08935). ``"classifier"``: a head over tokens, with one logit or two
+    labels. Steps are split at ``split`` or at the row's ``step_ends``. `StepScore.end` is the index
+    of the completion's token at which the step ends, or of the character for a completion without
+    tokens. A completion without steps fails. One that does not fit is not judged.
     """
     return _judge("process_reward_model", pairs)
 
 
 def check_process_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where the options cannot work; loads the checkpoint, once."""
+    """Raise VerifierError if the options cannot work. Loads the checkpoint once."""
     scorers.open_scorer("process_reward_model", options).load()
 
 
@@ -220,7 +223,7 @@ PROCESS_REWARD_MODEL = Verifier(
     judge=judge_process_reward_model,
     takes="batch",
     lane="device",
-    domain="what a learned process reward model says of each step",
+    domain="the score of each step by a learned process reward model",
     fields=PROCESS_REWARD_MODEL_FIELDS,
     accepts="any text that fits the checkpoint's length; control tokens that it spells are read as "
     "letters",

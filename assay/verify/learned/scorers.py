@@ -1,7 +1,7 @@
-"""Where reward models come from: this package loads no model, so a higher one injects a loader.
+"""Scorers of reward models, injected by a higher package, because this package loads no model.
 
-`assay/__init__.py` calls `inject` whenever any part of Assay is imported. The module is as small as
-it is because every process pays for it.
+`assay/__init__.py` calls `inject` whenever any part of Assay is imported, so this module must be
+cheap to import.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class RewardScorer(Protocol):
-    """A reward model under a set of options; it is loaded when it is first needed."""
+    """A reward model with a set of options. It is loaded at its first use."""
 
     def load(self) -> None:
-        """Load the checkpoints. Raises VerifierError where the options do not fit them."""
+        """Load the checkpoints. Raises VerifierError if the options do not fit them."""
         ...
 
     def judge(self, pairs: Sequence[tuple[Problem, Completion]]) -> list[Part]:
-        """Return one part for each pair."""
+        """Return one part per pair."""
         ...
 
     def evidence(self) -> Mapping[str, Any]:
@@ -31,14 +31,14 @@ class RewardScorer(Protocol):
 
 
 Opener = Callable[[str, Mapping[str, Any]], RewardScorer]
-"""Returns the scorer of a verifier, by its name and options; equal options give the same scorer."""
+"""Return the scorer for a verifier's name and options. Equal options share one scorer."""
 
 open_scorer: Opener
 modules: tuple[str, ...] = ()
-"""Modules of the scorers: the content hash of a verifier that asks them covers their source."""
+"""Modules of the scorers. They are part of the content hash of verifiers that use them."""
 
 
 def inject(opener: Opener, *packages: str) -> None:
-    """Set what loads scorers, and the packages that hold their source."""
+    """Set the function that opens scorers, and the packages with their source."""
     global open_scorer, modules
     open_scorer, modules = opener, packages

@@ -117,11 +117,15 @@ def answers_of(
     if run:
         return tuple(dict.fromkeys(_bare(mark.content, task, gold) for mark in run))
     if task == "knights_knaves":
-        return (_last_of_all(text, [str(name) for name in metadata["names"]]),) if text else ()
+        return (
+            (_lines_with_all_names(text, [str(name) for name in metadata["names"]]),)
+            if text
+            else ()
+        )
     return (_bare(text, task, gold),) if text else ()
 
 
-def _last_of_all(text: str, names: Sequence[str]) -> str:
+def _lines_with_all_names(text: str, names: Sequence[str]) -> str:
     """Return the shortest run of final lines that mentions every name."""
     lines = text.splitlines()
     missing = {name.casefold() for name in names}

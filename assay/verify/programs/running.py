@@ -22,10 +22,10 @@ from assay.verify.programs.program import Program, last_function
 from assay.verify.programs.setup import (
     DirectCall,
     TestCode,
-    asked_for,
     direct_call,
     for_tests,
-    is_given,
+    implied_entry_point,
+    is_available_to_tests,
     tree_of,
 )
 from assay.verify.programs.spec import CodeSpec, CodeTest
@@ -202,7 +202,9 @@ class ProgramRun:
         self.num_loads += 1
         text, limits = self.program.text, self._limits()
         shared = self.own.shared
-        self.submission = self.sandbox.load(text, limits, on_call=self._lent, shared=shared)
+        self.submission = self.sandbox.load(
+            text, limits, on_call=self._forward_to_test, shared=shared
+        )
         loaded = self._spend(self.submission.loaded)
         if loaded.status != "ok":
             self.submission.close()
@@ -367,9 +369,13 @@ class ProgramRun:
         own, entry = self.own, self.spec.entry
         if test.kind != "assert":
             entry = self._entry().partition(".")[0].removesuffix("()")
-        entry = entry or asked_for(test.source, own.names)
+        entry = entry or implied_entry_point(test.source, own.names)
         call = direct_call(test.source) if test.kind == "assert" and self.direct else None
-        if call and call.name not in own.names and (call.name == entry or not is_given(call.name)):
+        if (
+            call
+            and call.name not in own.names
+            and (call.name == entry or not is_available_to_tests(call.name))
+        ):
             return self._direct(call, test.source)
         plan = {
             "kind": test.kind,
@@ -408,7 +414,7 @@ class ProgramRun:
             raise SubmissionError(outcome.error_names, outcome.error, printed)
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
-    def _lent(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
+    def _forward_to_test(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
         """Forward a request of the submission's process, which may call functions of the test."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")

@@ -138,7 +138,7 @@ def is_open(node: ast.FunctionDef) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def asked_for(source: str, own: frozenset[str]) -> str:
+def implied_entry_point(source: str, own: frozenset[str]) -> str:
     """Return the builtin or tool that a test without an entry point expects from the program.
 
     This is the first name that the test calls, if it uses no other name of the program: sum in
@@ -147,13 +147,13 @@ def asked_for(source: str, own: frozenset[str]) -> str:
     tree = tree_of(source)
     own |= set(bound_names(tree))
     names = [node for node in _in_order(tree) if isinstance(node, ast.Name) and node.id not in own]
-    if not all(is_given(each.id) for each in names if isinstance(each.ctx, ast.Load)):
+    if not all(is_available_to_tests(each.id) for each in names if isinstance(each.ctx, ast.Load)):
         return ""
     calls = (node.func for node in _in_order(tree) if isinstance(node, ast.Call))
     return next((each.id for each in calls if isinstance(each, ast.Name) and each in names), "")
 
 
-def is_given(name: str) -> bool:
+def is_available_to_tests(name: str) -> bool:
     """Return whether a test can use this name without the program."""
     return hasattr(builtins, name) or is_tool(name)
 

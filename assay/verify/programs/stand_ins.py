@@ -46,16 +46,16 @@ class Opaque:
     """Stand-in for an object of the submission, which `opaque_handle` identifies.
 
     opaque_made: a test made the object by calling a class.
-    opaque_told: the object is the result of a computation with plain data.
+    opaque_computed: the object is the result of a computation with plain data.
     opaque_since: number of calls before the object arrived.
     """
 
-    __slots__ = ("opaque_handle", "opaque_made", "opaque_since", "opaque_told")
+    __slots__ = ("opaque_computed", "opaque_handle", "opaque_made", "opaque_since")
 
     def __init__(self, handle: Any) -> None:
         _put(self, "opaque_handle", handle)
         _put(self, "opaque_made", False)
-        _put(self, "opaque_told", False)
+        _put(self, "opaque_computed", False)
         _put(self, "opaque_since", ASKED["calls"])
 
     # An attribute that is never set.
@@ -129,10 +129,10 @@ def _computing(name: str) -> Callable[..., Any]:
         if plain and (name in ORDERINGS or not self.opaque_made):
             return NotImplemented
         result = ask("method", self, name, *others)
-        told = self.opaque_told or (plain and name != "__round__")
+        told = self.opaque_computed or (plain and name != "__round__")
         if isinstance(result, Opaque):
             _put(result, "opaque_made", self.opaque_made)
-            _put(result, "opaque_told", told)
+            _put(result, "opaque_computed", told)
         elif told:
             raise TypeError("an object that computes with plain data gives no plain data")
         return result

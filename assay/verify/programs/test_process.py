@@ -73,7 +73,7 @@ def _compares(node: ast.expr) -> bool:
     return isinstance(node, (ast.Compare, ast.BoolOp)) or negated
 
 
-def left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+def tests_not_run(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
     """Yield the tests that a test's code defines without running them."""
     nodes = list(ast.walk(tree))
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -128,7 +128,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     except BaseException as error:  # a test may raise anything
         if not isinstance(error, SystemExit) or error.code or not ASKED["calls"]:
             own = isinstance(error, ImportError) and not isinstance(error, agent.error)
-            said, why = "broken" if own else "failed", _told(error, plan["source"])
+            said, why = "broken" if own else "failed", _error_line(error, plan["source"])
     if agent.refused:
         return "unsent", agent.refused
     if said == "passed" and not ASKED["calls"]:
@@ -144,7 +144,7 @@ def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
     tree = ast.parse(plan["source"])
     if plan["kind"] == "assert":
         exec(compile(asserting(tree), "<test>", "exec"), space)
-        for left in left_over(tree, space):
+        for left in tests_not_run(tree, space):
             _checked(left())
         return
     exec(compile(tree, "<test>", "exec"), space)
@@ -164,7 +164,7 @@ def generate(plan: dict[str, Any]) -> list[Any]:
     return [space["generate"](random.Random(f"{plan['seed']}/{i}")) for i in range(plan["cases"])]
 
 
-def _told(error: BaseException, source: str) -> str:
+def _error_line(error: BaseException, source: str) -> str:
     """Return a test's error message with the last executed line of its source."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [each.lineno for each in frames if each.filename == "<test>"]

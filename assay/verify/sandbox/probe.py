@@ -81,7 +81,7 @@ def program() -> str:
     return f"MEMORY = {MEMORY_MIB}\n{PROGRAM}"
 
 
-def fallen(outcome: Outcome) -> str:
+def isolation_faults(outcome: Outcome) -> str:
     """Return the isolation failures in the probe's outcome, or "" if all measures hold."""
     if outcome.status != "ok":
         return f"the probe ended with {outcome.status}: {outcome.error} {outcome.stderr[-300:]}"

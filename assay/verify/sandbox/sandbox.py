@@ -123,7 +123,7 @@ class Sandbox:
         key = (os.getpid(), os.geteuid())
         if self.unsafe or key in _probed:
             return
-        wrong = probe.fallen(self.run(probe.program(), "", probe.LIMITS))
+        wrong = probe.isolation_faults(self.run(probe.program(), "", probe.LIMITS))
         if wrong:
             self.close()
             raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))

@@ -137,7 +137,7 @@ class Session:
         after = self.settled = self.process.cpu()
         stdout, stderr = self.process.take_output()
         if end is not None:
-            fields = self._explained(end, after)
+            fields = self._reason_of_end(end, after)
             self.ended = f"the process had ended: {end.text}"
         return Outcome(
             **fields,
@@ -163,7 +163,7 @@ class Session:
             raise SubmissionError(names, fields["error"])
         return Answer(fields["value"], fields["args_after"], fields["kwargs_after"])
 
-    def _explained(self, end: Ended, used: float) -> dict[str, Any]:
+    def _reason_of_end(self, end: Ended, used: float) -> dict[str, Any]:
         """Return the reason for an end, from the kernel's data if the process ended by itself."""
         status = self._end()
         if not end.by_itself:

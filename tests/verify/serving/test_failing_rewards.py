@@ -28,11 +28,11 @@ def verdicts(words: str) -> list[Verdict]:
 
 def test_it_ends_with_the_last_of_the_first_completions() -> None:
     with VerifierService("exact", give_up_after=4) as service:
-        service._be_patient(verdicts("eue"))
+        service._raise_if_always_failing(verdicts("eue"))
         with pytest.raises(
             VerifierError, match=r"r@1: it failed on each of the first 4.*, 3 times"
         ) as told:
-            service._be_patient(verdicts("te"))
+            service._raise_if_always_failing(verdicts("te"))
     assert "word e" in str(told.value) and "\n" not in str(told.value)
     assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
 
@@ -40,7 +40,7 @@ def test_it_ends_with_the_last_of_the_first_completions() -> None:
 @pytest.mark.parametrize("words", ["0eeeeeee", "eee0eeeeee", "uuuuuuuuuu", "eee"])
 def test_it_does_not_end_where_something_was_judged_or_nothing_failed(words: str) -> None:
     with VerifierService("exact", give_up_after=4) as service:
-        assert service._be_patient(verdicts(words)) is None
+        assert service._raise_if_always_failing(verdicts(words)) is None
 
 
 @pytest.mark.parametrize("text", ["raise", "good"])
