@@ -104,7 +104,8 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
     parts = [f"## {title}\n\n{_words_of(settings)}\n"]
     if shared is AskingSettings:
         parts.append(
-            "It also has the [keys of transforms that use a model](#keys-of-transforms-that-use-a-model).\n"
+            "It also has the [keys of transforms that use a model]"
+            "(#keys-of-transforms-that-use-a-model).\n"
         )
     parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
     for told in field_help(settings):

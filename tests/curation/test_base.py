@@ -97,7 +97,9 @@ def test_the_folder_of_a_stage_is_an_input() -> None:
     manifest = run_stage("even", {"inputs": ["out"]}, "again")
     assert manifest.inputs[0]["source"] == "out/rows.jsonl" and manifest.rows == 1
     Path("out/rows.jsonl").rename("out/rows.jsonl.part")
-    with pytest.raises(DataError, match=r"did not end; .*or name out/rows\.jsonl\.part"):
+    with pytest.raises(
+        DataError, match=r"unfinished data transform; .*or name out/rows\.jsonl\.part"
+    ):
         run_stage("even", {"inputs": ["out"]}, "third")
 
 
@@ -109,7 +111,9 @@ def test_a_folder_that_exists_is_left_alone() -> None:
     with pytest.raises(RunError, match=r"--out numbers\.jsonl: found a file"):
         run_stage("even", {"inputs": [name]}, name)
     Path("out/rows.jsonl.part").touch()
-    with pytest.raises(RunError, match=r"did not end; its rows are in rows\.jsonl\.part"):
+    with pytest.raises(
+        RunError, match=r"unfinished data transform; its rows are in rows\.jsonl\.part"
+    ):
         run_stage("even", {"inputs": [name]}, "out")
     with pytest.raises(RunError, match="a folder that can be written"):
         run_stage("even", {"inputs": [name]}, f"{name}/out")
