@@ -251,7 +251,7 @@ def _check_hub() -> Iterator[Checked]:
 
 
 def _check_verifiers() -> Iterator[Checked]:
-    """A worker process starts, and tells a right answer from a wrong one."""
+    """A worker process starts, and its verdicts on a right and on a wrong answer are correct."""
     start = time.perf_counter()
     try:
         statuses = _try_verifier()

@@ -128,9 +128,9 @@ class ScriptedGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: object = None,
+        cutoff: object = None,
     ) -> list[Group]:
-        """Return one group a problem, also in a race."""
+        """Return one group a problem, and ignore the cutoff."""
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
         for problem in problems:

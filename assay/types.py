@@ -175,7 +175,7 @@ class Completion:
         finish_reason: FinishReason = "eos",
         said: tuple[tuple[int, int], ...] = (),
     ) -> Completion:
-        """Return a completion made of a text; of its tokens only the number can be told."""
+        """Return a completion made of a text; of its tokens only the number is known."""
         return cls(
             id=id,
             text=text,

@@ -387,7 +387,7 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which takes tokens out again": config.sampling.min_think,
         "scale.steps_ahead = 1, by which nobody waits for the last": config.scale.steps_ahead,
-        'scale.generator = "vllm", which is not told to stop': config.scale.generator == "vllm",
+        'scale.generator = "vllm", which cancels no groups': config.scale.generator == "vllm",
     }
     for what in (key for key, value in beside.items() if value):
         yield message("rl.oversample", number, f"0 with {what}")
@@ -420,5 +420,5 @@ def _clashes_of_server(config: TrainConfig) -> Iterator[str]:
         asked += [("rl.temperature_schedule", one) for _, one in config.rl.temperature_schedule]
     for key, value in asked:
         if value != 1:
-            accepted = "1 with teacher.url: a server tells log-probabilities at temperature 1"
+            accepted = "1 with teacher.url: a server returns log-probabilities at temperature 1"
             yield message(key, f"{value:g}", accepted, "load the teacher here (teacher.path)")

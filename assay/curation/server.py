@@ -65,7 +65,7 @@ class ServerGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: object = None,
+        cutoff: object = None,
     ) -> list[Group]:
         """Return the groups of problems with a reply, with their completions.
 

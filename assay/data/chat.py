@@ -130,9 +130,9 @@ class PromptRenderer:
         parts: list[list[int]] = []
         behind = 0
         for start, end in trace.said:
-            told, said = trace.completion[behind:start], trace.completion[start:end]
+            injected, said = trace.completion[behind:start], trace.completion[start:end]
             first = self._encode_after(prompt, said) if not start else self._encode(said)
-            parts += [self._encode(told), first]
+            parts += [self._encode(injected), first]
             behind = end
             # The injected text starts with the end token of the assistant turn.
             if len(parts) > 2 and parts[-2][:1] == [self.end_id]:

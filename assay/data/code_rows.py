@@ -64,17 +64,17 @@ def _read_apps(row: dict[str, Any], where: str) -> None:
 
     Most rows wrap the answer of a function in a list.
     """
-    told = row.pop("input_output")
+    tests = row.pop("input_output")
     if "problem_id" in row:
         row.setdefault("id", row["problem_id"])
     try:
-        told = json.loads(told) if isinstance(told, str) else told
-        name, inputs, outputs = told.get("fn_name"), [*told["inputs"]], [*told["outputs"]]
+        tests = json.loads(tests) if isinstance(tests, str) else tests
+        name, inputs, outputs = tests.get("fn_name"), [*tests["inputs"]], [*tests["outputs"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         name, inputs, outputs = None, [], []
     if not inputs or len(inputs) != len(outputs):
         accepted = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
-        raise DataError(message(f"{where} input_output", f"{told!r:.80}", accepted))
+        raise DataError(message(f"{where} input_output", f"{tests!r:.80}", accepted))
     if name is None:
         row["tests"] = [
             {"stdin": _text(given), "stdout": _text(answer)}

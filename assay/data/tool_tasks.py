@@ -75,10 +75,10 @@ def product_traces(
             asked = f"{asked[:place]}{digit}{asked[place + 1 :]}"
         factors = asked.split("*")
         result = f"{int(factors[0]) * int(factors[1])}"
-        call, told = f"calculator({asked})", f"={result};"
-        behind = len(call) + len(told)
+        call, injected = f"calculator({asked})", f"={result};"
+        behind = len(call) + len(injected)
         said = ((0, len(call)), (behind, behind + len(result)))
-        return Trace(f"{left}*{right}=", f"{call}{told}{result}", said=said)
+        return Trace(f"{left}*{right}=", f"{call}{injected}{result}", said=said)
 
     return Generated(size, make)
 

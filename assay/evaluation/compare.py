@@ -266,8 +266,8 @@ class _Asked:
                 done.kept[group.problem.id] = group
             if self.file is None:
                 return
-            told = {"side": self.side, "model": self.name, "set": one.name}
-            self.file.writelines(sample_lines(group, verdicts, **told))
+            columns = {"side": self.side, "model": self.name, "set": one.name}
+            self.file.writelines(sample_lines(group, verdicts, **columns))
 
         done.evaluation = evaluate(
             generator, one.verifiers, problems, self.sampling, num_samples, keep
@@ -379,7 +379,7 @@ class _Recorded:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: object = None,
+        cutoff: object = None,
     ) -> list[Group]:
         """Return the recorded completions of each problem."""
         groups: list[Group] = []

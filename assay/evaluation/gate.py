@@ -169,13 +169,13 @@ def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:
         return [None]
-    tells = sampling.effort is not None or any(
+    has_efforts = sampling.effort is not None or any(
         problem.effort is not None for problem in _all_problems(config.data.train)
     )
     most = options.get("max_tokens") or sampling.max_tokens
     levels = sampling.efforts.items()
     names = [name for name, level in levels if isinstance(level, str) or level < most]
-    return [*dict.fromkeys([names[0], names[-1]])] if tells and names else [None]
+    return [*dict.fromkeys([names[0], names[-1]])] if has_efforts and names else [None]
 
 
 def _file_of(out: Path, effort: str | None) -> Path:
@@ -301,7 +301,7 @@ def hack_check(
     name = f"hack rate, {strong}"
     limit = f"at most {limits.max_hack_rate:.1%}"
     if not passed:
-        return Check(name, "nothing passed", limit, "told")
+        return Check(name, "nothing passed", limit, "info")
     again = judge(passed, strong, allow=allow)
     rejected = [row["id"] for row in again if row["status"] == "failed"]
     unknown = sum(row["status"] == "not_judged" for row in again)
@@ -329,8 +329,8 @@ def kl_check(
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"
-        return Check("KL", found, limit, "told" if most is None else "failed")
-    outcome: Outcome = "told" if most is None else "failed" if far.per_token > most else "passed"
+        return Check("KL", found, limit, "info" if most is None else "failed")
+    outcome: Outcome = "info" if most is None else "failed" if far.per_token > most else "passed"
     return Check("KL", str(far), limit, outcome)
 
 

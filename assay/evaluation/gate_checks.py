@@ -29,7 +29,7 @@ ALL_FILES = ""
 SHOWN_WORSE = 3
 """Maximum number of worsened canaries listed for a file."""
 
-Outcome = Literal["passed", "failed", "told"]
+Outcome = Literal["passed", "failed", "info"]
 Kinds = Mapping[str, str]
 """Kind of each canary of a file, by id."""
 
@@ -152,7 +152,7 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
     ratio = now / before if before else math.inf if now else 1.0
     found = f"{before:.1f} -> {now:.1f} {unit} ({ratio:.2f} times)"
     if most is None:
-        return Check(name, found, None, "told")
+        return Check(name, found, None, "info")
     return Check(name, found, f"at most {most:g} times", "failed" if ratio > most else "passed")
 
 
@@ -202,14 +202,14 @@ def canary_checks(
     if unfit := sum(asked.left_out.values()):
         total = unfit + sum(map(len, asked.kinds.values()))
         found = f"{unfit} of {total}: with a completion their prompts do not fit the context"
-        yield Check(f"canaries, {file}, left out", found, None, "told")
+        yield Check(f"canaries, {file}, left out", found, None, "info")
     if asked.honest:
         yield _file_check(one, f"canaries, {file}", asked, limits, num_tests)
     for kind, ids in asked.kinds.items():
         name, out = f"canaries, {file}, {kind}", asked.left_out[kind]
         short = f"; {out} left out" if out else ""
         if not ids:
-            yield Check(name, f"none asked{short}", None, "told")
+            yield Check(name, f"none asked{short}", None, "info")
         elif kind in MUST_FAIL:
             check = _must_fail_check(one, name, ids)
             yield replace(check, found=check.found + short)
@@ -217,7 +217,7 @@ def canary_checks(
             words = "; ".join(
                 [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )
-            yield Check(name, words + short, None, "told")
+            yield Check(name, words + short, None, "info")
 
 
 def _file_check(

@@ -14,7 +14,7 @@ Chance = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Thresholds(Section):
-    """Limits of the gate's checks. None: the check is told, and decides nothing."""
+    """Limits of the gate's checks. None: the check is reported, and decides nothing."""
 
     chance: Chance = 0.05
     """A set, or a file of canaries, is worse where its exact paired test finds so small a chance

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from assay.config import SamplingConfig
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 
@@ -110,14 +110,14 @@ class Generator(Protocol):
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Sample one group of ``group_size`` completions per problem, in the order of the problems.
 
         first_sibling: the index of each group's first completion; it continues an earlier, smaller
         group. on_group: called with each group when it is finished, while others are still sampled.
-        race: the oversampling cutoff. Groups outside it may be canceled and are not returned. It is
-        passed only if more problems than needed are sampled.
+        cutoff: groups outside it may be canceled and are not returned. It is passed only if more
+        problems than needed are sampled.
         """
         ...
 

@@ -64,16 +64,16 @@ class CompiledForward(LeanForward):
             raise NotLean(f"no C compiler (cc), or no compiled functions for {weight.dtype}")
         heads = [len(layer.key[0]) // width for layer in self._decoder.layers]
         self.cache = CompiledCache(heads, width, weight.dtype)
-        self._told: list[_Layer] = []
-        self._told_of: tuple[int, ...] = ()
+        self._shapes: list[_Layer] = []
+        self._shapes_of: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
         """Read the live model's parameters again, and build the functions before the first step."""
         super().refresh(num_rows)
         self._functions = library(self._decoder.embedding.dtype)
-        self._told_of = ()
+        self._shapes_of = ()
 
-    def _tell(self, layer: Layer) -> _Layer:
+    def _shape_of(self, layer: Layer) -> _Layer:
         width, scale = self._decoder.width, self._decoder.scale
         heads, queries = len(layer.key[0]) // width, len(layer.query[0]) // len(layer.key[0])
         norms = (layer.query_norm, layer.key_norm)
@@ -107,17 +107,17 @@ class CompiledForward(LeanForward):
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
         """Return the attention function of a step: it rotates, stores and attends per row, in C."""
-        if self._told_of != (memory := self.memory()):
+        if self._shapes_of != (memory := self.memory()):
             layers = self._decoder.layers
-            self._told, self._told_of = [self._tell(layer) for layer in layers], memory
+            self._shapes, self._shapes_of = [self._shape_of(layer) for layer in layers], memory
         positions = self.cache.positions_S.data_ptr()
 
         def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
-            told, rows = self._told[index], fused.shape[0]
-            result = fused.new_empty(rows, told.heads * told.queries * told.width)
+            shape, rows = self._shapes[index], fused.shape[0]
+            result = fused.new_empty(rows, shape.heads * shape.queries * shape.width)
             addresses = [part.data_ptr() for part in (*self.cache.stores(index), result)]
             outside = self._functions.attend(
-                ctypes.byref(told), rows, fused.data_ptr(), positions, *addresses
+                ctypes.byref(shape), rows, fused.data_ptr(), positions, *addresses
             )
             assert not outside, "a position beyond the room that was made"
             return result

@@ -26,8 +26,8 @@ from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
+from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.prompt_reading import PromptReader
-from assay.generate.race import Race
 from assay.generate.sampler import completion_key, sample, uniforms
 from assay.generate.slots import Asking, Slots, Waiting
 from assay.generate.thinking import ThinkControl
@@ -180,12 +180,12 @@ class Engine:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Sample and return one group per problem, in the order of the problems.
 
         first_sibling: index of each group's first completion, as in a larger group. on_group:
-        called with each finished group. race: the oversampling cutoff; groups outside it are
+        called with each finished group. cutoff: the oversampling cutoff; groups outside it are
         canceled and not returned. Raises DataError if a prompt fills the model's context,
         OutOfMemory if no slot fits in ``engine.max_kv_mib``.
         """
@@ -207,14 +207,14 @@ class Engine:
                 if on_group is not None:
                     for _, group in ended:
                         on_group(group)
-                if race is not None:
+                if cutoff is not None:
                     for _, group in ended:
-                        race.ended(group)
-                    race.tokens += self._give_up(call, race.limit)
+                        cutoff.ended(group)
+                    cutoff.tokens += self._give_up(call, cutoff.limit)
         finally:
             self._choice.forward.end_call()
             return_freed_memory()
-        return [groups[n] for n in range(len(waiting)) if race is None or n in groups]
+        return [groups[n] for n in range(len(waiting)) if cutoff is None or n in groups]
 
     def sleep(self) -> None:
         """Free the packed copies of the weights, which calls under one policy share."""

@@ -37,7 +37,7 @@ from assay.generate.engine import EngineStats
 from assay.generate.finish import finished_completion
 from assay.generate.forward import check_close, probe_tokens, probed_ids
 from assay.generate.memory import default_kv_mib
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.sampler import completion_key
 from assay.generate.vllm_worker import SharedMemory, WeightReceiver
 from assay.model.load import saved_architectures
@@ -175,8 +175,8 @@ class VllmEngine:
         found: dict[str, list[float]] = {}
         for output in self._outputs():
             name = output.request_id.rpartition("-")[2]
-            (told,) = output.outputs[0].logprobs
-            found[name] = [told[token].logprob for token in asked[name][1]]
+            (by_token,) = output.outputs[0].logprobs
+            found[name] = [by_token[token].logprob for token in asked[name][1]]
         rows = [[x for n in range(len(parts)) for x in found[f"{end}/{n}"]] for end in (2, 1, 0)]
         return np.array(rows, np.float32)
 
@@ -187,7 +187,7 @@ class VllmEngine:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Sample and return one group per problem, as `Engine.generate` does; all groups are
         returned.
@@ -335,7 +335,7 @@ class VllmEngine:
     ) -> Completion:
         tokens = np.array(output.token_ids, np.int32)
         pairs = zip(output.token_ids, output.logprobs, strict=True)
-        logprobs = np.array([told[token].logprob for token, told in pairs], np.float32)
+        logprobs = np.array([by_token[token].logprob for token, by_token in pairs], np.float32)
         # Greedy sampling has a point mass, so its log-probability is 0.
         if sampling.temperature == 0:
             logprobs = np.zeros_like(logprobs)

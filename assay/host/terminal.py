@@ -75,8 +75,8 @@ def guarded_python() -> Generator[None]:
     # Not restored: the interpreter prints the last traceback after this context has ended.
     sys.excepthook = _show_exception
     of_threads = threading.excepthook
-    threading.excepthook = lambda told: _show_exception(
-        told.exc_type, told.exc_value, told.exc_traceback
+    threading.excepthook = lambda thrown: _show_exception(
+        thrown.exc_type, thrown.exc_value, thrown.exc_traceback
     )
     try:
         with warnings.catch_warnings():

@@ -72,14 +72,14 @@ def deadline(seconds: float, what: str) -> Generator[None]:
         return
     started = time.monotonic()
     every = min(seconds, NOTICE_SECONDS)
-    told = False
+    notified = False
 
     def ring(number: int, frame: object) -> None:
-        nonlocal told
+        nonlocal notified
         if time.monotonic() - started >= 0.99 * seconds:
             raise TimeoutError(f"not done after {seconds:g} s")
-        if not told:
-            told = True
+        if not notified:
+            notified = True
             os.write(2, f"{one_line(what)}: not done yet; given up after {seconds:g} s\n".encode())
 
     handler = signal.signal(signal.SIGALRM, ring)

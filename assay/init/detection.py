@@ -150,7 +150,7 @@ def look_at_model(path: str) -> LookedModel:
     source = ModelSource.find(base, revision)
     try:
         config: Any = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a foreign library reads foreign files: told in one line
+    except Exception as error:  # a foreign library reads foreign files: reported in one line
         raise ModelError(f"model {path}: cannot be read ({cause(error)})") from error
     tokenizer = read_tokenizer(source, SimpleNamespace(config=config))
     think = think_tags(tokenizer)

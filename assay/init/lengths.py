@@ -46,12 +46,12 @@ def answer_lengths(
         why = dict.fromkeys((True, False), "the rows have no answer that would say how long one is")
     elif model.is_tiny:
         whole = cut = answers[-1] + 8
-        told = f"the longest answer has {answers[-1]} tokens"
-        why = dict.fromkeys((True, False), told)
+        basis = f"the longest answer has {answers[-1]} tokens"
+        why = dict.fromkeys((True, False), basis)
     elif long > WORKED:
         whole, cut = (max(SHORTEST, _rounded(times * long)) for times in (2.0, 1.5))
-        told = f"a long solution of the rows (19 of 20 are no longer), which has {long} tokens"
-        why = {True: f"twice {told}", False: f"half again {told}"}
+        basis = f"a long solution of the rows (19 of 20 are no longer), which has {long} tokens"
+        why = {True: f"twice {basis}", False: f"half again {basis}"}
     else:
         whole, cut = (2048, 1024) if model.think is not None else (512, 256)
         room = "reasoning" if model.think is not None else "a worked answer"
@@ -59,8 +59,8 @@ def answer_lengths(
     most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
     around = TEMPLATE_TOKENS if model.chat else BASE_TOKENS
     if most is not None and prompts[-1] + around + whole > (model.context or 0):
-        told = f"what the model's context of {model.context} leaves"
-        why = {True: told, False: told if cut >= most else why[False]}
+        basis = f"what the model's context of {model.context} leaves"
+        why = {True: basis, False: basis if cut >= most else why[False]}
         whole, cut = most, min(cut, most)
     typical = round(statistics.median(prompts)) + around
     return Lengths(prompts[-1] + around, typical, whole, cut), why

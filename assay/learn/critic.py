@@ -160,7 +160,7 @@ class Critic:
         self.head.load(place)
 
 
-class Lesson:
+class CriticUpdate:
     """One critic update: the loss, the optimizer steps and the metrics of one batch.
 
     pulled: True if the policy trains on the batch too.

@@ -14,7 +14,7 @@ from assay.model.decoder import hidden_states
 from assay.model.divergence import Divergence
 from assay.model.head import Head
 from assay.model.packing import Batch, MicroBatch
-from assay.model.targets import KeptLogprobs, TeacherStates
+from assay.model.targets import TeacherStates, TopKLogprobs
 
 TopK = tuple[Tensor, Tensor, Tensor]
 """Top-k tokens of the teacher, their log-probabilities, and that of all other tokens together."""
@@ -92,12 +92,12 @@ class TeacherElsewhere(ABC):
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return token log-probabilities as in `TeacherModel.logprobs`."""
 
-    def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
         """Return the teacher's top-k distributions at the tokens of a micro-batch."""
         rows = self.top_k(micro_batch.batch, passes, self.count, self.size)
         columns = (torch.cat(column).to(passes.device) for column in zip(*rows, strict=True))
         tokens_TK, logprobs_TK, rest_T = columns
-        return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self.divergence)
+        return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self.divergence)
 
 
 OpenTeacher = TeacherModel | TeacherElsewhere

@@ -16,7 +16,7 @@ from assay.errors import ConfigError, RunError, message
 from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
-from assay.learn.critic import Critic, Lesson
+from assay.learn.critic import Critic, CriticUpdate
 from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
@@ -141,18 +141,20 @@ class PolicyLearner(PassesLearner):
         first batches train the critic only, if it has a warm-up. Dynamic weights change at the end.
         Raises OutOfMemory.
         """
-        row, passes, lesson = self.algorithm, self.passes, None
+        row, passes, critic_update = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
         if self.critic is not None:
-            lesson = Lesson(self.critic, batch, advantages, row, pulled=bool(carries_T.any()))
-            carries_T = advantages.mask_T if lesson.joins else carries_T
+            critic_update = CriticUpdate(
+                self.critic, batch, advantages, row, pulled=bool(carries_T.any())
+            )
+            carries_T = advantages.mask_T if critic_update.joins else carries_T
         learns = self.critic is None or not self.critic.warms_up
         policy = PolicyUpdate(passes, row, batch, advantages, carries_T, learns)
         with self.clock.phase("update"), passes.open():
             steps = [*self._minibatches(batch)]
             for number, (epoch, groups) in enumerate(steps):
-                if lesson is not None:
-                    lesson.turn_to(groups)
+                if critic_update is not None:
+                    critic_update.turn_to(groups)
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
                 for micro_batch in self.clock.each(micro_batches, "update", part):
@@ -163,18 +165,20 @@ class PolicyLearner(PassesLearner):
                             policy.see(micro_batch, stats)
                         loss_of = policy.loss_of(micro_batch)
                         parts = loss_of(stats.logprobs_T, entropy_T=stats.entropy_T)
-                        joint = lesson.joint_loss(micro_batch, stats) if lesson else 0.0
+                        joint = (
+                            critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
+                        )
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
                 if micro_batches and policy.went_too_far():
                     break
                 if micro_batches:
                     policy.step()
-                if lesson is not None:
-                    lesson.step(bool(micro_batches))
+                if critic_update is not None:
+                    critic_update.step(bool(micro_batches))
             if row.penalty_target is not None and policy.steps:
                 policy.measure_old_kl()
-        metrics = update_metrics(policy) | (lesson.finish() if lesson else {})
+        metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)

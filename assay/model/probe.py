@@ -109,7 +109,7 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
     for probe in probes:
         probe.check_head()
         if not (error := probe.error("plain", lean=True)) <= probe.limit:
-            found = f"the lean way is off by {error:.2g} nats (limit {probe.limit:.2g})"
+            found = f"the lean path is off by {error:.2g} nats (limit {probe.limit:.2g})"
             return False, f"layers by their modules: {found}; {probe.cost_of_modules()}"
     return True, ""
 
@@ -191,13 +191,13 @@ class Probe:
 
     def cost_of_modules(self) -> str:
         """Describe the memory and time of the modules relative to the lean decoder."""
-        lean, modules = (kept_bytes(self.model, way) / 1024 for way in (True, False))
+        lean, modules = (kept_bytes(self.model, is_lean) / 1024 for is_lean in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
         device = str(self.batch.device)
         clock = processor_seconds if device == "cpu" else time.perf_counter
         times = [
-            best_seconds(partial(self._through, way, parameters), 0.0, device, clock)
-            for way in (True, False)
+            best_seconds(partial(self._through, is_lean, parameters), 0.0, device, clock)
+            for is_lean in (True, False)
         ]
         slower = f"take {times[1] / max(times[0], 1e-9):.1f} times as long on a small batch"
         return (

@@ -130,7 +130,7 @@ def read_scores(
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreWay:
+class ScoreLayout:
     """The chosen layout and decoder for texts, and the reason."""
 
     layout: Layout
@@ -140,7 +140,7 @@ class ScoreWay:
 
 @doing("probing the layers")
 @torch.no_grad()
-def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
+def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     """Score texts with each layout and decoder, compare with the model's own scores, and choose.
 
     The lean decoder and shared prefixes are used if they reproduce the model's own scores within
@@ -175,9 +175,11 @@ def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
         largest = difference(layout, lean)
         if largest <= limit:
             shared = "what texts share is computed once" if layout == "tree" else "one row a text"
-            way = "" if lean else ", layers by their modules"
-            return ScoreWay(layout, lean, f"{shared}{way} (proved equal within {largest:.1g})")
-    return ScoreWay("plain", False, "one row a text, layers by their modules")
+            by_modules = "" if lean else ", layers by their modules"
+            return ScoreLayout(
+                layout, lean, f"{shared}{by_modules} (proved equal within {largest:.1g})"
+            )
+    return ScoreLayout("plain", False, "one row a text, layers by their modules")
 
 
 def padding_token(tokenizer: Any) -> int | None:

@@ -64,7 +64,7 @@ class TeacherStates:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptLogprobs:
+class TopKLogprobs:
     """Cached teacher logits: the top-k tokens of each position, and the total mass of all other
     tokens.
 

@@ -43,9 +43,9 @@ class StepSeconds:
         parts = [f"generation {self.generation:.2f}, verification {self.verification:.2f}"]
         parts += [f"update {self.update:.2f}"]
         parts += [f"teacher {self.teacher:.2f}"] if self.teacher else []
-        told = f"  a step     {self.total:9.2f} s     {', '.join(parts)}"
+        line = f"  a step     {self.total:9.2f} s     {', '.join(parts)}"
         asked = f"\n  at first   {self.once:9.2f} s     once: the teacher's or the reference's pass"
-        return told + (asked if self.once else "")
+        return line + (asked if self.once else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ def naming(stage: RecipeStage) -> Generator[None]:
         yield
     except AssayError as error:
         text = at_its_line(str(error), stage.where, stage.lines, stage.overridden)
-        told = "\n".join(f"stage {stage.name}: {line}" for line in text.splitlines())
-        error.args = (told, *error.args[1:])
+        lines = "\n".join(f"stage {stage.name}: {line}" for line in text.splitlines())
+        error.args = (lines, *error.args[1:])
         raise
 
 

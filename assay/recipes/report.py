@@ -129,7 +129,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
             keys += [place[n] for n in shown]
             cells.append([*keys, *shares, gained, length])
     yield Block("What each stage made of the model", note, head, cells)
-    yield from _by_tag([(stage, told) for stage, _, _, told in looks], leading)
+    yield from _by_tag([(stage, rows) for stage, _, _, rows in looks], leading)
 
 
 def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
@@ -274,9 +274,11 @@ def _lineage(rows: Sequence[StageRow]) -> Block:
         inputs = [name for name in row.inputs if name.startswith("@")]
         others = [name for name in row.inputs if not name.startswith("@") and row.kind != "model"]
         text = what.get(row.kind, f"{row.kind}, in {row.output}")
-        told = f" (reads {', '.join(others)})" if others else ""
+        others_read = f" (reads {', '.join(others)})" if others else ""
         seen = any(line.strip().startswith(f"{row.stage}:") for line in lines)
-        lines.append(f"{'  ' * depth}{row.stage}: {text}{told}{', as above' if seen else ''}")
+        lines.append(
+            f"{'  ' * depth}{row.stage}: {text}{others_read}{', as above' if seen else ''}"
+        )
         for name in inputs if not seen else ():
             follow(known[name[1:]], depth + 1)
 

@@ -259,8 +259,8 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
             row = replace(before, ended=None)
         else:
             row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
-        told = f"{stage.name}: {row.kind} from {', '.join(stage.uses) or 'nothing'}"
-        say(f"{head}{stage.about or told}")
+        summary = f"{stage.name}: {row.kind} from {', '.join(stage.uses) or 'nothing'}"
+        say(f"{head}{stage.about or summary}")
         manifest.put(row)
         rows[stage.name] = row = _run_stage(stage, row, manifest, rows, quiet)
         if not row.finished:

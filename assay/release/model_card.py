@@ -53,8 +53,8 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
     ]
     # The results below are those of the run's own base model. The other model was not evaluated.
     if other is not None:
-        told = "What was measured below was measured on the run's own model."
-        lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {told}"]
+        note = "What was measured below was measured on the run's own model."
+        lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {note}"]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
     lines += _gate_lines(run, step)
     lines += _lineage_lines(run, step)

@@ -91,7 +91,11 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
         trace = _line(kind, steps, map(accuracy_of, of_kind), color)
         trace |= {"mode": "lines+markers", "marker": {"size": 7, "color": color}}
         traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
-        what = f"{kind} told right" if "eval/kind" in of_kind[0] else "problems answered correctly"
+        what = (
+            f"{kind} classified correctly"
+            if "eval/kind" in of_kind[0]
+            else "problems answered correctly"
+        )
     drawn = replace(chart, note=chart.note.format(what), share=True, wide=True)
     return drawn.with_traces(traces)
 

@@ -12,7 +12,7 @@ from assay.errors import RunError, message
 from assay.host.files import plain
 from assay.host.terminal import aligned, lined
 from assay.report.loaded import LoadedRun
-from assay.run.environment import settings_of, telling
+from assay.run.environment import comparable_facts, settings_of
 from assay.run.evaluation_log import read_answers
 from assay.run.evaluations import (
     Row,
@@ -77,8 +77,8 @@ class HeldOut:
         first, last = self.rows
         if first is None or last is None or self.paired:
             return False
-        told = all(row.get("eval/by_problem") for row in (first, last))
-        return told or not self.same_source
+        has_problems = all(row.get("eval/by_problem") for row in (first, last))
+        return has_problems or not self.same_source
 
     @property
     def difference(self) -> tuple[float, float | None] | None:
@@ -162,7 +162,7 @@ def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
     return ComparedRuns(
         runs=tuple(map(_described, runs)),
         settings={key: settings[key] for key in settings if key not in _ALWAYS_DIFFER},
-        surroundings=_differing(*(telling(run.environment) for run in runs)),
+        surroundings=_differing(*(comparable_facts(run.environment) for run in runs)),
         heldout=[
             one
             for letter, other in zip(LETTERS[1:], runs[1:], strict=False)

@@ -110,8 +110,8 @@ def _state_html(ended: str | None) -> str:
 def _subtitle(summary: LoadedRun) -> list[str]:
     config, created = summary.config, str(summary.environment.get("created") or "")[:10]
     model, rows = f"model {config.model.path}", f"on {', '.join(config.rows)}"
-    if (told := verified_words(config.traces)) not in ("", GIVEN):
-        rows += f" ({told})"
+    if (verified := verified_words(config.traces)) not in ("", GIVEN):
+        rows += f" ({verified})"
     return [stage_words(config), model, rows, created]
 
 
@@ -139,14 +139,17 @@ def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows[:1]:
         count = f"{row['eval/num_documents']:,} held-out documents"
         moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
-        told = [
+        captions = [
             f"<p>step {step}: {perplexity_words(one)}</p>"
             for step, one in zip(moments, (row, rows[-1]), strict=False)
         ]
-        numbers = "→".join(f"{one['eval/perplexity']:.4g}" for one in (row, rows[-1])[: len(told)])
+        numbers = "→".join(
+            f"{one['eval/perplexity']:.4g}" for one in (row, rows[-1])[: len(captions)]
+        )
         yield (
             f'<section class="lift"><h2>Held-out perplexity <small>{count}</small></h2>'
-            f'<p class="numbers"><span class="after">{numbers}</span></p>{"".join(told)}</section>'
+            f'<p class="numbers"><span class="after">{numbers}</span></p>'
+            f"{''.join(captions)}</section>"
         )
 
 

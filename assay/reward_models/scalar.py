@@ -49,7 +49,7 @@ class RewardModel(LearnedReward):
         members, normalize = self.members, self.options["normalize"]
         if normalize is None:
             return (Scale(),) * len(members)
-        telling = [
+        names = [
             "head",
             "positive",
             "reads",
@@ -58,7 +58,7 @@ class RewardModel(LearnedReward):
             "max_tokens",
             "too_long",
         ]
-        how = repr(tuple(self.options[name] for name in telling))
+        how = repr(tuple(self.options[name] for name in names))
         return scales_of(
             normalize,
             self.options["path"],

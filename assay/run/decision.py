@@ -41,8 +41,8 @@ def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
     lift, accuracy = lifts[0], "held-out accuracy"
     if lift.first is lift.last:
         return f"{accuracy} {lift.before:.3f} at step {lift.first['step']} ({lift.kind})"
-    told = f"{accuracy} {lift.before:.3f} before, {lift.after:.3f} after ({lift.kind})"
+    summary = f"{accuracy} {lift.before:.3f} before, {lift.after:.3f} after ({lift.kind})"
     gain = lift.gain
     if gain is None:
-        return told
-    return f"{told}, gained {gain} over {gain.num_problems} problems, one by one"
+        return summary
+    return f"{summary}, gained {gain} over {gain.num_problems} problems, one by one"

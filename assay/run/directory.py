@@ -211,8 +211,8 @@ class Run:
                 self._rollout_metrics |= put_back.metrics()
             self._rollout_metrics["sampling/temperature"] = settings.temperature
             self.why_not_judged = most_common_reason(verdicts)
-        told = {"step": self.step + 1, "path": str(self.rollouts.path(self.step + 1))}
-        self._journals.tell("rollouts", {**told, "groups": groups, "verdicts": verdicts})
+        shard = {"step": self.step + 1, "path": str(self.rollouts.path(self.step + 1))}
+        self._journals.tell("rollouts", {**shard, "groups": groups, "verdicts": verdicts})
 
     def recorded(self, step: int) -> Recorded | None:
         """Return the recorded rollouts of a step, without specs; None if there are none."""

@@ -80,11 +80,13 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences of two environments that can change a result, one phrase each."""
-    then = telling(before)
-    return _differences(then, {key: value for key, value in telling(now).items() if key in then})
+    then = comparable_facts(before)
+    return _differences(
+        then, {key: value for key, value in comparable_facts(now).items() if key in then}
+    )
 
 
-def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
+def comparable_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of an environment that can change a result, as one flat table."""
     found = {key: facts.get(key) for key in ("threads", "platform")}
     for key in ("versions", "hardware"):

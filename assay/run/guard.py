@@ -51,8 +51,8 @@ class Guard:
             run.note(f"warning: step {found.step}: {found.text}")
             return
         evidence = write_evidence(run, found)
-        told = {"since": found.since, "well": evidence.well, "severe": rule.severe}
-        run.event(f"guard_{rule.action}", **facts, **told, evidence=evidence.path)
+        details = {"since": found.since, "well": evidence.well, "severe": rule.severe}
+        run.event(f"guard_{rule.action}", **facts, **details, evidence=evidence.path)
         if rule.action == "pause":
             run.pause(f"paused by the guard: {found.text}")
             return

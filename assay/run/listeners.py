@@ -93,9 +93,9 @@ class _Ear(threading.Thread):
                 self._give_up(f"it is {MOST_WAITING} rows behind")
 
     def run(self) -> None:
-        while not self._deaf and (told := self._waiting.get()) is not None:
+        while not self._deaf and (item := self._waiting.get()) is not None:
             try:
-                self._listener(*told)
+                self._listener(*item)
             except (Exception, SystemExit) as error:  # user code, or a terminal that is closed
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 

@@ -129,7 +129,7 @@ def paired_interval(differences: Sequence[float]) -> Interval:
         mean, half = float(np.mean(differences)), t_quantile(count - 1) * error
     else:
         gained, lost = (
-            (sum(max(0.0, way * one) for one in differences) + 1) / (count + 2) for way in (1, -1)
+            (sum(max(0.0, sign * one) for one in differences) + 1) / (count + 2) for sign in (1, -1)
         )
         mean, variance = gained - lost, gained + lost - (gained - lost) ** 2
         half = NORMAL_QUANTILE * math.sqrt(variance / (count + 2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from assay.config import SamplingConfig
 from assay.generate.engine import EngineStats
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights
 from assay.scale.rollouts import ActorGenerator, Prepared
@@ -92,7 +92,7 @@ class AheadGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Return the groups sampled ahead; sample now if any of them is missing or too old."""
         batch, call = self._wait(), AheadCall(problems, sampling, group_size)
@@ -108,7 +108,7 @@ class AheadGenerator:
         self._load()
         self.actors.watch = self.watch
         try:
-            rest = (sampling, group_size, first_sibling, on_group, race)
+            rest = (sampling, group_size, first_sibling, on_group, cutoff)
             return self.actors.generate(problems, *rest)
         finally:
             # Sampling ahead has no caller that waits, so it reports no progress.

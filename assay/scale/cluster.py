@@ -186,8 +186,8 @@ def versions() -> dict[str, str]:
 def _why(error: BaseException) -> str:
     """Summarize in one line why an actor is unreachable: the cause of its death, or the error."""
     lines = [_COLORS.sub("", line).strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if re.search(r"^\w*(Error|Exception): |SIG|signal|OOM", line)]
-    return f"{type(error).__name__}: {(telling or lines or [''])[-1 if telling else 0][:300]}"
+    causes = [line for line in lines if re.search(r"^\w*(Error|Exception): |SIG|signal|OOM", line)]
+    return f"{type(error).__name__}: {(causes or lines or [''])[-1 if causes else 0][:300]}"
 
 
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:

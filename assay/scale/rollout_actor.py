@@ -21,7 +21,7 @@ from torch import set_num_threads
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.turns.toolbox import open_tools
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
@@ -111,7 +111,7 @@ class ShareAsked:
     sampling: SamplingConfig
     group_size: int
     first_sibling: int
-    race: Race | None = None
+    cutoff: OversamplingCutoff | None = None
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class RolloutActor:
 
     def lower(self, limit: int) -> None:
         """Lower the oversampling cutoff: cancel groups with a completion longer than ``limit``."""
-        if self._share is not None and self._share.race is not None:
-            self._share.race.lower(limit)
+        if self._share is not None and self._share.cutoff is not None:
+            self._share.cutoff.lower(limit)
 
     def sleep(self) -> None:
         """Release the memory that only sampling needs."""
@@ -205,7 +205,7 @@ class _Share:
         self._asked = asked
         self._threads = torch.get_num_threads()
         # A copy from another process. It counts only the groups of this share.
-        self.race = asked.race
+        self.cutoff = asked.cutoff
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}
         for place, problem, _ in asked.problems:
@@ -230,7 +230,7 @@ class _Share:
             else:
                 groups.append((self._places[one.problem.group_id].pop(0), one))
         stats = self._engine.stats
-        given_up = 0 if self.race is None else self.race.tokens
+        given_up = 0 if self.cutoff is None else self.cutoff.tokens
         far = stats.num_steps, stats.num_completions, stats.tokens
         return Taken(groups, *far, done, given_up)
 
@@ -241,7 +241,7 @@ class _Share:
         set_num_threads(self._threads)
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
-            self._engine.generate(problems, *rest, race=self.race)
+            self._engine.generate(problems, *rest, cutoff=self.cutoff)
             self._ended.put(None)
         except BaseException as error:  # `take` raises it in the actor's main thread
             self._ended.put(error)

@@ -18,7 +18,7 @@ from assay.config import SamplingConfig, ScaleConfig
 from assay.errors import ModelError, WorkerDied
 from assay.generate.engine import Engine, EngineStats
 from assay.generate.forward import check_close
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights, fingerprint
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
 from assay.scale.rollout_actor import (
@@ -114,7 +114,7 @@ class ActorGenerator:
         self.on_event: Callable[..., None] = lambda kind, **facts: None
         self._opening, self._settings, self._as_sent = opening, settings, as_sent
         self._held: Prepared | None = None
-        self._race: Race | None = None
+        self._cutoff: OversamplingCutoff | None = None
         self._closed = False
         # Number of lost actors since the last finished group.
         self._num_lost = 0
@@ -130,17 +130,17 @@ class ActorGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Sample one group per problem, as the engine does."""
         asked = [(n, self._opening.sent(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
         stats = EngineStats(num_wanted=len(asked) * group_size)
-        self._race = race
+        self._cutoff = cutoff
         try:
             while waiting or self._is_sampling:
-                self._share_out(waiting, asked, (sampling, group_size, first_sibling, race))
+                self._share_out(waiting, asked, (sampling, group_size, first_sibling, cutoff))
                 for place, group in self._hear(waiting):
                     group = replace(group, problem=problems[place], prompt=asked[place][2])
                     found[place] = group
@@ -148,8 +148,8 @@ class ActorGenerator:
                     stats.tokens += sum(len(one.tokens) for one in group.completions)
                     if on_group is not None:
                         on_group(group)
-                    if race is not None:
-                        self._tell_limit(race, group)
+                    if cutoff is not None:
+                        self._send_limit(cutoff, group)
                 stats.decode_seconds = time.monotonic() - started
                 if self.watch is not None:
                     self.watch(stats)
@@ -158,7 +158,7 @@ class ActorGenerator:
             for member in self._members:
                 if member.doing == "sampling":
                     self._replace(member)
-        return [found[n] for n in range(len(asked)) if race is None or n in found]
+        return [found[n] for n in range(len(asked)) if cutoff is None or n in found]
 
     def sleep(self) -> None:
         """Release the memory of idle actors that only sampling needs."""
@@ -208,14 +208,14 @@ class ActorGenerator:
         while any(member.doing for member in self._members):
             self._hear(deque())
 
-    def _tell_limit(self, race: Race, group: Group) -> None:
+    def _send_limit(self, cutoff: OversamplingCutoff, group: Group) -> None:
         """Report a finished group to the oversampling cutoff. Sends a lower limit to the actors."""
-        before = race.limit
-        race.ended(group)
-        if race.limit is not None and race.limit != before:
+        before = cutoff.limit
+        cutoff.ended(group)
+        if cutoff.limit is not None and cutoff.limit != before:
             for member in self._members:
                 if member.doing == "sampling":
-                    member.handle.lower.remote(race.limit)
+                    member.handle.lower.remote(cutoff.limit)
 
     @property
     def _is_sampling(self) -> bool:
@@ -299,8 +299,8 @@ class ActorGenerator:
             member.rest()
             # The oversampling cutoff canceled the remaining groups of the share.
             member.share = set()
-            if self._race is not None:
-                self._race.tokens += taken.given_up
+            if self._cutoff is not None:
+                self._cutoff.tokens += taken.given_up
         else:
             member.pending = member.handle.take.remote()
         return fresh

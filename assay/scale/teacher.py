@@ -47,7 +47,7 @@ class TeacherOpening:
 
 
 @dataclass(frozen=True)
-class Way:
+class ForwardSettings:
     """Forward settings of the learner, which the teacher uses too."""
 
     section: str
@@ -57,7 +57,7 @@ class Way:
     max_tokens: int
 
     @classmethod
-    def of(cls, passes: Passes) -> Way:
+    def of(cls, passes: Passes) -> ForwardSettings:
         """Copy the settings of a forward/backward runner."""
         how = passes.temperature, passes.layout, passes.lean
         return cls(passes.section, *how, passes.max_tokens)
@@ -85,28 +85,28 @@ class TeacherActor:
         """Return the teacher's vocabulary size and its maximum length, if limited."""
         return self._teacher.size, self._teacher.context_length
 
-    def top_k(self, batch: Batch, way: Way, count: int, size: int) -> list[TopK]:
+    def top_k(self, batch: Batch, settings: ForwardSettings, count: int, size: int) -> list[TopK]:
         """Compute the top-k logits of each row as `TeacherModel.top_k` does, on the CPU."""
-        rows = self._teacher.top_k(self._here(batch), self._passes(way), count, size)
+        rows = self._teacher.top_k(self._here(batch), self._passes(settings), count, size)
         return [(tokens.cpu(), logprobs.cpu(), rest.cpu()) for tokens, logprobs, rest in rows]
 
-    def logprobs(self, batch: Batch, way: Way) -> Tensor:
+    def logprobs(self, batch: Batch, settings: ForwardSettings) -> Tensor:
         """Compute the log-probability of each token: [T] float32, on the CPU."""
-        return self._teacher.logprobs(self._here(batch), self._passes(way)).cpu()
+        return self._teacher.logprobs(self._here(batch), self._passes(settings)).cpu()
 
     def _here(self, batch: Batch) -> Batch:
         return batch.to(next(self._teacher.model.parameters()).device)
 
-    def _passes(self, way: Way) -> Passes:
+    def _passes(self, settings: ForwardSettings) -> Passes:
         return Passes(
             self._teacher.model,
             # No optimizer: the teacher is not trained.
             cast("Any", None),
-            section=way.section,
-            temperature=way.temperature,
-            layout=way.layout if self._proved.layout == "tree" else "plain",
-            lean=way.lean and self._proved.lean,
-            max_tokens_per_micro_batch=way.max_tokens,
+            section=settings.section,
+            temperature=settings.temperature,
+            layout=settings.layout if self._proved.layout == "tree" else "plain",
+            lean=settings.lean and self._proved.lean,
+            max_tokens_per_micro_batch=settings.max_tokens,
         )
 
 
@@ -143,14 +143,14 @@ class ActorTeacher(TeacherElsewhere):
 
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
         """Compute top-k logits; see `TeacherModel.top_k`."""
-        way = Way.of(passes)
-        found = self._shared(batch, lambda one, part: one.top_k.remote(part, way, count, size))
+        settings = ForwardSettings.of(passes)
+        found = self._shared(batch, lambda one, part: one.top_k.remote(part, settings, count, size))
         return [row for rows in found for row in rows]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Compute log-probabilities; see `TeacherModel.logprobs`."""
-        way = Way.of(passes)
-        found = self._shared(batch, lambda one, part: one.logprobs.remote(part, way))
+        settings = ForwardSettings.of(passes)
+        found = self._shared(batch, lambda one, part: one.logprobs.remote(part, settings))
         return torch.cat(found).to(batch.device)
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:

@@ -160,7 +160,7 @@ def fixed_words(session: Session) -> list[str]:
     """Describe the settings that reproducibility fixes, and the cost of idle slots."""
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
-    told = [
+    notes = [
         f"fixed, so that the run repeats to the bit on this machine: run.seed {config.run.seed},"
         f" {torch.get_num_threads()} threads, {dtype} on {session.loaded.device},"
         f" engine.num_slots {slots}, engine.threads {config.engine.threads}"
@@ -168,12 +168,12 @@ def fixed_words(session: Session) -> list[str]:
     completions = config.completions_a_step
     on_cpu = session.loaded.device.type == "cpu"
     if completions and slots > completions and on_cpu and not session.generator.skips_idle_rows:
-        told.append(
+        notes.append(
             f"engine.num_slots is {slots} and a step samples {completions} completions: the other"
             f" {slots - completions} rows are computed for nothing, unless evaluations fill them;"
             f" leave it out, or set {completions}"
         )
-    return told
+    return notes
 
 
 def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -317,11 +317,11 @@ def _try_rewards(
 ) -> list[str]:
     """Try the user's rewards on the rows; print warnings at once and return the other lines."""
     seconds = config.verification.trial_seconds
-    told = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
-    for line in told:
+    notes = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
+    for line in notes:
         if line.startswith("warning: "):
             warn(line.removeprefix("warning: "))
-    return [line for line in told if not line.startswith("warning: ")]
+    return [line for line in notes if not line.startswith("warning: ")]
 
 
 def fit_problems(problems: Problems, session: Session) -> Problems:
@@ -442,9 +442,9 @@ def make_learner(
         start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
     total, a_step = num_updates(rl), rl.epochs * rl.num_minibatches
     waits = config.critic.warmup_steps * a_step if row.has_critic else 0
-    way = (layout.layout, layout.lean, config.sampling.temperature)
+    forward = (layout.layout, layout.lean, config.sampling.temperature)
     return PolicyLearner(
-        make_passes(config, loaded, max(1, total - waits), *way),
+        make_passes(config, loaded, max(1, total - waits), *forward),
         row,
         total_steps=total,
         keep_reference=config.guard.max_kl is not None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.run.evaluations import by_think_mode, without_problems
 from assay.run.intervals import share_interval, share_words, stderr_of
 from assay.session.voting import candidates
@@ -59,18 +59,18 @@ def sample_and_judge(
     sampling: SamplingConfig,
     group_size: int,
     first_sibling: int = 0,
-    race: Race | None = None,
+    cutoff: OversamplingCutoff | None = None,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
     """Sample one group per problem and judge it; early groups are judged while others are sampled.
 
-    race: oversampling cutoff that selects the groups to return.
+    cutoff: oversampling cutoff that selects the groups to return.
     """
     rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as judging:
-        if race is None:
+        if cutoff is None:
             groups = generator.generate(problems, *rest, judging.add)
         else:
-            groups = race.first(generator.generate(problems, *rest, judging.add, race=race))
+            groups = cutoff.first(generator.generate(problems, *rest, judging.add, cutoff=cutoff))
         return groups, judging.verdicts(groups)
 
 

@@ -177,10 +177,10 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
     }
 
 
-def sample_lines(group: Group, verdicts: Sequence[Verdict], **told: Any) -> Iterator[str]:
+def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> Iterator[str]:
     """Yield JSON lines that ``assay verify`` can judge again, as they include the spec."""
     for index, verdict in enumerate(verdicts):
-        row = {**group.problem.spec, **describe_sample(group, index, verdict), **told}
+        row = {**group.problem.spec, **describe_sample(group, index, verdict), **columns}
         yield json.dumps(row, default=str) + "\n"
 
 
@@ -208,8 +208,8 @@ class DryRun:
         """Return plain values, for JSON."""
         memory = {**self.memory.parts, "total": self.memory.total_mib}
         hours = None if self.expected is None else self.expected.hours
-        told = {"notes": list(self.notes), "memory_mib": memory, "hours": hours}
-        return {**self.sample.as_dict(), **told, "warning": self.expected and self.expected.warning}
+        plan = {"notes": list(self.notes), "memory_mib": memory, "hours": hours}
+        return {**self.sample.as_dict(), **plan, "warning": self.expected and self.expected.warning}
 
     def __str__(self) -> str:
         notes = "\n".join(f"  {note}" for note in self.notes)

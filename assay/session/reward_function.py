@@ -66,13 +66,13 @@ class RewardFunction:
         per completion; they become the row's keys.
         """
         size = len(completions)
-        told = {key: columns.pop(key, None) for key in OF_TRL}
+        trl_columns = {key: columns.pop(key, None) for key in OF_TRL}
         rows = [
             {key: values[n] for key, values in columns.items() if _is_column(values, size)}
             for n in range(size)
         ]
         verdicts = self.judge(prompts, completions, rows)
-        if (log_metric := told["log_metric"]) is not None:
+        if (log_metric := trl_columns["log_metric"]) is not None:
             for name, value in _metrics(verdicts).items():
                 log_metric(f"{self.__name__}/{name}", value)
         return [verdict.reward for verdict in verdicts]

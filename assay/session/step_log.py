@@ -16,7 +16,7 @@ import numpy as np
 from assay.config import SamplingConfig
 from assay.generate.base import CompletionLog, Generator
 from assay.generate.engine import Engine
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
 from assay.run.rollout_log import PutBack
@@ -90,7 +90,7 @@ class RunGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
-        race: Race | None = None,
+        cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
         """Return the logged groups if all are complete; otherwise generate.
 
@@ -99,21 +99,21 @@ class RunGenerator:
         logged = self._log.read()
         there = [problem for problem in problems if problem.group_id in logged]
         with self._run.phase("generate"):
-            if first_sibling or len(there) < (len(problems) if race is None else race.enough):
+            if first_sibling or len(there) < (len(problems) if cutoff is None else cutoff.enough):
                 rest = (sampling, group_size, first_sibling, on_group)
-                if race is None:
+                if cutoff is None:
                     return self._sample(problems, *rest)
-                groups = race.first(self.generator.generate(problems, *rest, race=race))
+                groups = cutoff.first(self.generator.generate(problems, *rest, cutoff=cutoff))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]
-                self._run.put_back = PutBack(late, race.tokens)
+                self._run.put_back = PutBack(late, cutoff.tokens)
                 return groups
             # Logged problems have no answers, so the drawn problems replace them.
             groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
                     on_group(group)
-            if race is not None:
+            if cutoff is not None:
                 self._run.put_back = self._run.rollouts.put_back(self._run.step + 1)
             return groups
 

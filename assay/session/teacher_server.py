@@ -41,7 +41,7 @@ NUM_NAMED, NUM_LAST = 256, 32
 SLACK = 1e-3
 # Smallest remainder of the probability mass that float32 sums over a vocabulary can resolve.
 UNSEEN = 1e-5
-ACCEPTED = "a server that tells log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
+ACCEPTED = "a server that returns log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
 INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft]"
 
 
@@ -181,7 +181,7 @@ class ServerTeacher(TeacherElsewhere):
                 pass
             else:
                 remedy = f"start vLLM with --max-logprobs {self.count}, or lower it"
-                accepted = "as many of the likeliest tokens as the server tells"
+                accepted = "as many of the likeliest tokens as the server returns"
                 return message("distill.keep_top", f"{self.count}, and {said}", accepted, remedy)
         return message(self.where, said, ACCEPTED, INSTEAD)
 
@@ -192,10 +192,10 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
     Each position has at least ``count`` tokens, and always the token of the text itself.
     """
     try:
-        told = body["choices"][0]["prompt_logprobs"]
+        positions = body["choices"][0]["prompt_logprobs"]
         steps = [
             {int(key): float(one["logprob"]) for key, one in step.items()}
-            for step in told[len(told) - len(tokens) :]
+            for step in positions[len(positions) - len(tokens) :]
         ]
         pairs = [*zip(tokens, steps, strict=True)]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):

@@ -21,9 +21,9 @@ def check_thinking(
 
     asked: whether the user set the budget; an inherited budget may be unused.
     """
-    told = useless_thinking(renderer, problems, sampling)
-    if asked and told:
-        raise ConfigError(told)
+    reason = useless_thinking(renderer, problems, sampling)
+    if asked and reason:
+        raise ConfigError(reason)
 
 
 def check_generator(config: TrainConfig, problem: Problem) -> None:

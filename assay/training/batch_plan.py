@@ -10,7 +10,7 @@ import numpy as np
 from assay.config import SamplingConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.run.directory import Run
 from assay.scale.ahead import AheadCall
 from assay.session.evaluate import Judge, compares_siblings, judge_groups, sample_and_judge
@@ -61,9 +61,8 @@ def sample_groups(
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Sample and judge one group per problem; problems with equal group sizes share one call.
 
-    If there are more problems than wanted groups, the oversampling cutoff (`Race`) selects the
-    groups that finish first, which are those with the shortest maximum length. All groups then have
-    one size.
+    If there are more problems than wanted groups, the `OversamplingCutoff` selects the groups that
+    finish first, which are those with the shortest maximum length. All groups then have one size.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus
@@ -73,7 +72,9 @@ def sample_groups(
     parts = (generator, verifiers)
     if len(problems) > wanted:
         (size,) = set(sizes)
-        groups, verdicts = sample_and_judge(*parts, problems, sampling, size, race=Race(wanted))
+        groups, verdicts = sample_and_judge(
+            *parts, problems, sampling, size, cutoff=OversamplingCutoff(wanted)
+        )
         return _sampled_on(parts, groups, verdicts, sampling, plan)
     judged_of: dict[int, Judged] = {}
     for size in sorted(set(sizes)):

@@ -32,8 +32,8 @@ from assay.session.teachers import divergence_of, open_teacher
 from assay.training import sft
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import collect
-from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
-from assay.training.teacher_cache import Keeping
+from assay.training.sft import RenderedRows, lay_out_traces, learn_given, read_traces
+from assay.training.teacher_cache import TeacherCache
 from assay.verify.service import VerifierService
 
 Rows = Sequence[Trace] | Problems
@@ -56,22 +56,22 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
     return read(config, verifiers)
 
 
-def lay_out_taught(session: Session, traces: Sequence[Trace]) -> Lessons:
+def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
     """Render the traces to tokens and open their teacher."""
     settings = session.config.distill
     assert settings is not None
     if settings.keep is not None:
-        lessons = lay_out_traces(session, traces)
-        keeping = Keeping(session, lessons.groups, traces)
-        lessons = replace(lessons, teach=keeping.open)
+        rendered = lay_out_traces(session, traces)
+        cache = TeacherCache(session, rendered.groups, traces)
+        rendered = replace(rendered, teach=cache.open)
     else:
         teacher = open_teacher(session)
-        lessons = lay_out_traces(session, traces, teacher.context_length)
+        rendered = lay_out_traces(session, traces, teacher.context_length)
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
-        lessons = replace(lessons, beside=beside, teach=teach)
+        rendered = replace(rendered, beside=beside, teach=teach)
     notes = [taught_words(session.config)]
-    return replace(lessons, notes=notes, cross_entropy=settings.cross_entropy)
+    return replace(rendered, notes=notes, cross_entropy=settings.cross_entropy)
 
 
 def run_on_policy(stage: Stage) -> Path:
@@ -85,8 +85,8 @@ def run_on_policy(stage: Stage) -> Path:
         session, problems = opened.session, opened.problems
         teacher = open_teacher(session)
         layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
-        way = layout.layout, layout.lean
-        learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *way), 0.0)
+        forward = layout.layout, layout.lean
+        learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *forward), 0.0)
         started = opened.start(settings.steps, learner, layout, [taught_words(config)])
         run, curriculum, generator, verifiers = started
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
@@ -127,8 +127,8 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
             # Raises DataError for a trace that exceeds the teacher's context.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
-        keeping = Keeping(session, lay_out_traces(session, rows).groups, rows)
-        return replace(look, teacher=keeping.teacher, asked=keeping.asked)
+        cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows)
+        return replace(look, teacher=cache.teacher, asked=cache.asked)
     problems, teacher = fit_problems(rows, session), open_teacher(session)
     layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
     steps = f"{settings.steps} steps of {config.completions_a_step} completions"

@@ -260,8 +260,8 @@ class _Opening:
         return loop
 
     def _learner(self, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
-        way = layout.layout, layout.lean
-        passes = make_passes(self.stage.config, self.session.loaded, num_steps, *way)
+        forward = layout.layout, layout.lean
+        passes = make_passes(self.stage.config, self.session.loaded, num_steps, *forward)
         return PreferenceLearner(passes, self.row)
 
     def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
@@ -351,19 +351,19 @@ def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLo
     settings = config.preference
     assert settings is not None
     row = choose_preference(settings)
-    told = f"{row.name}: {row.paper}, {row.equation}"
+    method = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
         problems = fit_problems(rows, session)
         steps = f"{settings.steps} steps of {config.completions_a_step} completions"
         group_size = 2 if row.paired else settings.group_size
-        way = choose_layout(session, problems.train, group_size)
-        notes = [*problems.notes, told, way.reason, steps]
-        return FirstLook(problems.train[0], notes, row.needs_reference, lean=way.lean)
+        layout = choose_layout(session, problems.train, group_size)
+        notes = [*problems.notes, method, layout.reason, steps]
+        return FirstLook(problems.train[0], notes, row.needs_reference, lean=layout.lean)
     examples, notes = open_examples(session, settings.pairs, settings, row)
     schedule = _schedule(len(examples), settings, config.run.seed)
     steps = f"{schedule.num_steps} steps of {settings.pairs_per_step}"
     layout = pair_layout(session, examples)
-    notes = [*notes, told, layout.reason, steps, *_first_words(examples[0])]
+    notes = [*notes, method, layout.reason, steps, *_first_words(examples[0])]
     work = _work_of(examples, schedule, row, layout.layout)
     if row.needs_reference or settings.watch_start:
         used = {n for step in range(schedule.num_steps) for n in schedule.draw(step)}

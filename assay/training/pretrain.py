@@ -26,7 +26,7 @@ from assay.run.evaluations import TEXTS, kind_of
 from assay.session.assemble import Session
 from assay.session.stage import FirstLook, Kind, Stage
 from assay.training.row_schedule import GOOD
-from assay.training.sft import LOOKED_AT, Lessons, given_work, learn_given
+from assay.training.sft import LOOKED_AT, RenderedRows, given_work, learn_given
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 
@@ -61,13 +61,13 @@ def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) ->
     return Texts(load_documents(settings.texts, on_bad_row=on_bad_row), heldout)
 
 
-def lay_out_texts(session: Session, texts: Texts) -> Lessons:
+def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
     """Split the documents into pieces and prepare the held-out evaluation."""
     longest = longest_piece(session)
     learned = Pieces(texts.train, session.renderer, longest)
     what = f"{len(texts.train)} documents in {len(learned)} pieces, {learned.num_tokens} tokens"
     if not texts.heldout:
-        return Lessons(learned, learned.lengths.tolist(), what)
+        return RenderedRows(learned, learned.lengths.tolist(), what)
     heldout = Pieces(texts.heldout, session.renderer, longest)
     notes = [f"{len(texts.heldout)} documents held out"]
     known = {document.text for document in texts.heldout}
@@ -81,17 +81,17 @@ def lay_out_texts(session: Session, texts: Texts) -> Lessons:
         if not is_there and run.stop_reason != "interrupted":
             run.record_evaluation(evaluate_texts(learner, heldout))
 
-    return Lessons(learned, learned.lengths.tolist(), what, notes, evaluate_now)
+    return RenderedRows(learned, learned.lengths.tolist(), what, notes, evaluate_now)
 
 
 def first_look(config: TrainConfig, session: Session, texts: Texts) -> FirstLook:
     """Preview the stage with these documents; the problem is the start of the first document."""
-    lessons = lay_out_texts(session, texts)
+    rendered = lay_out_texts(session, texts)
     lean, note = prove_lean(session.loaded.model)
-    notes = [lessons.what, *lessons.notes, *filter(None, [note])]
+    notes = [rendered.what, *rendered.notes, *filter(None, [note])]
     assert config.pretrain is not None
-    groups = [lessons.groups[n] for n in range(min(LOOKED_AT, len(lessons.groups)))]
-    work = given_work(groups, len(lessons.groups), config.pretrain)
+    groups = [rendered.groups[n] for n in range(min(LOOKED_AT, len(rendered.groups)))]
+    work = given_work(groups, len(rendered.groups), config.pretrain)
     problem = Problem("document", texts.train[0].text[:SHOWN])
     return FirstLook(problem, notes, lean=lean, work=work)
 

@@ -15,7 +15,13 @@ from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
-from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
+from assay.model.score_head import (
+    ScoreLayout,
+    Scores,
+    choose_score_layout,
+    load_scorer,
+    with_score_head,
+)
 from assay.plan.step_seconds import GivenWork
 from assay.run.guard import Guard
 from assay.session.assemble import Session, make_passes, set_threads, warn_of_slow_type
@@ -39,16 +45,16 @@ def run_reward_model(stage: Stage) -> Path:
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
         rows, heldout, warnings = read_all(reader, opened)
-        way = choose_way(loaded.model, rows[:PROBED_ROWS])
+        layout = choose_score_layout(loaded.model, rows[:PROBED_ROWS])
         schedule = row_schedule(len(rows), settings, config.run.seed)
-        learner = make_reward_learner(config, loaded, way, schedule.num_steps)
+        learner = make_reward_learner(config, loaded, layout, schedule.num_steps)
         model = SavedRewardModel(learner, reader.options, _trained(config, len(rows)))
         run = open_run(stage, schedule.num_steps, loaded.model, stack)
         run.attach(model=model)
         learner.clock = run.clock
         units = UNITS[settings.kind] if settings.kind == "preference" else "completions"
         size = f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps"
-        for note in (size, way.reason, *warnings):
+        for note in (size, layout.reason, *warnings):
             run.note(note)
 
         def evaluate_now() -> None:
@@ -88,15 +94,15 @@ def first_look(config: TrainConfig, session: Session, opened: OpenedRows) -> Fir
     rows, heldout, warnings = read_all(reader, opened)
     scores, num_labels = _head(settings)
     scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
-    way = choose_way(scorer, rows[:PROBED_ROWS])
+    layout = choose_score_layout(scorer, rows[:PROBED_ROWS])
     steps = row_schedule(len(rows), settings, config.run.seed).num_steps
-    tokens = sum(row.num_tokens(way.layout) for row in rows) / len(rows)
+    tokens = sum(row.num_tokens(layout.layout) for row in rows) / len(rows)
     work = GivenWork(steps, min(len(rows), settings.rows_per_step) * tokens)
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
     first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, MarginPair) else first.prompt
     return FirstLook(
-        Problem("row", prompt), [size, way.reason, *warnings], lean=way.lean, work=work
+        Problem("row", prompt), [size, layout.reason, *warnings], lean=layout.lean, work=work
     )
 
 
@@ -109,12 +115,12 @@ def row_schedule(num_rows: int, settings: RewardModelConfig, seed: int) -> RowSc
 
 
 def make_reward_learner(
-    config: TrainConfig, loaded: LoadedModel, way: ScoreWay, total_steps: int
+    config: TrainConfig, loaded: LoadedModel, layout: ScoreLayout, total_steps: int
 ) -> RewardLearner:
     """Build the learner of the reward-model stage."""
     settings = config.reward_model
     assert settings is not None
-    passes = make_passes(config, loaded, total_steps, way.layout, way.lean)
+    passes = make_passes(config, loaded, total_steps, layout.layout, layout.lean)
     objective = RewardObjective(
         kind=settings.kind,
         centering=settings.centering,

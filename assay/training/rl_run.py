@@ -84,18 +84,18 @@ def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLo
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, session)
     teacher = open_reference(session, row)
-    way = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
+    layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
     notes = [
         *problems.notes,
         *notes_on(teacher),
         f"{row.name}: {row.paper}, {row.equation}",
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
-        way.reason,
+        layout.reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
         *(f"warning: {text}" for text in session.verifiers.warnings()),
     ]
     return FirstLook(
-        problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher, lean=way.lean
+        problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher, lean=layout.lean
     )
 
 

@@ -37,7 +37,7 @@ LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
-class Lessons:
+class RenderedRows:
     """Training data of a supervised stage, as tokens.
 
     lengths: trained tokens of each group. what: description of the data; notes: further lines for
@@ -66,7 +66,7 @@ def learn_given(
     stage: Stage,
     settings: SFTConfig | PretrainConfig | DistillConfig,
     read: Callable[[TrainConfig, VerifierService], Any],
-    lay_out: Callable[[Session, Any], Lessons],
+    lay_out: Callable[[Session, Any], RenderedRows],
 ) -> Path:
     """Run a stage that trains on fixed rows; returns the run's folder.
 
@@ -83,26 +83,26 @@ def learn_given(
         session = open_session(config, verifiers)
         heldout = fit_heldout(rows, session)
         with doing("rendering the rows"):
-            lessons = lay_out(session, given)
-        groups, per_step = lessons.groups, settings.tokens_per_step
+            rendered = lay_out(session, given)
+        groups, per_step = rendered.groups, settings.tokens_per_step
         schedule = RowSchedule(
-            len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths
+            len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        lean, note = prove_lean(session.loaded.model, *lessons.beside, prompts=first)
+        lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         # Rows share no prompts, so the tree layout would only add a mask.
         passes = make_passes(config, session.loaded, schedule.num_steps, "plain", lean)
-        learner = SFTLearner(passes, lessons.cross_entropy)
+        learner = SFTLearner(passes, rendered.cross_entropy)
         run = open_run(stage, schedule.num_steps, session.loaded.model, stack, session)
         run.attach(model=learner)
         learner.clock = run.clock
-        told = [f"{lessons.what}, {schedule.num_steps} steps", *lessons.notes, note]
-        run.note("; ".join(filter(None, told)))
-        teach = None if lessons.teach is None else lessons.teach(passes, run)
+        notes = [f"{rendered.what}, {schedule.num_steps} steps", *rendered.notes, note]
+        run.note("; ".join(filter(None, notes)))
+        teach = None if rendered.teach is None else rendered.teach(passes, run)
 
         def evaluate_now() -> None:
-            if lessons.evaluate is not None:
-                lessons.evaluate(run, learner)
+            if rendered.evaluate is not None:
+                rendered.evaluate(run, learner)
             evaluate_heldout(run, session, heldout)
 
         for step in steps_of(run, guard, evaluate_now):
@@ -120,12 +120,12 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Tra
 
 def lay_out_traces(
     session: Session, traces: Sequence[Trace], context_length: int | None = None
-) -> Lessons:
+) -> RenderedRows:
     """Render all traces to tokens. context_length: further limit, that of a teacher."""
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
     groups = trace_groups(traces, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
-    return Lessons(groups, lengths, f"{len(groups)} traces")
+    return RenderedRows(groups, lengths, f"{len(groups)} traces")
 
 
 def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -> FirstLook:

@@ -25,7 +25,7 @@ from assay.learn.teacher import OpenTeacher, TopK
 from assay.model.divergence import Divergence
 from assay.model.packing import MicroBatch, pack
 from assay.model.probe import prove_lean
-from assay.model.targets import KeptLogprobs
+from assay.model.targets import TopKLogprobs
 from assay.run.directory import Run
 from assay.session.assemble import Session
 from assay.session.teachers import divergence_of, head_size, open_teacher
@@ -51,20 +51,20 @@ Ask = Callable[[Sequence[Group]], list[TopK]]
 """Queries the teacher; returns one result per group."""
 
 
-class KeptTeacher:
+class CachedTeacher:
     """Cached teacher logits of one batch, in the batch's token order."""
 
     def __init__(self, found: TopK, divergence: Divergence) -> None:
         self._found = found
         self._divergence = divergence
 
-    def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
         """Return the cached distributions at the tokens of a micro-batch."""
         tokens_TK, logprobs_TK, rest_T = (one[micro_batch.token_index_T] for one in self._found)
-        return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
+        return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
 
 
-class Kept:
+class LogitCache:
     """Cache of teacher logits: a folder of Parquet files with `PART` traces each.
 
     Traces are keyed by their tokens, including the prompt, so a changed template misses the cache.
@@ -119,14 +119,14 @@ class Kept:
                     raise ValueError("metadata that are no JSON object")
                 keys = file.read(columns=["key"], use_threads=False).column("key").to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            found = "a file that is not of a kept teacher, or damaged"
-            remedy = "remove it, and what it held is asked for again"
+            found = "no file of cached teacher logits, or a damaged one"
+            remedy = "remove it, and its traces are scored again"
             raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
         for name, value in self.about.items():
             if value is not None and about.get(name) != value:
                 found = f"{name} {about.get(name)}, and not {value}"
                 remedy = "set distill.keep to another folder, or leave it out"
-                accepted = "what was kept of the same teacher, tokenizer, temperature and number"
+                accepted = "cached logits of the same teacher, tokenizer, temperature and number"
                 raise ConfigError(message(f"distill.keep {path}", found, accepted, remedy))
         self._places |= {key: (path, number) for number, key in enumerate(keys)}
 
@@ -160,8 +160,8 @@ class Kept:
                     schema=schema,
                 )
                 writer.write_table(row)
-        kept = "what was kept before is usable: free some space and go on"
-        with disk_full_as(lambda: f"{path}: the disk is full; {kept}"):
+        usable = "earlier files are usable: free some space and go on"
+        with disk_full_as(lambda: f"{path}: the disk is full; {usable}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, memoryview(buffer.getvalue()))
         self._places |= {_key(group): (path, n) for n, group in enumerate(groups)}
@@ -171,7 +171,7 @@ def _open(path: str) -> pq.ParquetFile:
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
-class Keeping:
+class TeacherCache:
     """The cache of a run's traces, and the teacher for missing traces until they are scored.
 
     Raises UserError if the cache is unusable or cannot be filled.
@@ -188,9 +188,9 @@ class Keeping:
             "temperature": settings.temperature,
             "likeliest": settings.keep_top,
         }
-        self.kept = Kept(Path(settings.keep).expanduser(), about)
-        lacking = self.kept.lacks(groups)
-        self.kept.check_room([groups[n] for n in lacking], settings.keep_gib)
+        self.cache = LogitCache(Path(settings.keep).expanduser(), about)
+        lacking = self.cache.lacks(groups)
+        self.cache.check_room([groups[n] for n in lacking], settings.keep_gib)
         self.teacher: OpenTeacher | None = None
         lengths = [len(groups[n].completions[0].tokens) for n in lacking]
         # Tokens of each file that the teacher must score.
@@ -214,33 +214,33 @@ class Keeping:
             accepted = f"the teacher's context of {longest}"
             check_length(traces[n].source, length, longest, accepted, "shorten it")
 
-    def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], KeptTeacher]:
+    def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], CachedTeacher]:
         """Score missing traces and release the teacher; returns a lookup by trace indices."""
         if (teacher := self.teacher) is not None:
-            way = copy.copy(passes)
+            own = copy.copy(passes)
             if teacher.model is not None:
-                way.lean, _ = prove_lean(teacher.model)
+                own.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[TopK]:
                 # Earlier parts are already on disk, so an interrupt loses only this part.
                 run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
-                found = teacher.top_k(batch, way, self.settings.keep_top, self.size)
+                found = teacher.top_k(batch, own, self.settings.keep_top, self.size)
                 work.done += len(groups)
                 return found
 
-            lacking = len(self.kept.lacks(self.groups))
+            lacking = len(self.cache.lacks(self.groups))
             with run.clock.working("asking the teacher", lacking, "traces") as work:
-                asked = self.kept.fill(self.groups, ask)
-            run.note(f"{asked} traces were shown to the teacher: {self.kept.folder}")
+                asked = self.cache.fill(self.groups, ask)
+            run.note(f"{asked} traces were shown to the teacher: {self.cache.folder}")
             self.teacher = None
         run.event("kept", traces=len(self.groups))
         return self.of
 
-    def of(self, rows: Sequence[int]) -> KeptTeacher:
+    def of(self, rows: Sequence[int]) -> CachedTeacher:
         """Return the cached logits of some traces."""
-        found = self.kept.of([self.groups[n] for n in rows], self.device)
-        return KeptTeacher(found, self.divergence)
+        found = self.cache.of([self.groups[n] for n in rows], self.device)
+        return CachedTeacher(found, self.divergence)
 
 
 def _name_of(teacher: TeacherConfig) -> str:

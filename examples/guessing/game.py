@@ -1,4 +1,4 @@
-"""A game of several turns: a number is guessed, and each guess is told to be too low or high."""
+"""A game of several turns: a number is guessed, and the reply to each guess is too low or high."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_what_a_stronger_verifier_rejects_is_a_hack(tmp_path: Path) -> None:
     assert found.found.startswith("1 of 3 passes are rejected (33.3%): p2")
     lenient = hack_check(path, ["s"], "exact", Thresholds(max_hack_rate=0.4), ())
     assert lenient.outcome == "passed"
-    assert hack_check(path, ["other"], "exact", Thresholds(), ()).outcome == "told"
+    assert hack_check(path, ["other"], "exact", Thresholds(), ()).outcome == "info"
 
 
 def test_reviews_pass_only_when_approved_and_enough(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_whole_gate(
     left_out = few.compared[0].sets[1].left_out
     assert {*long} <= {*left_out} and not {*short} & {*left_out}
     (told,) = [one for one in few.checks if one.name == "canaries, instructions, left out"]
-    assert told.found.startswith(f"{len(left_out)} of 9: ") and told.outcome == "told"
+    assert told.found.startswith(f"{len(left_out)} of 9: ") and told.outcome == "info"
     assert {*left_out} <= {*few.as_dict()["compared"][0]["sets"][1]["left_out"]}
 
     refused_before_it_costs(str(run), own, ask[7], canary, monkeypatch, **how)

@@ -60,7 +60,7 @@ def test_what_is_worse_on_held_out_problems_is_refused() -> None:
 
 def test_length_and_latency() -> None:
     longer = between(evaluated(20), evaluated(20, tokens=16.0))
-    assert outcomes(longer) == ["passed", "passed", "failed", "told"]
+    assert outcomes(longer) == ["passed", "passed", "failed", "info"]
     assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[2:] == ["passed"] * 2
 
 
@@ -101,7 +101,7 @@ def said_of(
 def test_a_file_of_canaries_decides_over_all_its_kinds() -> None:
     every = range(2, 40)
     same = said_of(canaries(every), canaries(every))
-    assert [one for one, _ in same.values()] == ["passed", "passed", "told", "told"]
+    assert [one for one, _ in same.values()] == ["passed", "passed", "info", "info"]
     one_lost = said_of(canaries(every), canaries(range(3, 40)))
     assert one_lost["canaries, c"][0] == "passed", "one canary turned wrong is chance"
     assert one_lost["canaries, c"][1].startswith("100% -> 97% of 38, -2.6 points")
@@ -156,14 +156,14 @@ def test_canaries_that_do_not_fit_are_left_out() -> None:
     a = canaries(range(40), without=[0, *range(2, 40, 2)])
     b = canaries(range(2, 40), without=[0, *range(2, 40, 2)])
     found = said_of(a, b, out)
-    assert found["canaries, c, left out"][0] == "told"
+    assert found["canaries, c, left out"][0] == "info"
     assert found["canaries, c, left out"][1].startswith("20 of 40: ")
     assert found["canaries, c, planted"] == ("passed", "0 of 1 passed; 1 left out")
     assert found["canaries, c"] == (
         "passed",
         "100% -> 100% of 19, +0.0 points (95% interval -13.2 to +13.2), p 1",
     )
-    assert found["canaries, c, easy"] == ("told", "none asked; 19 left out")
+    assert found["canaries, c, easy"] == ("info", "none asked; 19 left out")
 
 
 def files_of(

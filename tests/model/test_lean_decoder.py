@@ -1,4 +1,4 @@
-"""The learner's lean way, held against autograd through the model's own modules."""
+"""The learner's lean path, held against autograd through the model's own modules."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ def test_adapters_keep_nothing_beside_the_lean_way() -> None:
 
 def test_models_of_another_form_go_through_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Tensor:
-        raise AssertionError("the lean way was taken")
+        raise AssertionError("the lean path was taken")
 
     inputs = some_inputs()
     monkeypatch.setattr(decoder, "lean_hidden_states", never)
-    with pytest.raises(AssertionError, match="lean way"):
+    with pytest.raises(AssertionError, match="lean path"):
         hidden_states(a_model(), inputs)
     hidden_states(a_model(), inputs, lean=False)
     hidden_states(tiny_model(family="gpt2", vocab_size=VOCAB), inputs)

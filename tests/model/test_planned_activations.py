@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_activations_are_what_autograd_keeps(
     family: str, lean: bool, recompute: bool, adapted: bool
 ) -> None:
-    """Within a twentieth on the lean way; a module's within a factor of two."""
+    """Within a twentieth on the lean path; a module's within a factor of two."""
     model: Any = tiny_model(family=family, hidden_size=64, num_layers=6)
     if adapted:
         model = add_adapter(model, LoraConfig(rank=4), seed=0)

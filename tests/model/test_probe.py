@@ -111,7 +111,7 @@ def test_a_lean_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", half)
     choice = probe_layouts(model, 60, 40, 8)
-    assert not choice.lean and "the lean way is off by" in choice.reason
+    assert not choice.lean and "the lean path is off by" in choice.reason
     assert choice.layout == "tree" and choice.max_difference < 1e-5  # through the modules
 
 
@@ -136,7 +136,7 @@ def test_a_lean_way_that_is_less_exact_is_not_taken_in_bfloat16(
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", off)
     lean, note = prove_lean(model)
-    assert not lean and "the lean way is off by" in note
+    assert not lean and "the lean path is off by" in note
     assert "KiB of activations a token and layer, not" in note
 
 

@@ -15,7 +15,7 @@ from assay.model.layouts import Layout
 from assay.model.score_batch import ScoredGroup, ScoredText, micro_batches, pack_scores
 from assay.model.score_head import (
     Scores,
-    choose_way,
+    choose_score_layout,
     padding_token,
     read_scores,
     score_head,
@@ -112,13 +112,13 @@ def test_no_pair_is_divided_and_none_is_lost(sizes: list[tuple[int, int]], room:
 def test_the_way_is_proved_on_the_loaded_model() -> None:
     groups = groups_of(np.random.default_rng(1))
     model = with_score_head(tiny_model(), "text", 1, 0)
-    way = choose_way(model, groups)
+    way = choose_score_layout(model, groups)
     assert (way.layout, way.lean) == ("tree", True)
-    assert choose_way(model, [groups[-1]]).layout == "plain", "nothing is shared"
+    assert choose_score_layout(model, [groups[-1]]).layout == "plain", "nothing is shared"
     own = model.score.forward
     model.score.forward = lambda hidden: own(hidden) + 1.0
     with pytest.raises(ModelError, match="scores 1 from its own"):
-        choose_way(model, groups)
+        choose_score_layout(model, groups)
 
 
 def test_places_are_checked() -> None:

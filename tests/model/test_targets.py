@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.model import head as head_module
 from assay.model.divergence import Divergence
 from assay.model.head import Gains, Head, HeadRoom, Target, head_logprobs
-from assay.model.targets import KeptLogprobs, TeacherStates, keep_top_k
+from assay.model.targets import TeacherStates, TopKLogprobs, keep_top_k
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,9 +178,9 @@ def test_a_softmax_of_each_model_and_at_most_one_logarithm(divergence: Divergenc
     assert costly.counts == {"_softmax": 2, **({"log": 1} if mixes else {})}
 
 
-def kept(teacher: TeacherStates, count: int) -> KeptLogprobs:
+def kept(teacher: TeacherStates, count: int) -> TopKLogprobs:
     logits_TV = all_logits(teacher.head, teacher.hidden_TD) / teacher.temperature
-    return KeptLogprobs(*keep_top_k(logits_TV, count), teacher.divergence)
+    return TopKLogprobs(*keep_top_k(logits_TV, count), teacher.divergence)
 
 
 @pytest.mark.parametrize("divergence", KINDS, ids=str)

@@ -62,7 +62,7 @@ def test_a_copy_values_the_states_that_its_policy_sees(family: str, layout: Any)
         torch.testing.assert_close(values_T, slow_values(policy, head, batch))
         assert values_T.std() > 0
         if family != "gpt2":
-            Decoder.of(model.backbone)  # the lean way is what was taken
+            Decoder.of(model.backbone)  # the lean path is what was taken
         torch.testing.assert_close(values_T, head(module_hidden_states(model.backbone, inputs)))
 
 

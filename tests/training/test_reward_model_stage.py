@@ -15,7 +15,7 @@ from train_worlds import World, events_of, rows_of
 from assay.config import DataConfig, RewardModelConfig, TrainConfig, build
 from assay.data.labelled import LabelledSteps
 from assay.errors import DataError, ModelError, RunStopped, UserError, VerifierError
-from assay.model.score_head import choose_way
+from assay.model.score_head import choose_score_layout
 from assay.release.export import export
 from assay.reward_models.learned import close_reward_models
 from assay.session.stage import Stage
@@ -121,7 +121,7 @@ def test_the_verifier_says_what_the_learner_says(world: World, kind: str, chat: 
     loaded = open_model(config)
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
     rows, _ = reader.read_all(open_rows(config).rows)
-    learner = make_reward_learner(config, loaded, choose_way(loaded.model, rows[:2]), 10)
+    learner = make_reward_learner(config, loaded, choose_score_layout(loaded.model, rows[:2]), 10)
     for _ in range(3):
         learner.update(rows[:8])
     folder = world.folder / "saved"
@@ -259,7 +259,9 @@ def test_the_learner_steps_on_the_mean_however_it_is_split(world: World) -> None
             rows, _ = reader.read_all(open_rows(config).rows)
             small = settings.model_copy(update={"max_tokens_per_micro_batch": most})
             split = config.model_copy(update={"reward_model": small})
-            learner = make_reward_learner(split, loaded, choose_way(loaded.model, rows[:2]), 10)
+            learner = make_reward_learner(
+                split, loaded, choose_score_layout(loaded.model, rows[:2]), 10
+            )
             losses.append(learner.update(rows).metrics["loss/total"])
             weights.append(loaded.model.get_parameter("score.weight").detach())
         assert losses[0] == pytest.approx(losses[1], rel=1e-5), kind
@@ -274,7 +276,7 @@ def step_on(config: TrainConfig) -> tuple[float, Any]:
     rows, _ = RowReader(settings, config.data, loaded.tokenizer, 256).read_all(
         open_rows(config).rows
     )
-    learner = make_reward_learner(config, loaded, choose_way(loaded.model, rows[:2]), 10)
+    learner = make_reward_learner(config, loaded, choose_score_layout(loaded.model, rows[:2]), 10)
     loss = learner.update(rows).metrics["loss/total"]
     return loss, loaded.model
 

@@ -48,11 +48,11 @@ def test_layers_whose_lean_way_is_wrong_are_gone_through_by_their_modules(
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", lambda *args: attend(*args) / 2)
     look = dry_run(world.sft_tree())
-    assert any("the lean way is off by" in note for note in look.notes)
+    assert any("the lean path is off by" in note for note in look.notes)
     assert look.memory.parts["activations"] > 1.5 * lean.memory.parts["activations"]
     capsys.readouterr()
     got = train(world.sft_tree(run={"name": "wrong"}))
-    assert "layers by their modules: the lean way is off by" in capsys.readouterr().err
+    assert "layers by their modules: the lean path is off by" in capsys.readouterr().err
     assert (
         rows_of(got.run, "metrics")[-1]["loss/nll"] == rows_of(want.run, "metrics")[-1]["loss/nll"]
     )

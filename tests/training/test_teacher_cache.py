@@ -20,7 +20,7 @@ from assay.errors import ConfigError, DataError, UserError
 from assay.learn.teacher import TeacherModel
 from assay.run.metrics import is_timing
 from assay.session import teachers
-from assay.training import teacher_cache as kept_module
+from assay.training import teacher_cache as cache_module
 from assay.training.api import dry_run, train
 from assay.types import Completion, Group, Problem, Prompt
 
@@ -78,13 +78,13 @@ class Killed(BaseException):
 
 def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same bits: what was kept is not asked again, and the rest is asked in the same parts."""
-    monkeypatch.setattr(kept_module, "PART", 3)
+    monkeypatch.setattr(cache_module, "PART", 3)
     whole = train(kept_tree(world, "whole"), quiet=True)
     files = sorted((world.folder / "kept").iterdir())
     bits = [path.read_bytes() for path in files]
     assert len(bits) == 4
     shutil.rmtree(world.folder / "kept")
-    write = kept_module.Kept._write
+    write = cache_module.LogitCache._write
 
     def killed(self: Any, *args: Any) -> None:
         write(self, *args)
@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.Mon
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_module.Kept, "_write", killed)
+        patch.setattr(cache_module.LogitCache, "_write", killed)
         with pytest.raises(Killed):
             train(kept_tree(world, "part"), quiet=True)
     asked: list[int] = []
@@ -115,12 +115,12 @@ def test_an_interrupt_while_the_teacher_is_asked_ends_at_the_next_file(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked is kept, no step is taken, and the run goes on to what it would have been."""
-    monkeypatch.setattr(kept_module, "PART", 3)
+    monkeypatch.setattr(cache_module, "PART", 3)
     whole = train(kept_tree(world, "whole"), quiet=True)
     files = sorted((world.folder / "kept").iterdir())
     bits = [path.read_bytes() for path in files]
     shutil.rmtree(world.folder / "kept")
-    write = kept_module.Kept._write
+    write = cache_module.LogitCache._write
 
     def interrupted(self: Any, *args: Any) -> None:
         write(self, *args)
@@ -128,7 +128,7 @@ def test_an_interrupt_while_the_teacher_is_asked_ends_at_the_next_file(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_module.Kept, "_write", interrupted)
+        patch.setattr(cache_module.LogitCache, "_write", interrupted)
         ended = train(kept_tree(world, "part"), quiet=True)
     assert ended.ended == "interrupted"
     assert not (Path(ended.run) / "metrics.jsonl").exists(), "no step is taken"
@@ -162,7 +162,7 @@ def test_what_was_kept_of_another_kind_is_refused(world: World) -> None:
     assert "teacher@v2; accepted: " in complaint(tree)
     tree = kept_tree(world)
     tree["teacher"]["path"] = str(world.folder / "model")
-    assert f"and not {world.folder / 'model'}; accepted: what was kept of the same" in complaint(
+    assert f"and not {world.folder / 'model'}; accepted: cached logits of the same" in complaint(
         tree
     )
     save_other_tokens(world.folder / "other", **SIZES)
@@ -228,7 +228,7 @@ def given(*texts: str) -> list[Group]:
     ]
 
 
-def saying(value: float, asked: list[int]) -> kept_module.Ask:
+def saying(value: float, asked: list[int]) -> cache_module.Ask:
     """A teacher that says the same of every token."""
 
     def ask(groups: Any) -> Any:
@@ -243,10 +243,10 @@ def test_a_trace_that_stands_twice_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that after a kill, too, the rest is asked in the same parts."""
-    monkeypatch.setattr(kept_module, "PART", 2)
+    monkeypatch.setattr(cache_module, "PART", 2)
     groups, asked = given("ab", "cd", "ab", "ef", "cd", "gh"), list[int]()
-    assert kept_module.Kept(tmp_path, {}).lacks(groups) == [0, 1, 3, 5]
-    kept = kept_module.Kept(tmp_path, {})
+    assert cache_module.LogitCache(tmp_path, {}).lacks(groups) == [0, 1, 3, 5]
+    kept = cache_module.LogitCache(tmp_path, {})
     kept.fill(groups[:2], saying(-1.0, asked))
     assert kept.lacks(groups) == [3, 5] and asked == [2]
     kept.fill(groups, saying(-2.0, asked))
@@ -259,7 +259,7 @@ def test_a_folder_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
     """In one process: a notebook that removes what a wrong teacher said."""
     groups, place = given("ab"), tmp_path / "kept"
     for value in (-1.0, -2.0):
-        kept = kept_module.Kept(place, {})
+        kept = cache_module.LogitCache(place, {})
         kept.fill(groups, saying(value, []))
         assert kept.of(groups, torch.device("cpu"))[1][0, 0].item() == value
         shutil.rmtree(place)

@@ -70,7 +70,7 @@ def _steps(
     if not ends:
         return {}
     soft = [fmean(below[one]) for one in of_ends]
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "step_ends": [end - 1 for end in ends],
         "labels": soft,
         "hard_labels": [int(label > 0) for label in soft],
@@ -80,9 +80,9 @@ def _steps(
         "scores": [one.reward for one in of_ends],
     }
     if search.visits:
-        told["visits"] = [search.visits[one] for one in of_ends]
-        told["values"] = [
+        columns["visits"] = [search.visits[one] for one in of_ends]
+        columns["values"] = [
             search.values[one] / search.visits[one] if search.visits[one] else None
             for one in of_ends
         ]
-    return told
+    return columns

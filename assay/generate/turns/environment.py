@@ -122,10 +122,10 @@ class Conversation:
         if isinstance(answer, Mapping) and "messages" in answer:
             answer, reward = _with_reward(answer)
         if isinstance(answer, str | list | tuple) or is_message(answer):
-            told = _messages(answer, "respond")
-            self.messages += told
+            replies = _messages(answer, "respond")
+            self.messages += replies
             self.earned.append(reward)
-            return told
+            return replies
         self.is_over, self.reward = True, answer
         return None
 

@@ -81,7 +81,7 @@ def this_thread() -> AnswerThread | None:
 
 
 @dataclass(eq=False)
-class Telling:
+class ChatFormatter:
     """The chat formatter: encodes messages to the policy as tokens.
 
     result: the text around a message's content, with ``{result}``; None: the chat template's text
@@ -207,7 +207,7 @@ def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
 class TurnGuide:
     """The turn controller of one completion, backed by tools or an environment."""
 
-    telling: Telling
+    formatter: ChatFormatter
     respondent: Respondent
     think: ThinkFormat = FREE
     thread: AnswerThread = field(default_factory=next_thread)
@@ -222,10 +222,10 @@ class TurnGuide:
         self._has_asked = False
         if so_far.newest is None or so_far.given:
             return None
-        if not so_far.ends and not self.telling.may_close(so_far.newest):
+        if not so_far.ends and not self.formatter.may_close(so_far.newest):
             return None
-        tokens, text = so_far.read(), self.telling.text
-        if so_far.ends and so_far.newest in self.telling.special_ids:
+        tokens, text = so_far.read(), self.formatter.text
+        if so_far.ends and so_far.newest in self.formatter.special_ids:
             tokens = tokens[:-1]
         # Decode the whole completion, because a token's text depends on the tokens before it.
         said = text(tokens)[len(text(tokens[: self._start])) :]
@@ -238,4 +238,4 @@ class TurnGuide:
         messages = self.respondent.respond(said)
         if not messages:
             return None
-        return GivenTokens(self.telling.tokens(messages, newest, self.think), begins_turn=True)
+        return GivenTokens(self.formatter.tokens(messages, newest, self.think), begins_turn=True)

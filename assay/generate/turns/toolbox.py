@@ -20,7 +20,7 @@ from assay.generate.turns.call_format import (
 )
 from assay.generate.turns.corpus import search_tool
 from assay.generate.turns.environment import Environment
-from assay.generate.turns.guide import Telling, TurnGuide, next_thread
+from assay.generate.turns.guide import ChatFormatter, TurnGuide, next_thread
 from assay.generate.turns.interpreter import check_sandbox, interpreter
 from assay.generate.turns.tool import FREE, Respondent, RunCall, Tool, ToolError
 from assay.generate.turns.user_functions import tool_named
@@ -49,7 +49,7 @@ class Toolbox:
     otherwise. begins: replaces a problem's prompt by the environment's.
     """
 
-    telling: Telling
+    formatter: ChatFormatter
     respondent: Callable[[Problem, Prompt], Respondent]
     schemas: Sequence[dict[str, Any]] = ()
     introduction: str = ""
@@ -57,7 +57,7 @@ class Toolbox:
 
     def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
         """Create the turn controller of one completion."""
-        return TurnGuide(self.telling, self.respondent(problem, prompt), prompt.think)
+        return TurnGuide(self.formatter, self.respondent(problem, prompt), prompt.think)
 
 
 @dataclass(eq=False)
@@ -187,12 +187,14 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         return ToolAnswers(tools, settings, calls, prompt.think)
 
     if of_template is not None:
-        return Toolbox(Telling(tokenizer), respondent, [tool.schema for tool in tools.values()])
+        return Toolbox(
+            ChatFormatter(tokenizer), respondent, [tool.schema for tool in tools.values()]
+        )
     introduction = INTRODUCTION if settings.introduction is None else settings.introduction
     shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
     result = None if is_whole_turn and in_chat else settings.result
-    telling = Telling(tokenizer, result, "" if is_whole_turn else closing_of(pattern))
-    return Toolbox(telling, respondent, introduction=shown)
+    formatter = ChatFormatter(tokenizer, result, "" if is_whole_turn else closing_of(pattern))
+    return Toolbox(formatter, respondent, introduction=shown)
 
 
 def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox:
@@ -205,8 +207,8 @@ def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> T
     def respondent(problem: Problem, prompt: Prompt) -> Respondent:
         return found.respondent(problem, prompt.think)
 
-    telling = Telling(tokenizer) if in_chat else Telling(tokenizer, settings.result)
-    return Toolbox(telling, respondent, begins=found.begun)
+    formatter = ChatFormatter(tokenizer) if in_chat else ChatFormatter(tokenizer, settings.result)
+    return Toolbox(formatter, respondent, begins=found.begun)
 
 
 def _open(name: str, settings: ToolsConfig) -> Tool:

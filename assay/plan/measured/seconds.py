@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from assay.model.packing import Batch
     from assay.plan.facts import Facts
     from assay.session.assemble import Session
-    from assay.training.teacher_cache import KeptTeacher
+    from assay.training.teacher_cache import CachedTeacher
 
 DECODED_STEPS = 8
 MEASURED_DRAW = -3
@@ -64,10 +64,10 @@ def time_sampled(
 
     config = session.config
     assert config.drawing is not None
-    way = choose_layout(session, problems, config.drawing.group_size, model_of(teacher))
+    layout = choose_layout(session, problems, config.drawing.group_size, model_of(teacher))
     if config.rl is not None:
         row = choose_algorithm(config)
-        learner: Any = make_learner(session, row, way, teacher)
+        learner: Any = make_learner(session, row, layout, teacher)
         passes = learner.passes
 
         def learn(groups: Sequence[Group]) -> None:
@@ -75,7 +75,7 @@ def time_sampled(
             learner.update(batch, compute_advantages(batch, row))
 
     else:
-        passes = make_passes(config, session.loaded, 1000, way.layout, way.lean)
+        passes = make_passes(config, session.loaded, 1000, layout.layout, layout.lean)
         learner = SFTLearner(passes, 0.0)
 
         def learn(groups: Sequence[Group]) -> None:
@@ -198,12 +198,12 @@ def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn
     return ask
 
 
-def _kept(session: Session, batch: Batch) -> KeptTeacher:
+def _kept(session: Session, batch: Batch) -> CachedTeacher:
     """Return synthetic cached teacher logits for a batch."""
     import torch
 
     from assay.session.teachers import divergence_of
-    from assay.training.teacher_cache import KeptTeacher
+    from assay.training.teacher_cache import CachedTeacher
 
     config, device = session.config, session.loaded.device
     assert config.distill is not None
@@ -211,7 +211,7 @@ def _kept(session: Session, batch: Batch) -> KeptTeacher:
     tokens_TK = torch.arange(top, device=device).expand(size, top)
     logprobs_TK = torch.full((size, top), -math.log(2 * top), device=device)
     rest_T = torch.full((size,), math.log(0.5), device=device)
-    return KeptTeacher((tokens_TK, logprobs_TK, rest_T), divergence_of(config))
+    return CachedTeacher((tokens_TK, logprobs_TK, rest_T), divergence_of(config))
 
 
 def _lengths(session: Session) -> list[list[int]]:

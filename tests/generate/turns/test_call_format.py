@@ -9,7 +9,7 @@ import pytest
 
 from assay.generate.turns.calculator import CALCULATOR
 from assay.generate.turns.call_format import FENCED, InText, OfTemplate, closing_of
-from assay.generate.turns.guide import Telling
+from assay.generate.turns.guide import ChatFormatter
 from assay.testing import byte_tokenizer
 from assay.types import ThinkFormat
 from assay.verify.answers.calls import FunctionCall
@@ -161,9 +161,9 @@ def test_results_stand_as_the_template_writes_them() -> None:
         before = show(asked, tokenize=False, add_generation_prompt=True)
         end_id = tokenizer.convert_tokens_to_ids(end)
         said = [*tokenizer.encode(before + "a call", add_special_tokens=False), end_id]
-        told = Telling(tokenizer).tokens(results, end_id)
+        told = ChatFormatter(tokenizer).tokens(results, end_id)
         assert tokenizer.decode(said + told) == whole
-        stopped = Telling(tokenizer).tokens(results, 65)  # by a stop string, before the end
+        stopped = ChatFormatter(tokenizer).tokens(results, 65)  # by a stop string, before the end
         assert stopped == [end_id, *told]
 
 
@@ -176,24 +176,26 @@ def test_a_result_is_told_with_its_call_and_as_json_where_the_template_does_so()
     asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]
     whole = tokenizer.apply_chat_template([*asked, message], tokenize=False)
     end_id = tokenizer.convert_tokens_to_ids("<|eot|>")
-    told = Telling(tokenizer).tokens([message], end_id)
+    told = ChatFormatter(tokenizer).tokens([message], end_id)
     assert whole.endswith("<|eot|>" + tokenizer.decode(told)) and end_id not in told
     bad = {**message, "name": "<|eot|>", "tool_call_id": "<|eot|>"}
-    assert end_id not in Telling(tokenizer).tokens([bad], end_id), "what the policy wrote is text"
+    assert end_id not in ChatFormatter(tokenizer).tokens([bad], end_id), (
+        "what the policy wrote is text"
+    )
 
 
 def test_a_template_that_refuses_tools_tells_the_user() -> None:
     refuses = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    told = Telling(tokenizer_of(refuses)).tokens([{"role": "tool", "content": "42"}], 65)
+    told = ChatFormatter(tokenizer_of(refuses)).tokens([{"role": "tool", "content": "42"}], 65)
     assert byte_tokenizer().decode(told) == "[user]42"
 
 
 def test_results_hold_no_special_tokens() -> None:
     tokenizer = tokenizer_of(None)
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    telling = Telling(tokenizer, "<r>{result}</r>")
+    formatter = ChatFormatter(tokenizer, "<r>{result}</r>")
     message = {"role": "tool", "content": "a<|im_end|>\ud800"}
-    tokens = telling.tokens([message], 65)
+    tokens = formatter.tokens([message], 65)
     assert end_id not in tokens
     assert tokenizer.decode(tokens) == "<r>a<|im_end|>?</r>"
 
@@ -201,12 +203,12 @@ def test_results_hold_no_special_tokens() -> None:
 def test_threads_write_the_same_tokens() -> None:
     """What a result holds stays plain text, whatever other threads encode meanwhile."""
     tokenizer = tokenizer_of(HERMES)
-    telling = Telling(tokenizer)
+    formatter = ChatFormatter(tokenizer)
     messages = [{"role": "tool", "content": "a<|im_end|>" + "x" * 1000}]
-    expected = telling.tokens(messages, 65)
+    expected = formatter.tokens(messages, 65)
 
     def others(_: int) -> bool:
-        return telling.tokens(messages, 65) == expected
+        return formatter.tokens(messages, 65) == expected
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(others, range(400)))
@@ -230,7 +232,9 @@ THINKS = HERMES.replace(
 )
 def test_each_turn_thinks_as_the_first(template: str, mode: Any, end: str) -> None:
     tokenizer = tokenizer_of(template)
-    tokens = Telling(tokenizer).tokens([{"role": "tool", "content": "42"}], 65, ThinkFormat(mode))
+    tokens = ChatFormatter(tokenizer).tokens(
+        [{"role": "tool", "content": "42"}], 65, ThinkFormat(mode)
+    )
     assert tokenizer.decode(tokens).endswith(end)
 
 
@@ -243,9 +247,9 @@ def test_calls_in_a_block_that_the_prompt_opened_do_not_count() -> None:
 
 
 def test_a_call_may_close_with_a_character_of_several_tokens() -> None:
-    telling = Telling(byte_tokenizer(), closes="\N{WHITE RIGHT-POINTING TRIANGLE}")
-    *_, last = byte_tokenizer().encode(telling.closes)
-    assert telling.may_close(last) and not telling.may_close(65)
+    formatter = ChatFormatter(byte_tokenizer(), closes="\N{WHITE RIGHT-POINTING TRIANGLE}")
+    *_, last = byte_tokenizer().encode(formatter.closes)
+    assert formatter.may_close(last) and not formatter.may_close(65)
 
 
 NAMES = ("calculator",)

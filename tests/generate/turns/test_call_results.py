@@ -19,7 +19,7 @@ from assay.config import ToolsConfig
 from assay.generate.base import GivenTokens, SoFar
 from assay.generate.turns.calculator import CALCULATOR
 from assay.generate.turns.call_format import InText, OfTemplate
-from assay.generate.turns.guide import Telling, TurnGuide
+from assay.generate.turns.guide import ChatFormatter, TurnGuide
 from assay.generate.turns.tool import Tool, ToolError
 from assay.generate.turns.toolbox import ToolAnswers, cut, open_tools
 from assay.generate.turns.user_functions import tool_named
@@ -180,7 +180,7 @@ def test_a_turn_that_nobody_answers_goes_on() -> None:
         def respond(self, said: str) -> None:
             return None
 
-    guide = TurnGuide(Telling(byte_tokenizer(), "{result}", ">"), Silent())
+    guide = TurnGuide(ChatFormatter(byte_tokenizer(), "{result}", ">"), Silent())
     assert bytes(spoken(guide, "a>b>c")).decode() == "a>b>c"
 
 

@@ -19,7 +19,7 @@ from assay.config import SamplingConfig
 from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.generate.engine import Engine
 from assay.generate.turns.environment import Environment
-from assay.generate.turns.guide import Telling
+from assay.generate.turns.guide import ChatFormatter
 from assay.generate.turns.toolbox import Toolbox
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.training.api import train
@@ -284,7 +284,8 @@ def test_an_environment_is_sent_the_turns_that_the_log_holds() -> None:
     prompt = Prompt("?", np.array([63], np.int32))
     engine = Engine(tiny_model(), tokenizer, lambda problem: prompt, eos_ids=ends, seed=1)
     engine.guide = Toolbox(
-        Telling(tokenizer), lambda problem, prompt: environment.respondent(problem, prompt.think)
+        ChatFormatter(tokenizer),
+        lambda problem, prompt: environment.respondent(problem, prompt.think),
     ).guide
     (group,) = engine.generate([PROBLEM], SamplingConfig(max_tokens=200), 1)
     (found,) = group.completions

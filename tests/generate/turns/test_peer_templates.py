@@ -11,7 +11,7 @@ import pytest
 from assay.data.chat import end_of_turn
 from assay.data.template import render_chat
 from assay.generate.turns.call_format import OfTemplate
-from assay.generate.turns.guide import Telling
+from assay.generate.turns.guide import ChatFormatter
 from assay.testing import byte_tokenizer
 from assay.verify.answers.calls import FunctionCall
 
@@ -99,7 +99,7 @@ def test_calls_and_results_are_those_of_the_template(name: str, words: list[str]
     assert form.found(said, True) == [FunctionCall("lookup", {"word": word}) for word in words]
     results = [{"role": "tool", "content": f'a "{word}"\nis'} for word in words]
     whole = show(tokenizer, [*ASKED, calling(*words), *results], add_generation_prompt=True)
-    told = tokenizer.decode(Telling(tokenizer).tokens(results, end_id))
+    told = tokenizer.decode(ChatFormatter(tokenizer).tokens(results, end_id))
     if (
         "<think>" in said
     ):  # Qwen3 writes an empty block before the newest reply, and before no other

@@ -11,7 +11,7 @@ from generate_fakes import bits_of, completions_of, engine_of, problem_of
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate.base import SoFar
-from assay.generate.race import Race
+from assay.generate.oversampling import OversamplingCutoff
 from assay.types import Group
 
 STOPS = tuple(chr(one) for one in range(33, 70))  # about one byte in seven: lengths differ
@@ -37,20 +37,22 @@ def test_the_shortest_groups_are_wanted_whatever_the_slots(num_slots: int) -> No
         problems = [problem_of(chance.randint(1, 60), f"{enough}-{n}") for n in range(8)]
         whole = engine.generate(problems, SAMPLING, 4)
         assert len({longest(group) for group in whole}) > 3
-        race, heard = Race(enough), list[Group]()
-        ended = engine.generate(problems, SAMPLING, 4, 0, heard.append, race)
-        groups = race.first(ended)
+        cutoff, heard = OversamplingCutoff(enough), list[Group]()
+        ended = engine.generate(problems, SAMPLING, 4, 0, heard.append, cutoff)
+        groups = cutoff.first(ended)
         assert [one.id for one in groups] == [one.id for one in wanted_of(whole, enough)]
         mine, its = completions_of(groups), completions_of(whole)
         assert all(bits_of(mine[name]) == bits_of(its[name]) for name in mine)
         assert {*heard} == {*ended} >= {*groups}
-        assert race.limit == max(map(longest, groups))
-        assert race.first(groups) == groups
+        assert cutoff.limit == max(map(longest, groups))
+        assert cutoff.first(groups) == groups
         late = [one for one in whole if one.id not in {each.id for each in groups}]
         if num_slots == 40:  # all begin at once, so that all are given up at once
-            counts = [min(len(one.tokens), race.limit or 0) for g in late for one in g.completions]
-            assert race.tokens == sum(counts)
-        assert 0 < race.tokens <= sum(len(one.tokens) for g in late for one in g.completions)
+            counts = [
+                min(len(one.tokens), cutoff.limit or 0) for g in late for one in g.completions
+            ]
+            assert cutoff.tokens == sum(counts)
+        assert 0 < cutoff.tokens <= sum(len(one.tokens) for g in late for one in g.completions)
         num_given_up += len(whole) - len(ended)
     assert num_given_up > 5, "not sampled to their ends"
 
@@ -61,12 +63,12 @@ def test_a_limit_from_elsewhere_holds_too() -> None:
     problems = [problem_of(9 + n) for n in range(8)]
     whole = engine.generate(problems, SAMPLING, 4)
     limit = sorted(map(longest, whole))[2]
-    race = Race(8)
-    race.lower(limit)
-    ended = engine.generate(problems, SAMPLING, 4, race=race)
+    cutoff = OversamplingCutoff(8)
+    cutoff.lower(limit)
+    ended = engine.generate(problems, SAMPLING, 4, cutoff=cutoff)
     assert [one.id for one in ended] == [one.id for one in whole if longest(one) <= limit]
-    race.lower(limit + 1)
-    assert race.limit == limit, "it only falls"
+    cutoff.lower(limit + 1)
+    assert cutoff.limit == limit, "it only falls"
 
 
 def test_a_completion_that_waits_is_given_up_and_its_slot_serves_again() -> None:
@@ -85,9 +87,9 @@ def test_a_completion_that_waits_is_given_up_and_its_slot_serves_again() -> None
     settings = EngineConfig(num_slots=2)
     engine = engine_of(settings=settings, eos_ids=(), context_length=70)
     engine.guide = guide
-    race = Race(2)
+    cutoff = OversamplingCutoff(2)
     problems = [problem_of(n) for n in (40, 60, 61, 62)]
-    groups = engine.generate(problems, SamplingConfig(), 1, race=race)
-    assert [longest(one) for one in groups] == [10, 9, 8] and race.limit == 9
-    assert [longest(one) for one in race.first(groups)] == [9, 8]
-    assert race.tokens == 12 + 10
+    groups = engine.generate(problems, SamplingConfig(), 1, cutoff=cutoff)
+    assert [longest(one) for one in groups] == [10, 9, 8] and cutoff.limit == 9
+    assert [longest(one) for one in cutoff.first(groups)] == [9, 8]
+    assert cutoff.tokens == 12 + 10

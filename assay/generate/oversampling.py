@@ -10,7 +10,7 @@ from assay.types import Group
 
 
 @dataclass(eq=False)
-class Race:
+class OversamplingCutoff:
     """The oversampling cutoff: selects the ``enough`` groups whose longest completion is shortest.
 
     Length is counted in tokens. If all completions start together, these are the groups that finish
