@@ -43,9 +43,9 @@ def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str)
     paths = [given["path"]] if isinstance(given["path"], str) else given["path"]
     paths = [checkpoint_folder(path) for path in paths]
     unset = {key for key, value in given.items() if value is None} - {"path"}
-    told = {path: _says(path, name, unset) for path in paths}
-    first = told[paths[0]]
-    for path, says in told.items():
+    stated = {path: _says(path, name, unset) for path in paths}
+    first = stated[paths[0]]
+    for path, says in stated.items():
         if says != first:
             key = min(key for key in {*says, *first} if says.get(key) != first.get(key))
             found = f"{key} = {says.get(key)!r}, another member's is {first.get(key)!r}"

@@ -119,7 +119,7 @@ class LogitCache:
                     raise ValueError("metadata that are no JSON object")
                 keys = file.read(columns=["key"], use_threads=False).column("key").to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            found = "no file of cached teacher logits, or a damaged one"
+            found = "a damaged file, or one without cached teacher logits"
             remedy = "remove it, and its traces are scored again"
             raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
         for name, value in self.about.items():
