@@ -143,8 +143,8 @@ def forked_workers(request: pytest.FixtureRequest, worker_template: Template) ->
     if request.path.parent.name == "serving" or request.path.name == "test_doctor.py":
         yield
         return
-    from assay.verify.serving import process
+    from assay.host import worker_process
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "subprocess", worker_template)
+        patch.setattr(worker_process, "subprocess", worker_template)
         yield

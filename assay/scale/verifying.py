@@ -20,6 +20,7 @@ from assay.config import ScaleConfig, TrainConfig
 from assay.generate.vllm_engine import check_vllm
 from assay.host.orphans import Remains, clear, new_family, start_watcher
 from assay.host.terminal import warn
+from assay.host.worker_process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost
 from assay.scale.cluster import (
     ActorLost,
     answer,
@@ -29,7 +30,7 @@ from assay.scale.cluster import (
     open_cluster,
     strategy,
 )
-from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
+from assay.verify.serving.process import Worker
 
 # Limit of actors lost in a row without an answer of a worker.
 MOST_LOST = 3

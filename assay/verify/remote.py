@@ -18,11 +18,11 @@ from assay.endpoint.http_client import Backoff, EndpointFailure, HttpClient, wit
 from assay.endpoint.replies import shown
 from assay.errors import VerifierError, message
 from assay.host.fields import is_text, number, option
+from assay.host.worker_process import MAX_REPLY, NONSENSE
 from assay.types import Completion, NotJudgedReason, Problem
 from assay.verify.base import Limits, Part, Verifier
 from assay.verify.expression import REMOTE
 from assay.verify.serving.calling import in_words
-from assay.verify.serving.process import NONSENSE
 from assay.verify.serving.protocol import decode_part
 
 OPTIONS = "verification.options.remote"
@@ -32,8 +32,6 @@ MOST_SECONDS = 1700.0
 FIRST_SECONDS = 10.0
 # Seconds before a full server is asked again; doubled each time.
 PAUSE, LONGEST_PAUSE = 0.25, 10.0
-# Size limit of a reply in bytes, as of a worker's: a group may be large.
-MAX_BODY = 256 * 2**20
 # Reason of a verdict that is missing, by HTTP status; for any other status it is an error.
 REASONS: Mapping[int, NotJudgedReason] = {503: "unavailable", 504: "timeout"}
 REMEDY = "see that it is a server of assay verifier serve, of this version"
@@ -147,7 +145,7 @@ def _ask(options: Mapping[str, Any], method: str, path: str, limit: float, body:
         seconds = limit - time.monotonic()
         try:
             reply = _client.exchange(
-                method, url, body, key=token, deadline=limit, seconds=seconds, max_body=MAX_BODY
+                method, url, body, key=token, deadline=limit, seconds=seconds, max_body=MAX_REPLY
             )
             if reply.status == 200:
                 return _parsed(reply.raw)

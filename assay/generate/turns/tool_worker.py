@@ -1,45 +1,50 @@
-"""The worker process of user functions: ``python -m assay.generate.turns.tool_worker NUMBER``."""
+"""A worker process of user functions.
+
+``python -m assay.generate.turns.tool_worker SOCKET PARENT``
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-import os
 import socket
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError, validate_call
 
 from assay.errors import ConfigError, cause
 from assay.host.user_code import import_object
+from assay.host.worker_loop import WorkerLoop, run_worker
 
 # Characters sent to the main process, which shortens results much further.
 MAX_RESULT = 10_000_000
 
 
-def main() -> None:
-    """Answer requests, one per line, until the channel closes."""
-    functions: dict[str, Callable[..., Any]] = {}
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("rwb") as lines:
-        for line in lines:
-            lines.write(json.dumps(answer(functions, json.loads(line))).encode() + b"\n")
-            lines.flush()
+class ToolLoop(WorkerLoop):
+    """Requests: ``("load", name)`` and ``("call", name, arguments)``, each with one answer."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        super().__init__(channel)
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def handle(self, kind: str, *rest: Any) -> None:
+        """Import or call a function."""
+        self.answer(result_of(self.functions, *rest))
 
 
-def answer(functions: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, str]:
-    """Import or call a function; errors are returned as text."""
+def result_of(
+    functions: dict[str, Callable[..., Any]],
+    name: str,
+    arguments: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Call a function, or import it where there are no arguments; errors are returned as text."""
     try:
-        if "load" in request:
-            name = request["load"]
+        if arguments is None:
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
-        result = functions[request["call"]](**request["arguments"])
+        result = functions[name](**arguments)
         # The function is an ``async def``.
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
@@ -56,12 +61,5 @@ def _fault(error: Any) -> str:
     return f"{place}: {error['msg']}" if place else str(error["msg"])
 
 
-def _end_with(parent: int) -> None:
-    """Exit this process, even during a call, when the parent process has ended."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_worker(ToolLoop)

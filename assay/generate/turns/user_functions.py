@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -25,7 +18,9 @@ from pydantic.errors import PydanticUserError
 
 from assay.errors import ConfigError, cause, message
 from assay.generate.turns.tool import Tool, ToolError
+from assay.host.orphans import clear, new_family, start_watcher
 from assay.host.user_code import IMPORT_SECONDS, import_object
+from assay.host.worker_process import Lost, WorkerProcess
 
 ACCEPTED = "a function whose parameters have names and types, or a Tool"
 _here = threading.local()
@@ -86,31 +81,11 @@ def _untitled(schema: Any) -> Any:
     return {key: each if key == "default" else _untitled(each) for key, each in kept}
 
 
-class FunctionProcess:
-    """A process that runs user functions, one per calling thread.
-
-    Requests and replies are lines of JSON over a socket; printed output is discarded.
-    """
+class FunctionProcess(WorkerProcess):
+    """A process that runs user functions, one per calling thread; printed output is discarded."""
 
     def __init__(self) -> None:
-        self.channel, theirs = socket.socketpair()
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with theirs:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "assay.generate.turns.tool_worker",
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                pass_fds=[theirs.fileno()],
-                # A new session lets a kill also end processes that the function has started.
-                start_new_session=True,
-            )
+        super().__init__(WORKER, _family())
         self.loaded: set[str] = set()
         _opened.append(self)
 
@@ -118,44 +93,40 @@ class FunctionProcess:
         """Call a function. Raises ToolError for its exceptions and for exceeding the time limit."""
         # The import has its own time limit, so that it does not use up the call's.
         if name not in self.loaded:
-            self._ask({"load": name}, IMPORT_SECONDS)
+            self._ask(IMPORT_SECONDS, "load", name)
             self.loaded.add(name)
-        return self._ask({"call": name, "arguments": dict(arguments)}, seconds)
+        return self._ask(seconds, "call", name, dict(arguments))
 
-    def _ask(self, request: Mapping[str, Any], seconds: float) -> str:
+    def _ask(self, seconds: float, *request: Any) -> str:
         try:
-            self.channel.sendall(json.dumps(request).encode() + b"\n")
-            reply = json.loads(self._line(time.monotonic() + seconds))
-        except TimeoutError as error:
+            self.await_start()
+            self.send(1, *request)
+            reply = self.reply(seconds)
+        except Lost as lost:
             self.close()
-            raise ToolError(f"stopped: it took more than {seconds:g} seconds") from error
-        except (OSError, ValueError) as error:
-            self.close()
-            raise ToolError("its process ended") from error
+            if lost.kind == "overdue":
+                raise ToolError(f"stopped: it took more than {seconds:g} seconds") from lost
+            raise ToolError("its process ended") from lost
         if "error" in reply:
             raise ToolError(reply["error"])
         return str(reply["result"])
-
-    def _line(self, until: float) -> bytes:
-        parts: list[bytes] = []
-        while not parts or not parts[-1].endswith(b"\n"):
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self.channel.settimeout(left)
-            parts.append(self.channel.recv(1 << 16))
-            if not parts[-1]:
-                raise OSError("the process ended")
-        return b"".join(parts)
 
     def close(self) -> None:
         """Kill the process and all processes that it has started."""
         if self in _opened:
             _opened.remove(self)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.channel.close()
+            self.kill()
+            clear([self.remains])
+
+
+@cache
+def _family() -> str:
+    """Return the family of this process's workers; its watcher ends them with this process."""
+    family = new_family()
+    watcher = start_watcher(family)
+    atexit.register(watcher.wait)
+    atexit.register(watcher.kill)
+    return family
 
 
 def _process() -> FunctionProcess:
@@ -168,5 +139,8 @@ def _process() -> FunctionProcess:
 
 @atexit.register
 def _close() -> None:
-    for process in [*_opened]:
-        process.close()
+    processes = [*_opened]
+    _opened.clear()
+    for process in processes:
+        process.kill()
+    clear([process.remains for process in processes])

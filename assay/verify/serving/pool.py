@@ -12,12 +12,13 @@ from typing import Any
 
 from assay.errors import WorkerDied
 from assay.host.orphans import clear, new_family, start_watcher
+from assay.host.worker_process import IMPORT_DEADLINE, NONSENSE, Lost, cause_of
 from assay.types import Group
 from assay.verify.base import Part
 from assay.verify.serving.calling import WHOLE_GROUP
 from assay.verify.serving.job import Call
 from assay.verify.serving.lanes import Deliver, Lane
-from assay.verify.serving.process import IMPORT_DEADLINE, NONSENSE, Lost, Worker, cause_of
+from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3

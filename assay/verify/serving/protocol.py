@@ -1,19 +1,14 @@
-"""Messages between the service and its workers over a socket.
-
-Requests are pickled, because workers trust the service. A reply is one line of JSON, so that no
-data from a worker is executed, whatever ran in it.
+"""Messages between the service and its workers. `host.worker_process` transports them.
 
 Requests: ``("judge", [(names, units, blob), ...])``, where a blob is a pickled group
     (`encode_group`) and a unit is (index into names, completion or -1 for the whole group).
     ``("describe", name)``. ``("options", options by verifier)``, sent once, without a reply.
 
-Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``.
-    Units are answered in order, and numbered over the worker's life.
+Replies: one per unit, in order: a list of `encode_part`.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,9 +18,6 @@ import numpy as np
 
 from assay.types import Completion, Group, Problem, Prompt, StepScore
 from assay.verify.base import Part
-
-# Bytes. Verdicts are truncated to much less, but a group can be large.
-MAX_REPLY = 256 * 2**20
 
 
 def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
@@ -79,8 +71,3 @@ def decode_part(data: Sequence[Any]) -> Part:
         tuple(StepScore(float(each), int(end)) for each, end in steps),
         float(seconds),
     )
-
-
-def reply_line(*reply: Any) -> bytes:
-    """Return a reply as a line of JSON. Raises ValueError for NaN and infinities."""
-    return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode() + b"\n"

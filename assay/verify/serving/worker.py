@@ -1,58 +1,44 @@
-"""A worker process: ``python -m assay.verify.serving.worker SOCKET PARENT``.
+"""A worker process of verifiers: ``python -m assay.verify.serving.worker SOCKET PARENT``.
 
-A fresh interpreter without torch. It reads requests from a socket, judges, and answers one unit at
-a time. Standard output is discarded, so verifiers may print. The process ends with its process
-group when the socket closes, or when a watching thread sees a new parent. If a verifier blocks that
-thread, the watcher in `remains` ends the process.
+A fresh interpreter without torch. It judges, and answers one unit at a time.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from assay.host.imports import on_slow_import, slow_import
+from assay.host.imports import slow_import
+from assay.host.worker_loop import WorkerLoop, run_worker
 from assay.types import Group
 from assay.verify.base import Part, Verifier, resolve
 from assay.verify.serving.calling import ANY_ERROR, Row, in_words, judge_unit
 from assay.verify.serving.configured import Configured, facts_of
-from assay.verify.serving.protocol import decode_group, encode_part, reply_line
+from assay.verify.serving.protocol import decode_group, encode_part
 
 
-class Answering:
-    """The loop of one worker process."""
+class VerifierLoop(WorkerLoop):
+    """The loop of one worker process. `protocol` describes its requests and replies."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self.verifiers: dict[str, Configured] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.memory_mib: int | None = None
-        self.num_answered = 0
 
-    def run(self) -> None:
-        """Answer requests until the parent closes the socket."""
-        stream = self.channel.makefile("rb")
-        on_slow_import(lambda on: self.send("loading", on))
-        self.send("hello")
-        with suppress(EOFError):
-            while request := pickle.load(stream):
-                kind, *rest = request
-                if kind == "options":
-                    (self.options,) = rest
-                elif kind == "describe":
-                    self.answer(self.describe(*rest))
-                else:
-                    for of_one_group in rest[0]:
-                        self.judge(*of_one_group)
+    def handle(self, kind: str, *rest: Any) -> None:
+        """Store options, describe a verifier, or judge groups."""
+        if kind == "options":
+            (self.options,) = rest
+        elif kind == "describe":
+            self.answer(self.describe(*rest))
+        else:
+            for of_one_group in rest[0]:
+                self.judge(*of_one_group)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return a verifier's description for the service, or the reason why it is unusable."""
@@ -118,45 +104,10 @@ class Answering:
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def answer(self, data: Any) -> None:
-        """Answer the next unit."""
-        self.send("reply", self.num_answered, data)
-        self.num_answered += 1
-
-    def send(self, kind: str, *rest: Any) -> None:
-        """Send a reply with the current time."""
-        self.channel.sendall(reply_line(kind, time.monotonic(), *rest))
-
-
-def end_with_children() -> None:
-    """End this process and its group."""
-    with suppress(OSError):
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(0)
-
-
-def watch(parent: int) -> None:
-    """Wait for the end of the parent. A fork of the parent can keep the socket open."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    end_with_children()
-
 
 def main() -> None:
     """Run a worker until its socket closes."""
-    descriptor, parent = map(int, sys.argv[1:])
-    # Programs started by a verifier must not keep the socket open.
-    os.set_inheritable(descriptor, False)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        # When memory runs out, the kernel should kill a worker before the trainer.
-        file.write("1000")
-    threading.Thread(target=watch, args=(parent,), daemon=True).start()
-    answering = Answering(socket.socket(fileno=descriptor))
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # errors at the start are reported to the service
-    with suppress(OSError):
-        answering.run()
-    end_with_children()
+    run_worker(VerifierLoop)
 
 
 if __name__ == "__main__":

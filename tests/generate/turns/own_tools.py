@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from pathlib import Path
 from typing import Annotated
@@ -48,6 +49,13 @@ def meets(folder: str, me: str, other: str) -> str:
 def fails(text: str) -> str:
     """Fail."""
     raise RuntimeError(f"cannot do {text}")
+
+
+def leaves(file: str) -> str:
+    """Start a process that leaves this one's session, and hang."""
+    away = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (Path(file)).write_text(str(away.pid))
+    return hang(600.0)
 
 
 def ends() -> str:

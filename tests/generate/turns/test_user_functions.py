@@ -7,6 +7,7 @@ from pathlib import Path
 
 import own_tools
 import pytest
+from processes import gone
 
 from assay.errors import ConfigError
 from assay.generate.turns.calculator import CALCULATOR
@@ -72,6 +73,13 @@ def test_what_hangs_or_ends_is_killed_and_the_next_call_works() -> None:
         ending({})
     assert tool_named("own_tools:double", "tools.names", 20.0).open()({"number": 1}) == "2"
     assert os.getpid()
+
+
+def test_a_process_that_a_function_started_is_killed_with_it(tmp_path: Path) -> None:
+    leaving = tool_named("own_tools:leaves", "tools.names", 3.0).open()
+    with pytest.raises(ToolError, match=r"it took more than 3 seconds"):
+        leaving({"file": str(tmp_path / "pid")})
+    assert gone([(tmp_path / "pid").read_text()])
 
 
 @pytest.mark.parametrize(

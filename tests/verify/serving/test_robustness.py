@@ -19,10 +19,11 @@ import pytest
 from processes import gone, until
 
 from assay.errors import VerifierError, WorkerDied
+from assay.host.worker_process import Lost
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
 from assay.verify.serving import process
-from assay.verify.serving.process import Lost, Worker
+from assay.verify.serving.process import Worker
 
 VILLAINS = '''
 import os, re, signal, socket, subprocess, sys, tempfile, threading, time
@@ -441,7 +442,7 @@ def test_a_module_whose_import_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("assay.verify.serving.process.IMPORT_DEADLINE", 1.0)
+    monkeypatch.setattr("assay.host.worker_process.IMPORT_DEADLINE", 1.0)
     monkeypatch.setattr("assay.verify.service.NOTICE_SECONDS", 0.1)
     (tmp_path / "hangs_here.py").write_text("while True:\n    pass\n")
     refused = pytest.raises(VerifierError, match=r"module cannot be imported: killed after \d")

@@ -19,12 +19,12 @@ import pytest
 from processes import gone
 
 from assay.errors import VerifierError, WorkerDied
+from assay.host import worker_process as process_module
 from assay.testing import ScriptedGenerator
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 from assay.verify.answers.math_answer import judge_math
 from assay.verify.base import resolve
 from assay.verify.service import VerifierService
-from assay.verify.serving import process as process_module
 
 MATH = resolve("math")
 
