@@ -109,7 +109,7 @@ def test_attacks_that_are_not_judged_are_told_apart() -> None:
     assert not result.held and f"not held: {dark} attacks were not judged" in str(result)
     assert "--problems" not in str(result)
     blind = red_team(f"{HERE}:reads_another_key", num_workers=1)
-    assert "; --problems names rows of yours, --key where" in str(blind)
+    assert "; --problems names your rows, --key the key of" in str(blind)
 
 
 def test_problems_of_the_users(tmp_path: Path) -> None:
