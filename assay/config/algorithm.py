@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from assay.config.row import check_fields, section_of_row
+from assay.config.row import DOCUMENTED, check_fields, section_of_row
 from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
 from assay.errors import ConfigError, message
 
@@ -35,6 +35,8 @@ class Algorithm:
     The other fields are those of ``[algorithm]``, documented here. Raises ConfigError for an
     invalid value or combination.
     """
+
+    __pydantic_config__: ClassVar = DOCUMENTED
 
     name: str
     paper: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.config.row import check_fields, section_of_row
+from assay.config.row import DOCUMENTED, check_fields, section_of_row
 from assay.config.section import (
     Count,
     Epochs,
@@ -44,6 +44,8 @@ class Preference:
 
     Raises ConfigError for a value that is invalid for its field or link.
     """
+
+    __pydantic_config__: ClassVar = DOCUMENTED
 
     name: str
     paper: str

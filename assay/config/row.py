@@ -6,18 +6,14 @@ the preset's own value.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from assay.config.section import Section, Text
 from assay.errors import ConfigError, did_you_mean, message
@@ -28,6 +24,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Row = TypeVar("Row", bound="DataclassInstance")
+
+DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
+"""For ``__pydantic_config__`` of a preset: a field's docstring is its description."""
 
 
 def check_fields(row: DataclassInstance, section: str) -> None:
@@ -60,23 +59,14 @@ def section_of_row(
     without: fields that a configuration cannot set.
     first: the key that names the preset, with its default and documentation.
     """
-    (row,) = ast.parse(dedent(inspect.getsource(kind))).body
-    assert isinstance(row, ast.ClassDef)
-    said = {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in pairwise(row.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(below.value.value, str)
-    }
+    schema = TypeAdapter(kind).json_schema()["properties"]
     settings: dict[str, Any] = {
         key: (Text, Field(default, description=text)) for key, (default, text) in first.items()
     }
     for key, (hint, _) in _checks(kind).items():
         if key not in without:
-            text = (
-                said[key] if "None:" in said[key] else f"{said[key]} None: the method's own value."
-            )
+            text = schema[key]["description"]
+            text = text if "None:" in text else f"{text} None: the method's own value."
             settings[key] = (hint | None, Field(None, description=text))
     return create_model(
         title, __base__=Section, __module__=kind.__module__, __doc__=doc, **settings
