@@ -10,6 +10,8 @@ from pydantic import Field, field_validator
 from assay.config.section import NonNegative, Positive, Section, Text
 from assay.errors import message
 
+RANKED_STAGES = ("rl", "sft", "pretrain")
+"""Stages whose passes several learner ranks can share."""
 Actors = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -17,7 +19,7 @@ class ScaleConfig(Section):
     """Sampling and judging in separate processes, on this machine or on a Ray cluster
     (docs/cluster.md, extra ``ray``).
 
-    The learner stays in the process of the command.
+    The learner stays in the process of the command, unless ``learner_ranks`` share it.
     """
 
     generator: Literal["engine", "vllm"] = "engine"
@@ -31,6 +33,10 @@ class ScaleConfig(Section):
     verifier_actors: Actors | None = None
     """Number of verifier worker processes, on any machine of the cluster. None: they run on this
     machine (`verification.num_workers`)."""
+    learner_ranks: Actors | None = None
+    """Number of processes that share the forward and backward passes of every update, the command
+    included. Each has a copy of the model and the optimizer state, and computes its share of the
+    groups. None: only the command learns. ([rl], [sft] and [pretrain])"""
     teacher_actors: Actors | None = None
     """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. They
     return the `distill.keep_top` most probable tokens, and the divergence is computed over these
@@ -68,7 +74,12 @@ class ScaleConfig(Section):
     @property
     def num_actors(self) -> int:
         """Total number of actors."""
-        return self.num_sampling + (self.teacher_actors or 0)
+        return self.num_sampling + (self.teacher_actors or 0) + self.num_followers
+
+    @property
+    def num_followers(self) -> int:
+        """Number of learner ranks beside the process of the command."""
+        return (self.learner_ranks or 1) - 1
 
     @property
     def num_sampling(self) -> int:
@@ -91,6 +102,10 @@ class ScaleConfig(Section):
             if gives is not None:
                 accepted = '"engine", which alone gives a completion tokens on its way'
                 yield message("scale.generator", f"{found} with {gives}", accepted)
+        if self.num_followers and stage not in RANKED_STAGES:
+            found = f"{self.learner_ranks} in a run of [{stage}]"
+            accepted = f"1 in a stage other than {', '.join(RANKED_STAGES)}"
+            yield message("scale.learner_ranks", found, accepted, "leave it out")
         if self.steps_ahead and self.rollout_actors is None:
             accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
             yield message("scale.steps_ahead", self.steps_ahead, accepted)

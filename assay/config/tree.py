@@ -370,6 +370,11 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
         if rl.max_group_size is not None:
             accepted = "none beside curriculum.group_sizes, which settles a group's size before"
             yield message("rl.max_group_size", rl.max_group_size, accepted)
+    most = rl.num_prompts // rl.num_minibatches
+    if config.scale.num_followers and (config.scale.learner_ranks or 1) > most:
+        accepted = f"at most {most}, the groups of an optimizer step"
+        remedy = "raise rl.num_prompts, or start fewer ranks"
+        yield message("scale.learner_ranks", config.scale.learner_ranks, accepted, remedy)
     if rl.oversample:
         yield from _clashes_of_oversample(config, rl.oversample)
     for _, temperature in rl.temperature_schedule:
@@ -402,6 +407,9 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
         yield message("teacher.path", found, "none: only [distill] and [rl] ask one")
     if config.teacher is not None and config.teacher.url is not None:
         yield from _clashes_of_server(config)
+    if config.teacher is not None and config.scale.num_followers:
+        accepted = "1 with [teacher], which only one process asks"
+        yield message("scale.learner_ranks", config.scale.learner_ranks, accepted)
     if (number := config.scale.teacher_actors) is not None:
         if config.teacher is None or config.teacher.url is not None:
             yield message("scale.teacher_actors", number, "none without a teacher of teacher.path")

@@ -89,7 +89,7 @@ class Critic:
     ) -> None:
         self.own = model if isinstance(model, ValueModel) else None
         self.head = model.head if isinstance(model, ValueModel) else model
-        self.optimizer = Optimizer(model, optimizer, total_steps)
+        self.optimizer = Optimizer(model, optimizer, total_steps, ranks=passes.ranks)
         self.passes = passes
         if self.own is not None:
             self.passes = passes.beside(self.own.backbone, self.optimizer)
@@ -137,6 +137,7 @@ class Critic:
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
+        self.passes.ranks.add([values_T])
         return values_T
 
     def save_state(self, folder: Path) -> None:
@@ -239,6 +240,9 @@ class CriticUpdate:
         # A joint loss leaves gradients here if the policy skipped its step.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
+        ranks = self.critic.passes.ranks
+        self._losses = ranks.concatenate(self._losses)
+        self._clipped = ranks.concatenate(self._clipped)
         values_N, returns_N = self.old_values_T[self.mask_T], self.returns_T[self.mask_T]
         found: dict[str, Tensor] = {}
         if len(values_N):

@@ -19,6 +19,7 @@ from assay.errors import ModelError, RunError, message
 from assay.learn.adamw import AdamW, Plain, State, pieces
 from assay.learn.adamw_8bit import AdamW8bit
 from assay.learn.arena import Arena
+from assay.learn.ranks import ALONE, Ranks
 
 STATE_FILE = "optimizer.safetensors"
 
@@ -68,14 +69,21 @@ class Optimizer:
 
     stage: supplies the default learning rate if ``config`` has none. The attribute ``config`` then
         contains it.
+    ranks: learner ranks whose gradients are summed at each step.
 
     Raises ModelError if no parameter is trainable, and MissingExtra if 8-bit AdamW is not
     installed.
     """
 
     def __init__(
-        self, model: nn.Module, config: OptimizerConfig, total_steps: int, stage: str = "rl"
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        total_steps: int,
+        stage: str = "rl",
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         peak = peak_learning_rate(config, stage, model)
         self.config = config.model_copy(update={"learning_rate": peak})
         self.total_steps = total_steps
@@ -140,7 +148,7 @@ class Optimizer:
         Gradients that are not finite are dropped without a step.
         """
         learning_rate = self.learning_rate
-        gradients = self.gradients
+        gradients = self._summed()
         norm = nn.utils.get_total_norm(gradients.values())
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
@@ -150,6 +158,27 @@ class Optimizer:
             self.num_steps += 1
         self.zero_grad()
         return StepReport(grad_norm, learning_rate, skipped)
+
+    def _summed(self) -> dict[str, Tensor]:
+        """Return the gradients, summed over the learner ranks."""
+        own = self.gradients
+        if not self.ranks.divides:
+            return own
+        # A rank without work has no gradients yet. A parameter that no rank used gets none: a
+        # gradient of 0 would let weight decay move it.
+        used = {name for names in self.ranks.gather(list(own)) for name in names}
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.trained.items():
+            if name in used:
+                gradient = own.get(name)
+                found[name] = self._zero_gradient(parameter) if gradient is None else gradient
+        self.ranks.add(list(found.values()))
+        return found
+
+    def _zero_gradient(self, parameter: Tensor) -> Tensor:
+        gradient = self.accumulator(parameter)
+        assert gradient is not None
+        return gradient.zero_()
 
     def save_state(self, folder: Path) -> None:
         """Write moments, master weights or their lower halves, and counts.

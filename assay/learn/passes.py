@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from assay.errors import ModelError, RunError, message
 from assay.host.clock import PhaseClock
 from assay.learn.optimizer import Optimizer
+from assay.learn.ranks import ALONE, Ranks, on_all_ranks
 from assay.model.allocator import out_of_memory_names
 from assay.model.decoder import hidden_states
 from assay.model.family import unwrap
@@ -25,6 +27,9 @@ from assay.model.load import ADAPTER_FILE, save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
+
+# Elements of each parameter in `PassesLearner.digest`.
+DIGESTED = 16
 
 
 class Passes:
@@ -36,6 +41,7 @@ class Passes:
     lean: use `assay.model.lean_decoder` for supported model families.
     tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint
         supports `load_state` only.
+    ranks: the learner ranks that share the passes.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Passes:
         max_tokens_per_micro_batch: int | None = None,
         activation_checkpointing: bool = False,
         tokenizer: Any = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy = model
         self.optimizer = optimizer
@@ -58,6 +65,7 @@ class Passes:
         self.layout: Layout = layout
         self.lean = lean
         self.tokenizer = tokenizer
+        self.ranks = ranks
         self.max_tokens = micro_batch_tokens(max_tokens_per_micro_batch, self.device.type)
         self.clock = PhaseClock()
         self._room = HeadRoom()
@@ -82,7 +90,13 @@ class Passes:
         return self._recomputed or nullcontext()
 
     def split(self, batch: Batch, groups: Sequence[int] | None = None) -> list[MicroBatch]:
-        """Split the batch, or some of its groups, into micro-batches."""
+        """Split the batch, or some of its groups, into this rank's micro-batches."""
+        if self.ranks.divides:
+            chosen = range(batch.num_groups) if groups is None else groups
+            costs = batch.shape.group_tokens(self.layout)
+            groups = self.ranks.share(chosen, [int(costs[group]) for group in chosen])
+            if not groups:
+                return []
         return batch.split(self.max_tokens, self.layout, groups)
 
     def stats(
@@ -139,6 +153,8 @@ class Passes:
             stats = self.stats(micro_batch, model=model)
             index_T = micro_batch.token_index_T.to(batch.device)
             logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
+        # The tokens of other ranks are 0 here, so the sum is exact.
+        self.ranks.add([logprobs_T])
         return logprobs_T
 
     @torch.no_grad()
@@ -149,6 +165,7 @@ class Passes:
             stats = self.stats(micro_batch)
             logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
             found_T[micro_batch.token_index_T] = head(stats.hidden_TD).float()
+        self.ranks.add([logprobs_T, found_T])
         return logprobs_T, found_T
 
     def save_state(self, folder: Path) -> None:
@@ -207,6 +224,18 @@ class PassesLearner:
         """Device of the policy and of batches."""
         return self.passes.device
 
+    def digest(self) -> int:
+        """Return a checksum of the first elements of every trained parameter.
+
+        All elements change with an optimizer step, so a few of them show ranks that went apart.
+        """
+        crc = self.state_version
+        for passes in self.all_passes:
+            trained = passes.optimizer.trained.values()
+            first = torch.cat([p.detach().reshape(-1)[:DIGESTED].float() for p in trained])
+            crc = crc32(first.cpu().numpy().tobytes(), crc)
+        return crc
+
     def weights(self) -> Weights:
         """Return the policy's live weights for a generator."""
         return Weights.of(self.passes.policy, self.policy_version)
@@ -215,6 +244,7 @@ class PassesLearner:
         """Write the policy in Hugging Face layout, and the optimizer state."""
         self.passes.save_state(folder)
 
+    @on_all_ranks
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
         self.passes.load_state(folder)

@@ -82,6 +82,8 @@ class PolicyUpdate:
         self.old_kl_T = torch.full_like(nothing_T, torch.nan)
         self.kl_after = False
         self.losses: list[tuple[LossParts, Tensor]] = []
+        self._num_exchanged = 0
+        self._fresh: list[Tensor] = []
         self.policy_version = passes.optimizer.num_steps
         self.steps: list[StepReport] = []
         self.natural_steps: list[NaturalStep] = []
@@ -119,6 +121,7 @@ class PolicyUpdate:
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
         self.met_T[index_T] = True
+        self._fresh.append(index_T)
 
     def loss_of(self, micro_batch: MicroBatch) -> Callable[..., LossParts]:
         """Return `policy_loss` as a function of log-probabilities and entropies alone."""
@@ -138,6 +141,24 @@ class PolicyUpdate:
         parts = replace(parts, loss=parts.loss.detach())
         self.losses.append((parts, self.carries_T[index_T]))
         self.old_kl_T[index_T] = parts.old_kl_T.float()
+        self._fresh.append(index_T)
+
+    def exchange(self) -> None:
+        """Give every rank what the others recorded since the last call."""
+        ranks, fresh = self.passes.ranks, self._fresh
+        self._fresh = []
+        if not ranks.divides:
+            return
+        columns = (self.first_logprobs_T, self.entropy_T, self.met_T, self.old_kl_T)
+        index_T = torch.cat(fresh).unique() if fresh else torch.zeros(0, dtype=torch.long)
+        found = index_T.cpu(), [column_T[index_T].cpu() for column_T in columns]
+        for others_T, values in ranks.gather(found):
+            there_T = others_T.to(self.batch.device)
+            for column_T, value_T in zip(columns, values, strict=True):
+                column_T[there_T] = value_T.to(column_T.device)
+        mine = self.losses[self._num_exchanged :]
+        self.losses[self._num_exchanged :] = ranks.concatenate(mine)
+        self._num_exchanged = len(self.losses)
 
     def went_too_far(self) -> bool:
         """Whether the current estimate of KL(old || new) exceeds `Algorithm.stop_kl`.
@@ -175,6 +196,11 @@ class PolicyUpdate:
         micro_batches = self.passes.split(self.batch, groups) if groups else []
         for micro_batch in self.passes.clock.each(micro_batches, "measuring groups"):
             self.see(micro_batch, self.passes.stats(micro_batch))
+
+    @property
+    def learns_now(self) -> bool:
+        """Whether the current optimizer step has groups with gradient, on any rank."""
+        return bool(self._groups)
 
     def _natural_step(self, max_kl: float) -> StepReport:
         """Take one TRPO step along the accumulated gradient."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.losses import token_weights
 from assay.learn.passes import Passes, PassesLearner
+from assay.learn.ranks import on_all_ranks
 from assay.model.head import Gains, Target
 from assay.model.packing import Batch, MicroBatch
 
@@ -33,6 +34,7 @@ class SFTLearner(PassesLearner):
         super().__init__(passes)
         self.cross_entropy = cross_entropy
 
+    @on_all_ranks
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
         """Take one optimizer step on the mean loss over the sampled tokens.
 
@@ -67,6 +69,7 @@ class SFTLearner(PassesLearner):
                 found = [(part_T * part.detach()).sum() for part in parts if part is not None]
                 sums.append(torch.stack([loss.detach(), *found]))
             report = passes.optimizer.step()
+        sums = passes.ranks.concatenate(sums)
         names = ("loss/total", "loss/nll", "entropy/mean", "loss/divergence")
         metrics = to_floats(dict(zip(names, torch.stack(sums).sum(0), strict=False)))
         if teacher is None:

@@ -20,6 +20,7 @@ from assay.learn.critic import Critic, CriticUpdate
 from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
+from assay.learn.ranks import on_all_ranks
 from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
@@ -107,6 +108,7 @@ class PolicyLearner(PassesLearner):
         """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
         return self.score_batch(pack(groups, verdicts, self.device), temperature)
 
+    @on_all_ranks
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
         """Add old log-probabilities, reference log-probabilities and values to the batch as needed.
@@ -129,6 +131,7 @@ class PolicyLearner(PassesLearner):
                 batch = replace(batch, ref_logprobs_T=logprobs_T)
         return batch
 
+    @on_all_ranks
     def update(self, batch: Batch, advantages: Advantages) -> Update:
         """Train on a scored batch for ``epochs`` epochs.
 
@@ -170,12 +173,13 @@ class PolicyLearner(PassesLearner):
                         )
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
-                if micro_batches and policy.went_too_far():
+                policy.exchange()
+                if policy.learns_now and policy.went_too_far():
                     break
-                if micro_batches:
+                if policy.learns_now:
                     policy.step()
                 if critic_update is not None:
-                    critic_update.step(bool(micro_batches))
+                    critic_update.step(policy.learns_now)
             if row.penalty_target is not None and policy.steps:
                 policy.measure_old_kl()
         metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
@@ -203,6 +207,7 @@ class PolicyLearner(PassesLearner):
             text = json.dumps(state, sort_keys=True)
             (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
+    @on_all_ranks
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError.
 

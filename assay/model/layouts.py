@@ -112,6 +112,14 @@ class BatchShape:
         """Index of each token within its row."""
         return np.arange(len(self.row_T)) - self.first_R[self.row_T]
 
+    def group_tokens(self, layout: Layout) -> np.ndarray:
+        """Return the input tokens of each group."""
+        num_groups = len(self.prompt_length_P)
+        rows_P = np.bincount(self.group_R, minlength=num_groups)
+        own_P = np.bincount(self.group_R, weights=self.length_R, minlength=num_groups)
+        copies_P = np.minimum(rows_P, 1) if layout == "tree" else rows_P
+        return own_P.astype(np.int64) + copies_P * self.prompt_length_P
+
     def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
         """Return the row indices of each group."""
         first_P = np.searchsorted(self.group_R, groups)

@@ -72,7 +72,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     marks: dict[str, str] = {}
-    if address in (None, "local"):
+    if is_local(settings):
         local, marks = _local(settings, stack)
         options |= local
     else:
@@ -87,8 +87,13 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
-    if address not in (None, "local"):
+    if not is_local(settings):
         _check_versions(ray)
+
+
+def is_local(settings: ScaleConfig) -> bool:
+    """Whether the cluster is one that this process starts on this machine."""
+    return (settings.address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
 
 def answer(ref: Any, who: str, seconds: float) -> Any:
@@ -294,7 +299,9 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     needed = {
         "CPU": settings.num_actors * settings.cpus_per_actor,
         "GPU": settings.gpus_per_actor
-        * ((settings.rollout_actors or 0) + (settings.teacher_actors or 0)),
+        * (
+            (settings.rollout_actors or 0) + (settings.teacher_actors or 0) + settings.num_followers
+        ),
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)

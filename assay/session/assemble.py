@@ -20,16 +20,10 @@ from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
 from assay.generate.turns.toolbox import open_tools
 from assay.host.terminal import warn
-from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
-from assay.learn.optimizer import Optimizer, peak_learning_rate
-from assay.learn.passes import Passes
-from assay.learn.spans import AnyTeacher
-from assay.learn.update import PolicyLearner
+from assay.learn.algorithms import Algorithm, algorithm, check_group_size
 from assay.model.load import LoadedModel, choose_device, load_model
-from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
-from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
 from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
@@ -357,6 +351,9 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
         if not config.rl.max_refills:
             # Without refills, uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
+    if row.trust_region is not None and config.scale.num_followers:
+        found, accepted = f"{config.scale.learner_ranks} with a trust region", "1"
+        raise ConfigError(message("scale.learner_ranks", found, accepted))
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
             '"bfloat16", with a trust region',
@@ -428,71 +425,3 @@ def choose_layout(
         beside=beside,
         prompts=prompts,
     )
-
-
-def make_learner(
-    session: Session, row: Algorithm, layout: LayoutChoice, teacher: AnyTeacher | None = None
-) -> PolicyLearner:
-    """Return the RL learner; it importance-weights samples from an inexact generator."""
-    row = for_generator(row, session.sampler.exact)
-    config, rl, loaded = session.config, session.config.rl, session.loaded
-    assert rl is not None
-    start = None
-    if row.has_critic and config.critic.path is not None:
-        start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
-    total, a_step = num_updates(rl), rl.epochs * rl.num_minibatches
-    waits = config.critic.warmup_steps * a_step if row.has_critic else 0
-    forward = (layout.layout, layout.lean, config.sampling.temperature)
-    return PolicyLearner(
-        make_passes(config, loaded, max(1, total - waits), *forward),
-        row,
-        total_steps=total,
-        keep_reference=config.guard.max_kl is not None,
-        teacher=teacher,
-        critic=config.critic,
-        critic_start=start,
-        epochs=rl.epochs,
-        num_minibatches=rl.num_minibatches,
-        seed=config.run.seed,
-    )
-
-
-def make_passes(
-    config: TrainConfig,
-    loaded: LoadedModel,
-    total_steps: int,
-    layout: Layout,
-    lean: bool,
-    temperature: float = 1.0,
-) -> Passes:
-    """Return the forward/backward runner of a model that is trained.
-
-    layout, lean: as verified on this model by `assay.model.probe`. temperature: 1 in stages that
-    do not sample.
-    """
-    section: Any = getattr(config, config.stage)
-    return Passes(
-        loaded.model,
-        Optimizer(loaded.model, config.optimizer, total_steps, config.stage),
-        section=config.stage,
-        temperature=temperature,
-        layout=layout,
-        lean=lean,
-        max_tokens_per_micro_batch=section.max_tokens_per_micro_batch,
-        activation_checkpointing=config.model.activation_checkpointing,
-        tokenizer=loaded.tokenizer,
-    )
-
-
-def rate_words(config: TrainConfig, model: Any) -> str:
-    """Describe the peak learning rate and its origin."""
-    rate = peak_learning_rate(config.optimizer, config.stage, model)
-    if config.optimizer.learning_rate is not None:
-        return f"{rate:g}, as configured"
-    trained = "adapters" if hasattr(model, "disable_adapter") else "all weights"
-    return f"{rate:g}, the default of [{config.stage}] for {trained}"
-
-
-def num_updates(rl: RLConfig) -> int:
-    """Return the number of optimizer steps of a run, which the learning-rate schedule spans."""
-    return rl.steps * rl.epochs * rl.num_minibatches

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from assay.config import ModelConfig
+from assay.config import ModelConfig, TrainConfig
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.host.orphans import Remains, new_family, watched
+from assay.learn.ranks import Ranks
 from assay.model.adapters import merged
+from assay.model.load import LoadedModel, load_model
 from assay.model.weights import Weights
 from assay.scale.ahead import Actors, AheadGenerator
+from assay.scale.learner_ranks import open_ranks
 from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
 from assay.session.assemble import Session
@@ -44,13 +49,9 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         )
         stack.callback(vllm.close)
         return replace(session, actors=vllm)
-    model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
-    # Actors run in another working directory, so relative paths would not resolve there.
-    for key in ("path", "tokenizer", "adapter"):
-        model[key] = model[key] and absolute(model[key])
     corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(
-        model=ModelConfig.model_validate(model),
+        model=model_elsewhere(session),
         device=_device(session),
         settings=engine.settings,
         seed=config.run.seed,
@@ -66,6 +67,39 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         actors = AheadGenerator(actors, config.rl.epochs * config.rl.num_minibatches)
     stack.callback(actors.close)
     return replace(session, actors=actors)
+
+
+def model_elsewhere(session: Session) -> ModelConfig:
+    """Return the model's settings for a process in another working directory."""
+    dtype = str(session.loaded.dtype).removeprefix("torch.")
+    model = {**session.config.model.model_dump(), "dtype": dtype}
+    for key in ("path", "tokenizer", "adapter"):
+        model[key] = model[key] and absolute(model[key])
+    return ModelConfig.model_validate(model)
+
+
+def open_learner_ranks(
+    session: Session,
+    make: Callable[[TrainConfig, LoadedModel, Ranks], Any],
+    stack: ExitStack,
+) -> Ranks:
+    """Start the configured learner ranks beside this process, which is rank 0.
+
+    make: returns the learner of a rank, from configuration, model and ranks.
+    """
+    config = session.config.model_copy(update={"model": model_elsewhere(session)})
+    device = "cuda" if config.scale.gpus_per_actor else "cpu"
+    build = partial(_build_rank, make, config, device)
+    return open_ranks(build, config.scale, session.loaded.device.type, stack)
+
+
+def _build_rank(
+    make: Callable[[TrainConfig, LoadedModel, Ranks], Any],
+    config: TrainConfig,
+    device: str,
+    ranks: Ranks,
+) -> Any:
+    return make(config, load_model(config.model, device, config.run.seed), ranks)
 
 
 def _facts(session: Session) -> ModelFacts | None:

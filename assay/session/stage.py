@@ -37,10 +37,10 @@ from assay.session.assemble import (
     open_curriculum,
     open_session,
     open_verifiers,
-    rate_words,
     read_problems,
 )
 from assay.session.evaluate import evaluate
+from assay.session.learners import rate_words
 from assay.session.placement import on_actors
 from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.types import Group, Problem, Verdict
@@ -182,7 +182,8 @@ def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
     self-test.
     """
     config = stage.config
-    used = not stage.replay or config.scale.teacher_actors is not None
+    joined = config.scale.teacher_actors is not None or config.scale.num_followers > 0
+    used = not stage.replay or joined
     verifiers = open_verifiers(config, stack, actors=used)
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)

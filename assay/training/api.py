@@ -36,13 +36,13 @@ from assay.session.assemble import (
     fixed_words,
     open_session,
     open_verifiers,
-    rate_words,
     show_sampling,
     with_slots,
 )
 from assay.session.consent import open_config
 from assay.session.evaluate import Evaluation, sample_and_judge
 from assay.session.evaluate import evaluate as measure
+from assay.session.learners import rate_words
 from assay.session.results import (
     DryRun,
     SampleResult,

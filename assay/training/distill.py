@@ -12,14 +12,8 @@ from assay.data.traces import Trace
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
-from assay.session.assemble import (
-    Problems,
-    Session,
-    choose_layout,
-    fit_problems,
-    make_passes,
-    read_problems,
-)
+from assay.session.assemble import Problems, Session, choose_layout, fit_problems, read_problems
+from assay.session.learners import make_passes
 from assay.session.stage import (
     FirstLook,
     Kind,

@@ -33,12 +33,12 @@ from assay.session.assemble import (
     choose_layout,
     fit_heldout,
     fit_problems,
-    make_passes,
     open_session,
     open_verifiers,
     read_heldout,
     read_problems,
 )
+from assay.session.learners import make_passes
 from assay.session.pairwise import PairwiseVerifiers
 from assay.session.placement import on_actors
 from assay.session.stage import (

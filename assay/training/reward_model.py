@@ -24,7 +24,8 @@ from assay.model.score_head import (
 )
 from assay.plan.step_seconds import GivenWork
 from assay.run.guard import Guard
-from assay.session.assemble import Session, make_passes, set_threads, warn_of_slow_type
+from assay.session.assemble import Session, set_threads, warn_of_slow_type
+from assay.session.learners import make_passes
 from assay.session.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows

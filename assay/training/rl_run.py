@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from assay.config import TrainConfig
-from assay.learn.algorithms import describe
+from assay.learn.algorithms import describe, for_generator
 from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
 from assay.scale.rollouts import ActorGenerator
@@ -17,9 +18,10 @@ from assay.session.assemble import (
     choose_algorithm,
     choose_layout,
     fit_problems,
-    make_learner,
     read_problems,
 )
+from assay.session.learners import rl_learner
+from assay.session.placement import open_learner_ranks
 from assay.session.stage import (
     FirstLook,
     Kind,
@@ -52,9 +54,14 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     session, problems = opened.session, opened.problems
     teacher = open_reference(session, algorithm)
     layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
-    learner = make_learner(session, algorithm, layout, teacher)
+    row = for_generator(algorithm, session.sampler.exact)
+    make = partial(rl_learner, row=row, layout=layout, teacher=teacher)
+    ranks = open_learner_ranks(session, make, stack)
+    learner = make(session.config, session.loaded, ranks)
     started = opened.start(config.rl.steps, learner, layout, notes_on(teacher))
     run, curriculum, generator, judge = started
+    if ranks.size > 1:
+        run.event("learner_ranks", size=ranks.size)
     plan = BatchPlan(
         num_prompts=config.rl.num_prompts,
         group_size=config.rl.group_size,

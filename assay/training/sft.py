@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,17 @@ from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
 from assay.host.startup import doing
 from assay.learn.passes import Passes
+from assay.learn.ranks import ALONE, Ranks
 from assay.learn.sft_update import SFTLearner, Teacher
+from assay.model.load import LoadedModel
 from assay.model.packing import pack
 from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.session.assemble import (
-    Session,
-    fit_heldout,
-    make_passes,
-    open_session,
-    open_verifiers,
-    read_heldout,
-)
+from assay.session.assemble import Session, fit_heldout, open_session, open_verifiers, read_heldout
+from assay.session.learners import make_passes
+from assay.session.placement import open_learner_ranks
 from assay.session.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
 from assay.training.row_schedule import GOOD, RowSchedule, check_length
 from assay.types import Completion, Group, Problem
@@ -90,15 +88,16 @@ def learn_given(
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
-        # Rows share no prompts, so the tree layout would only add a mask.
-        passes = make_passes(config, session.loaded, schedule.num_steps, "plain", lean)
-        learner = SFTLearner(passes, rendered.cross_entropy)
+        make = partial(
+            sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
+        )
+        learner = make(config, session.loaded, open_learner_ranks(session, make, stack))
         run = open_run(stage, schedule.num_steps, session.loaded.model, stack, session)
         run.attach(model=learner)
         learner.clock = run.clock
         notes = [f"{rendered.what}, {schedule.num_steps} steps", *rendered.notes, note]
         run.note("; ".join(filter(None, notes)))
-        teach = None if rendered.teach is None else rendered.teach(passes, run)
+        teach = None if rendered.teach is None else rendered.teach(learner.passes, run)
 
         def evaluate_now() -> None:
             if rendered.evaluate is not None:
@@ -111,6 +110,21 @@ def learn_given(
             run.finish_step(learner.update(batch, None if teach is None else teach(rows)))
             guard.check(run)
     return run.folder
+
+
+def sft_learner(
+    config: TrainConfig,
+    loaded: LoadedModel,
+    ranks: Ranks = ALONE,
+    *,
+    steps: int,
+    lean: bool,
+    cross_entropy: float,
+) -> SFTLearner:
+    """Return the supervised learner of one process."""
+    # Rows share no prompts, so the tree layout would only add a mask.
+    passes = make_passes(config, loaded, steps, "plain", lean, ranks=ranks)
+    return SFTLearner(passes, cross_entropy)
 
 
 def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:

@@ -13,6 +13,7 @@ from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
+from assay.learn.ranks import ALONE
 from assay.learn.sft_update import SFTLearner
 from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
@@ -42,7 +43,8 @@ def policy_learner(
 ) -> PolicyLearner:
     """A learner with passes of its own. settings: of both."""
     names = {*inspect.signature(Passes).parameters} & settings.keys()
-    steps = Optimizer(model, optimizer, total_steps)
+    ranks = settings.get("ranks", ALONE)
+    steps = Optimizer(model, optimizer, total_steps, ranks=ranks)
     passes = Passes(model, steps, section="rl", **{name: settings.pop(name) for name in names})
     return PolicyLearner(passes, row, total_steps=total_steps, **settings)
 
@@ -54,7 +56,8 @@ def a_learner(row: Algorithm, model: Any = None, **settings: Any) -> PolicyLearn
 
 def an_sft_learner(model: Any = None, **settings: Any) -> SFTLearner:
     model = model or a_model()
-    optimizer = Optimizer(model, settings.pop("optimizer", RATE), total_steps=100)
+    ranks = settings.get("ranks", ALONE)
+    optimizer = Optimizer(model, settings.pop("optimizer", RATE), total_steps=100, ranks=ranks)
     return SFTLearner(Passes(model, optimizer, section="sft", layout="plain", **settings))
 
 

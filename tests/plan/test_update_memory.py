@@ -20,7 +20,7 @@ from assay.model.load import load_model
 from assay.model.packing import pack
 from assay.plan.memory import plan_memory, resident_mib
 from assay.plan.measured.seconds import _groups, spread_verdicts
-from assay.session.assemble import make_passes
+from assay.session.learners import make_passes
 
 folder, kind, way = sys.argv[1:]
 model = {"path": folder, "dtype": "bfloat16", "activation_checkpointing": way == "checkpointing"}

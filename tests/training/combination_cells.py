@@ -34,6 +34,7 @@ FEATURES: Mapping[str, Feature] = {
     "ahead": Feature(
         "`scale.steps_ahead = 1`", {"scale": {"rollout_actors": 1, "steps_ahead": 1}}, slow=True
     ),
+    "ranks": Feature("`scale.learner_ranks`", {"scale": {"learner_ranks": 2}}, slow=True),
     "tools": Feature(
         "tools (`tools.names`)",
         {"tools": {"names": ["calculator"], "call": CALL, "result": RESULT, "introduction": ""}},
@@ -79,6 +80,7 @@ REFUSED: Mapping[frozenset[str], str] = {
     frozenset(("vllm", "budget")): GIVES.format("sampling.think_budget"),
     frozenset(("vllm", "min_think")): GIVES.format("sampling.min_think"),
     frozenset(("vllm", "oversample")): 'accepted: 0 with scale.generator = "vllm"',
+    frozenset(("ranks", "teacher")): "accepted: 1 with [teacher], which only one process asks",
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",

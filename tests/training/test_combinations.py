@@ -112,10 +112,17 @@ def shows_weights_apart(run: Path, rows: Rows) -> bool:
     return all(row["model_logprobs"] is None for row in rows)
 
 
+def shows_ranks(run: Path, rows: Rows) -> bool:
+    return any(
+        row["kind"] == "learner_ranks" and row["size"] == 2 for row in rows_of(run, "events")
+    )
+
+
 SHOWS: Mapping[str, Callable[[Path, Rows], bool]] = {
     "vllm": shows_weights_apart,
     "actors": partial(shows_metric, "time/rollout_actor_1"),
     "ahead": shows_older,
+    "ranks": shows_ranks,
     "tools": shows_given,
     "environment": shows_given,
     "budget": shows_stop,

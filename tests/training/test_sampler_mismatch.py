@@ -12,9 +12,10 @@ from train_worlds import World, rows_of
 from assay.config import SamplingConfig, parse
 from assay.errors import RunStopped
 from assay.generate.engine import Engine
-from assay.learn.algorithms import IMPORTANCE_CAP
+from assay.learn.algorithms import IMPORTANCE_CAP, for_generator
 from assay.model.probe import probe_layouts
-from assay.session.assemble import choose_algorithm, make_learner, open_session
+from assay.session.assemble import choose_algorithm, open_session
+from assay.session.learners import rl_learner
 from assay.testing import ScriptedGenerator
 from assay.training.api import train
 
@@ -58,5 +59,6 @@ def test_what_another_generator_samples_is_weighed(
         if not exact:
             scripted: Any = ScriptedGenerator(lambda problem, sibling: "1")
             session = replace(session, generator=scripted)
-        learner = make_learner(session, choose_algorithm(config), layout)
+        row = for_generator(choose_algorithm(config), session.sampler.exact)
+        learner = rl_learner(config, session.loaded, row=row, layout=layout)
     assert learner.algorithm.importance_cap == want

@@ -59,7 +59,8 @@ def time_sampled(
     """Time a learner on one update from synthetic groups. teacher: queried too, if there is one."""
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
-    from assay.session.assemble import choose_algorithm, choose_layout, make_learner, make_passes
+    from assay.session.assemble import choose_algorithm, choose_layout
+    from assay.session.learners import make_passes, rl_learner
     from assay.session.teachers import model_of
 
     config = session.config
@@ -67,7 +68,8 @@ def time_sampled(
     layout = choose_layout(session, problems, config.drawing.group_size, model_of(teacher))
     if config.rl is not None:
         row = choose_algorithm(config)
-        learner: Any = make_learner(session, row, layout, teacher)
+        parts = session.config, session.loaded
+        learner: Any = rl_learner(*parts, row=row, layout=layout, teacher=teacher)
         passes = learner.passes
 
         def learn(groups: Sequence[Group]) -> None:
@@ -111,7 +113,7 @@ def time_given(
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
     from assay.model.probe import prove_lean
-    from assay.session.assemble import make_passes
+    from assay.session.learners import make_passes
     from assay.session.teachers import model_of
 
     assert not isinstance(teacher, SpanTeacher), "only [rl] takes a teacher with other tokens"
@@ -141,7 +143,7 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
     import torch
 
     from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
-    from assay.session.assemble import make_passes
+    from assay.session.learners import make_passes
     from assay.training.preference import choose_preference
 
     config = session.config

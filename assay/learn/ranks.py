@@ -1,0 +1,233 @@
+"""Learner ranks: processes that hold the same policy and share the passes of every update.
+
+All ranks have the same weights and optimizer state, get the same batches, and run the same code, so
+each makes the same decisions. Only forward and backward passes are divided: a rank computes its own
+groups. Gradients are summed before each optimizer step, and per-token results are exchanged, so
+losses and metrics are those of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from assay.errors import WorkerDied, cause
+
+# Bytes of gradients that are summed by one collective call. Small tensors would wait for the
+# network one by one; one buffer for all gradients would double their memory.
+BUCKET_BYTES = 2**25
+# Ranks wait for the next call while rank 0 samples, evaluates or saves, for as long as that takes.
+# A lost rank 0 closes its connections, which ends the wait at once.
+CALL_PATIENCE = timedelta(days=365)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Given = ParamSpec("Given")
+
+
+class Ranks:
+    """This process's place among the learner ranks, and the operations that join them.
+
+    Rank 0 is the process of the command. The other ranks repeat its calls (`follow`). Outside of
+    these calls rank 0 works alone, and every operation returns its argument. size: the number of
+    ranks.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._depth = 0
+        self._is_broken = False
+        self._calls: Any = None
+        self._reason: Callable[[], str] = str
+
+    @classmethod
+    def join(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        patience: float,
+        device: str,
+        reason: Callable[[], str] = str,
+    ) -> Ranks:
+        """Join the other ranks. Raises WorkerDied if they do not all join within the patience.
+
+        patience: seconds that a rank waits for the others in one collective operation. device: type
+        of the learner's device. reason: returns why another rank ended, for the error; "" if
+        unknown.
+        """
+        ranks = cls(rank, size)
+        ranks._reason = reason
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        limit = timedelta(seconds=patience)
+        with ranks.waiting("the start"):
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+            ranks._calls = dist.new_group(backend="gloo", timeout=CALL_PATIENCE)
+        return ranks
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def divides(self) -> bool:
+        """Whether passes are divided now: in a call that all ranks make."""
+        return self.size > 1 and (self.rank > 0 or self._depth > 0)
+
+    def share(self, groups: Sequence[int], costs: Sequence[int]) -> list[int]:
+        """Return this rank's groups. costs: input tokens of each group.
+
+        The most expensive group goes first, to the rank with the least work so far.
+        """
+        if not self.divides:
+            return list(groups)
+        work, mine = [0] * self.size, list[int]()
+        for cost, group in sorted(zip(costs, groups, strict=True), key=lambda one: -one[0]):
+            rank = work.index(min(work))
+            work[rank] += cost
+            if rank == self.rank:
+                mine.append(group)
+        return sorted(mine)
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks, with equal bits on all ranks."""
+        if not self.divides:
+            return
+        with self.waiting("a sum"):
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.all_reduce(flat)
+                parts = flat.split([tensor.numel() for tensor in bucket])
+                for tensor, part in zip(bucket, parts, strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+    def gather(self, item: Item) -> list[Item]:
+        """Return the items of all ranks, in the order of the ranks. Items are pickled."""
+        if not self.divides:
+            return [item]
+        found: list[Any] = [None] * self.size
+        with self.waiting("an exchange"):
+            dist.all_gather_object(found, item)
+        return found
+
+    def concatenate(self, items: list[Item]) -> list[Item]:
+        """Return the lists of all ranks as one."""
+        return [one for part in self.gather(items) for one in part] if self.divides else items
+
+    @contextmanager
+    def calling(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Generator[None]:
+        """Have the other ranks repeat this call. Calls inside the context are not sent again."""
+        if self.size > 1 and self.rank == 0 and self._depth == 0:
+            self._send((name, args, kwargs))
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            # The other ranks are in the middle of the call, and hear no further one.
+            self._is_broken = True
+            raise
+        finally:
+            self._depth -= 1
+
+    def check_same(self, what: str, value: object) -> None:
+        """Raise WorkerDied if a value differs between ranks."""
+        if not self.divides:
+            return
+        # Compared as text, since NaN is not equal to itself.
+        texts = self.gather(repr(value))
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise WorkerDied(
+                    f"learner rank {rank} disagrees with rank 0 about {what}; its machine may round"
+                    " differently; use machines of one kind, and go on with --resume"
+                )
+
+    def follow(self, learner: Any) -> None:
+        """Repeat the calls of rank 0 on this rank's learner until rank 0 leaves."""
+        while (call := self._receive()) is not None:
+            name, args, kwargs = call
+            getattr(learner, name)(*args, **kwargs)
+
+    def dismiss(self) -> bool:
+        """End `follow` on the other ranks. Returns False if they are in a call that failed here."""
+        if self._is_broken:
+            return False
+        self._send(None)
+        return True
+
+    @contextmanager
+    def waiting(self, what: str) -> Generator[None]:
+        """Name the wait in the error if another rank is lost or too slow. Raises WorkerDied."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = self._reason() or cause(error)[:300]
+            waited = f"learner rank {self.rank} waited for the other {self.size - 1} at {what}"
+            raise WorkerDied(f"{waited}: {reason}; go on with --resume") from error
+
+    def _send(self, call: Any) -> None:
+        with self.waiting("a call"):
+            dist.broadcast_object_list([call], src=0, group=self._calls)
+
+    def _receive(self) -> Any:
+        found: list[Any] = [None]
+        with self.waiting("the next call"):
+            dist.broadcast_object_list(found, src=0, group=self._calls)
+        return found[0]
+
+
+ALONE = Ranks()
+"""A learner of one process."""
+
+
+class _HasPasses(Protocol):
+    @property
+    def passes(self) -> Any: ...
+
+    def digest(self) -> int: ...
+
+
+Self = TypeVar("Self", bound=_HasPasses)
+
+
+def on_all_ranks(
+    method: Callable[Concatenate[Self, Given], Result],
+) -> Callable[Concatenate[Self, Given], Result]:
+    """Run a learner's method on all ranks with the same arguments."""
+
+    @wraps(method)
+    def call(self: Self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        ranks: Ranks = self.passes.ranks
+        with ranks.calling(method.__name__, args, kwargs):
+            result = method(self, *args, **kwargs)
+            if ranks.divides:
+                ranks.check_same(f"the weights after {method.__name__}", self.digest())
+                metrics = getattr(result, "metrics", None)
+                ranks.check_same(f"the metrics of {method.__name__}", metrics)
+        return result
+
+    return call
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield consecutive tensors of one type and device, of about `BUCKET_BYTES` together."""
+    bucket, size = list[Tensor](), 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
+        if bucket and (not alike or size + num_bytes > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += num_bytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,139 @@
+"""Learner ranks as Ray actors: processes that repeat the learner calls of the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import (
+    FileStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from assay.config import ScaleConfig
+from assay.errors import WorkerDied, cause
+from assay.host.orphans import Remains, new_family, watched
+from assay.learn.ranks import ALONE, Ranks
+from assay.scale.cluster import end, import_ray, is_local, spawn
+
+# Seconds in which a rank must end after the last call.
+END_SECONDS = 10.0
+# Seconds in which a rank that ended reports why.
+REPORT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The store where ranks meet: a file on one machine, else a port of rank 0's machine.
+
+    A file, because torch's TCP store listens on all interfaces and asks nobody for a password.
+    """
+
+    size: int
+    patience: float
+    file: str | None = None
+    host: str = ""
+    port: int = 0
+
+    def store(self) -> Store:
+        """Open the store in a rank that follows, or the file in any rank."""
+        if self.file is not None:
+            # Gloo would listen on the address that belongs to the machine's name.
+            if sys.platform == "linux":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            return FileStore(self.file, self.size)
+        limit = timedelta(seconds=self.patience)
+        return TCPStore(self.host, self.port, self.size, False, limit)
+
+
+@dataclass(frozen=True)
+class RankOpening:
+    """Arguments for a rank that follows.
+
+    build: loads the model and returns the learner of these ranks. path: module search path.
+    """
+
+    build: Callable[[Ranks], Any]
+    meeting: Meeting
+    threads: int
+    device: str
+    path: Sequence[str]
+
+
+class LearnerRank:
+    """Ray actor that holds the learner of one rank."""
+
+    def run(self, opening: RankOpening, rank: int) -> None:
+        """Join the other ranks, and repeat the calls of rank 0 until it leaves."""
+        torch.set_num_threads(opening.threads)
+        sys.path += [folder for folder in opening.path if folder not in sys.path]
+        meeting = opening.meeting
+        store, patience = meeting.store(), meeting.patience
+        ranks = Ranks.join(store, rank, meeting.size, patience, opening.device)
+        try:
+            ranks.follow(opening.build(ranks))
+        finally:
+            # Closed connections end the wait of the other ranks at once.
+            ranks.leave()
+
+
+def open_ranks(
+    build: Callable[[Ranks], Any], settings: ScaleConfig, device: str, stack: ExitStack
+) -> Ranks:
+    """Start the learner ranks beside this process; they end with ``stack``.
+
+    build: as of `RankOpening`. device: type of the learner's device. Raises WorkerDied.
+    """
+    if not settings.num_followers:
+        return ALONE
+    ray, size = import_ray(), 1 + settings.num_followers
+    store, meeting = _meet(ray, settings, size, stack)
+    path = [folder or os.getcwd() for folder in sys.path]
+    sent = ray.put(RankOpening(build, meeting, torch.get_num_threads(), device, path))
+    members = [spawn(ray, LearnerRank, settings) for _ in range(1, size)]
+    stack.callback(end, members)
+    running = [member.run.remote(sent, rank) for rank, member in enumerate(members, 1)]
+    ranks = Ranks.join(store, 0, size, settings.patience, device, lambda: _reason(ray, running))
+    stack.callback(_dismiss, ray, ranks, running)
+    return ranks
+
+
+def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple[Store, Meeting]:
+    """Open the store, and return it with its address."""
+    if is_local(settings):
+        remains = Remains(new_family(), "ranks")
+        stack.enter_context(watched(remains))
+        meeting = Meeting(size, settings.patience, f"{remains.folder}/store")
+        return meeting.store(), meeting
+    host, limit = ray.util.get_node_ip_address(), timedelta(seconds=settings.patience)
+    store = TCPStore(host, 0, size, True, limit, wait_for_workers=False)
+    return store, Meeting(size, settings.patience, host=host, port=store.port)
+
+
+def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
+    """Let the other ranks end by themselves, if they still listen."""
+    if not _reason(ray, running, 0.0):
+        with suppress(WorkerDied):
+            if ranks.dismiss():
+                ray.wait([*running], num_returns=len(running), timeout=END_SECONDS)
+    ranks.leave()
+
+
+def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -> str:
+    """Return the error of a rank that ended, or "" if none has reported one."""
+    ended, _ = ray.wait([*running], num_returns=1, timeout=seconds)
+    for ref in ended:
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            return f"learner rank {running.index(ref) + 1}: {cause(error.cause or error)[:300]}"
+        except Exception as error:  # Ray has many for an actor that died
+            return f"learner rank {running.index(ref) + 1} died ({cause(error)[:300]})"
+    return ""

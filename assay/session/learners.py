@@ -1,0 +1,92 @@
+"""Build a learner of one process from its configuration and model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.config import RLConfig, TrainConfig
+from assay.learn.algorithms import Algorithm
+from assay.learn.optimizer import Optimizer, peak_learning_rate
+from assay.learn.passes import Passes
+from assay.learn.ranks import ALONE, Ranks
+from assay.learn.spans import AnyTeacher
+from assay.learn.update import PolicyLearner
+from assay.model.load import LoadedModel
+from assay.model.packing import Layout
+from assay.model.probe import LayoutChoice
+from assay.model.value_head import ValueModel
+
+
+def rl_learner(
+    config: TrainConfig,
+    loaded: LoadedModel,
+    ranks: Ranks = ALONE,
+    *,
+    row: Algorithm,
+    layout: LayoutChoice,
+    teacher: AnyTeacher | None = None,
+) -> PolicyLearner:
+    """Return the RL learner of one process. row: the preset in effect, from `for_generator`."""
+    rl = config.rl
+    assert rl is not None
+    start = None
+    if row.has_critic and config.critic.path is not None:
+        start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
+    total, a_step = num_updates(rl), rl.epochs * rl.num_minibatches
+    waits = config.critic.warmup_steps * a_step if row.has_critic else 0
+    forward = (layout.layout, layout.lean, config.sampling.temperature)
+    return PolicyLearner(
+        make_passes(config, loaded, max(1, total - waits), *forward, ranks=ranks),
+        row,
+        total_steps=total,
+        keep_reference=config.guard.max_kl is not None,
+        teacher=teacher,
+        critic=config.critic,
+        critic_start=start,
+        epochs=rl.epochs,
+        num_minibatches=rl.num_minibatches,
+        seed=config.run.seed,
+    )
+
+
+def make_passes(
+    config: TrainConfig,
+    loaded: LoadedModel,
+    total_steps: int,
+    layout: Layout,
+    lean: bool,
+    temperature: float = 1.0,
+    ranks: Ranks = ALONE,
+) -> Passes:
+    """Return the forward/backward runner of a model that is trained.
+
+    layout, lean: as verified on this model by `assay.model.probe`. temperature: 1 in stages that
+    do not sample.
+    """
+    section: Any = getattr(config, config.stage)
+    return Passes(
+        loaded.model,
+        Optimizer(loaded.model, config.optimizer, total_steps, config.stage, ranks),
+        section=config.stage,
+        temperature=temperature,
+        layout=layout,
+        lean=lean,
+        max_tokens_per_micro_batch=section.max_tokens_per_micro_batch,
+        activation_checkpointing=config.model.activation_checkpointing,
+        tokenizer=loaded.tokenizer,
+        ranks=ranks,
+    )
+
+
+def rate_words(config: TrainConfig, model: Any) -> str:
+    """Describe the peak learning rate and its origin."""
+    rate = peak_learning_rate(config.optimizer, config.stage, model)
+    if config.optimizer.learning_rate is not None:
+        return f"{rate:g}, as configured"
+    trained = "adapters" if hasattr(model, "disable_adapter") else "all weights"
+    return f"{rate:g}, the default of [{config.stage}] for {trained}"
+
+
+def num_updates(rl: RLConfig) -> int:
+    """Return the number of optimizer steps of a run, which the learning-rate schedule spans."""
+    return rl.steps * rl.epochs * rl.num_minibatches

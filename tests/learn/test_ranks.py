@@ -1,0 +1,223 @@
+"""Several learner ranks do what one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learn_batches import make_batch
+from learn_learners import VOCAB, a_batch, a_learner, a_model, an_sft_learner, assert_same, weights
+from rank_processes import RankProcesses
+
+from assay.config import CriticConfig, OptimizerConfig
+from assay.errors import WorkerDied
+from assay.learn.advantages import compute_advantages
+from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
+from assay.learn.base import Update
+from assay.learn.ranks import ALONE, Ranks
+from assay.model.packing import Batch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# A natural gradient step is refused with several ranks, and these batches have no judged steps.
+NAMES = [
+    name
+    for name in ALGORITHMS
+    if (row := algorithm(name, max_tokens=9)).trust_region is None and row.credit != "steps"
+]
+STEEP = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    started = RankProcesses(3)
+    yield started
+    started.close()
+
+
+def build(
+    row: Algorithm, settings: dict[str, Any], dtype: torch.dtype, ranks: Ranks = ALONE
+) -> Any:
+    """A learner of any rank: the model is made anew in its process."""
+    model = a_model().to(dtype)
+    return a_learner(row, model, optimizer=STEEP, ranks=ranks, **settings)
+
+
+def learn_two_steps(learner: Any) -> list[Update]:
+    updates: list[Update] = []
+    for seed in range(2):
+        batch = learner.score_batch(a_batch(seed))
+        updates.append(learner.update(batch, compute_advantages(batch, learner.algorithm)))
+    return updates
+
+
+def check_same_updates(updates: list[Update], others: list[Update]) -> None:
+    for mine, theirs in zip(updates, others, strict=True):
+        assert mine.metrics == pytest.approx(theirs.metrics, rel=2e-3, abs=1e-5, nan_ok=True)
+        assert mine.batch is not None and theirs.batch is not None
+        assert mine.batch.old_logprobs_T is not None and theirs.batch.old_logprobs_T is not None
+        torch.testing.assert_close(
+            mine.batch.old_logprobs_T, theirs.batch.old_logprobs_T, rtol=1e-3, atol=1e-4
+        )
+
+
+CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    **{name: (algorithm(name, max_tokens=9), {}) for name in NAMES},
+    "minibatches and epochs": (algorithm("grpo"), {"num_minibatches": 2, "epochs": 2}),
+    "stopped by its KL": (algorithm("ppo", stop_kl=1e-4), {"epochs": 4}),
+    "adapted penalty": (algorithm("grpo", penalty_weight=1.0, penalty_target=0.01), {"epochs": 2}),
+    "shared critic": (
+        algorithm("ppo"),
+        {"critic": CriticConfig(backbone="shared", warmup_steps=1), "epochs": 2},
+    ),
+    "a few tokens a micro-batch": (algorithm("grpo"), {"max_tokens_per_micro_batch": 12}),
+    "prompts computed once": (algorithm("grpo", kl_weight=0.1), {"layout": "tree"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_take_the_step_of_one(
+    name: str, processes: RankProcesses, tmp_path: Path
+) -> None:
+    row, settings = CASES[name]
+    make = partial(build, row, settings, torch.float32)
+    alone = make()
+    wanted = learn_two_steps(alone)
+    with processes.learner(make, 2, tmp_path) as learner:
+        check_same_updates(learn_two_steps(learner), wanted)
+        assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-3, atol=2e-4)
+
+
+def test_four_ranks_with_bfloat16_take_the_step_of_one(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    """Five groups among four ranks: the sums of gradients are float32."""
+    make = partial(build, algorithm("dr_grpo", max_tokens=9), {}, torch.bfloat16)
+    alone = make()
+    wanted = learn_two_steps(alone)
+    with processes.learner(make, 4, tmp_path) as learner:
+        found = learn_two_steps(learner)
+        names = ("optimizer/grad_norm", "entropy/mean", "tokens/trained")
+        for mine, theirs in zip(found, wanted, strict=True):
+            for one in names:
+                assert mine.metrics[one] == pytest.approx(theirs.metrics[one], rel=2e-2)
+
+
+def one_group_has_gradient() -> Batch:
+    return make_batch([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]], seed=1, vocab_size=VOCAB)
+
+
+def test_ranks_without_work_take_part(processes: RankProcesses, tmp_path: Path) -> None:
+    """Only one of three groups has a gradient, so two of three ranks compute none."""
+    make = partial(build, algorithm("grpo", kl_weight=0.0), {}, torch.float32)
+    alone, batch = make(), one_group_has_gradient()
+    wanted = alone.update(batch, compute_advantages(batch, alone.algorithm))
+    with processes.learner(make, 3, tmp_path) as learner:
+        found = learner.update(batch, compute_advantages(batch, learner.algorithm))
+        check_same_updates([found], [wanted])
+        assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-4, atol=1e-5)
+
+
+def build_sft(ranks: Ranks = ALONE) -> Any:
+    return an_sft_learner(a_model(), optimizer=STEEP, ranks=ranks)
+
+
+def test_supervised_steps_are_those_of_one(processes: RankProcesses, tmp_path: Path) -> None:
+    alone = build_sft()
+    wanted = [alone.update(a_batch(seed)) for seed in range(2)]
+    with processes.learner(build_sft, 2, tmp_path) as learner:
+        for seed, update in enumerate(wanted):
+            found = learner.update(a_batch(seed))
+            assert found.metrics == pytest.approx(update.metrics, rel=1e-4)
+        assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-3, atol=2e-4)
+
+
+def test_a_resumed_group_of_ranks_goes_on_with_equal_bits(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    make = partial(build, algorithm("grpo"), {"num_minibatches": 2}, torch.bfloat16)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with processes.learner(make, 2, tmp_path) as learner:
+        batch = learner.score_batch(a_batch(0))
+        learner.update(batch, compute_advantages(batch, learner.algorithm))
+        learner.save_state(saved)
+        batch = learner.score_batch(a_batch(1))
+        wanted = learner.update(batch, compute_advantages(batch, learner.algorithm))
+        ended = weights(learner.policy)
+    with processes.learner(make, 2, tmp_path) as learner:
+        learner.load_state(saved)
+        batch = learner.score_batch(a_batch(1))
+        found = learner.update(batch, compute_advantages(batch, learner.algorithm))
+        assert found.metrics == wanted.metrics
+        assert all(torch.equal(one, ended[name]) for name, one in weights(learner.policy).items())
+
+
+def test_a_call_that_one_rank_makes_alone_waits_for_nobody(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    """A command evaluates with its learner between the steps."""
+    make = partial(build, algorithm("grpo"), {}, torch.float32)
+    alone = make()
+    with processes.learner(make, 2, tmp_path) as learner:
+        found = learner.passes.logprobs(a_batch())
+        torch.testing.assert_close(found, alone.passes.logprobs(a_batch()))
+
+
+def build_odd(ranks: Ranks) -> Any:
+    """Rank 1 has other weights."""
+    return a_learner(algorithm("grpo"), a_model(seed=ranks.rank), ranks=ranks)
+
+
+def test_ranks_that_disagree_are_named(processes: RankProcesses, tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkerDied, match="learner rank 1 disagrees with rank 0 about the weights"),
+        processes.learner(build_odd, 2, tmp_path) as learner,
+    ):
+        learn_two_steps(learner)
+    assert "disagrees" in processes.said[0]
+
+
+def build_failing(ranks: Ranks) -> Any:
+    learner = a_learner(algorithm("grpo"), ranks=ranks)
+    if ranks.rank:
+        learner.passes.stats = None
+    return learner
+
+
+def test_a_rank_that_fails_ends_the_wait_of_the_others(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(WorkerDied, match=r"learner rank 0 waited for the other 1 at .*--resume"),
+        processes.learner(build_failing, 2, tmp_path) as learner,
+    ):
+        learn_two_steps(learner)
+    assert "TypeError" in processes.said[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_group_is_computed_by_one_rank(size: int) -> None:
+    costs = [5, 1, 9, 3, 3, 7]
+    groups = [0, 2, 3, 5, 6, 8]
+    shares: list[list[int]] = []
+    for rank in range(size):
+        ranks = Ranks(rank, size)
+        # Rank 0 divides its work only in a call of all ranks.
+        ranks._depth = 1
+        shares.append(ranks.share(groups, costs))
+    assert sorted(group for share in shares for group in share) == groups
+    cost_of = dict(zip(groups, costs, strict=True))
+    loads = [sum(cost_of[group] for group in share) for share in shares]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def test_one_process_exchanges_nothing() -> None:
+    assert ALONE.gather(3) == [3] and ALONE.concatenate([1, 2]) == [1, 2]
+    tensor = torch.ones(3)
+    ALONE.add([tensor])
+    assert torch.equal(tensor, torch.ones(3))
