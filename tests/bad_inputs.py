@@ -285,7 +285,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "label": (
         ("--set", 'split=""'), ("--set", "num_samples=0"), ("--set", "num_samples=1000000000"), ("--out", "."),
-        ("--out", "train.jsonl"), ("--out", "model/model.safetensors"), ("--out", "none/x"), ("--out", "train.jsonl/x"),
+        ("--out", "train.jsonl"), ("--out", "model/model.safetensors"), ("--out", "train.jsonl/x"),
         ("--out", ""), ("--set", "temperature=0"), ("--set", "temperature=inf"), ("--set", "temperature=nan"),
         ("--set", "max_problems=0"), ("--set", "verifier=none"), ("--out", "/dev/full"), ("--set", "url=http://x/v1"),
         ("--set", "labelled=none"), ("--set", "labelled=train.jsonl"), ("--set", "labelled=/dev/full"),
