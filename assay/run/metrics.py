@@ -168,7 +168,7 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         metrics["tokens/given"] = float(given_R.sum())
     if any(completion.said for completion in completions):
         metrics["length/turns"] = float(np.mean([one.num_turns for one in completions]))
-        metrics["tools/unread_calls"] = float(sum(map(_num_unread_calls, completions)))
+        metrics["tool_calls/unread"] = float(sum(map(_num_unread_calls, completions)))
     return metrics
 
 

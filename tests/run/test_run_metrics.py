@@ -73,9 +73,9 @@ def test_calls_that_no_parser_reads_are_counted_in_results_only() -> None:
         in_turns("{lookup", unread),
     ]
     metrics = metrics_of([(one, judge(1.0)) for one in completions])
-    assert metrics["tools/unread_calls"] == 3.0
-    assert metrics_of([(completions[1], judge(1.0))])["tools/unread_calls"] == 0.0
-    assert "tools/unread_calls" not in metrics_of([rollout(5, judge(1.0))])
+    assert metrics["tool_calls/unread"] == 3.0
+    assert metrics_of([(completions[1], judge(1.0))])["tool_calls/unread"] == 0.0
+    assert "tool_calls/unread" not in metrics_of([rollout(5, judge(1.0))])
 
 
 def test_rewards_leave_out_what_was_not_judged() -> None:
