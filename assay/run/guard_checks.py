@@ -234,9 +234,16 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(last, [falling, *others], numbers)
 
 
+# The best of all earlier windows is high by chance. Among normal windows of a constant rate, the
+# largest fall of a run of 200 steps is 3 standard errors, and 4 in a run of 1,000.
+COLLAPSE_ERRORS = 5.0
+
+
 def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean is below limit times the best earlier window's, and lower
-    by floor."""
+    """Fire if the window's mean is below limit times the best earlier window's.
+
+    It must be lower by floor, and by `COLLAPSE_ERRORS` standard errors of the difference.
+    """
     for name, part in seen.windows(rule):
         earlier = seen.history.part(name, 0, -rule.window)
         if len(earlier.steps) < rule.window:
@@ -245,7 +252,10 @@ def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
         means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
         at = int(np.argmax(means))
         best, value = float(means[at]), part.mean
-        if value < min(rule.bound * best, best - rule.floor):
+        # Differences of neighboring steps show the noise of a step without the trend.
+        noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
+        error = noise * math.sqrt(2 / rule.window)
+        if value < min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
             last = earlier.steps[at + rule.window - 1]
             return CheckFound(last, [name], {"value": value, "before": best, "first": last})
     return None

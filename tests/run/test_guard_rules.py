@@ -98,6 +98,21 @@ def test_a_rule_tells_the_sick_from_the_healthy(
     assert ask(name, well, **options) is None
 
 
+# Completions that passed, of 64, in the first 49 steps of a run of 8 groups of 8 on GSM8K. Held-out
+# accuracy rose from 17 to 28 % meanwhile.
+IMPROVING = [
+    *(10, 7, 3, 6, 11, 7, 1, 10, 3, 9, 11, 7, 11, 10, 20, 21, 5, 3, 7, 7, 12, 11, 4, 16, 20),
+    *(12, 18, 0, 13, 14, 13, 10, 20, 8, 22, 14, 24, 21, 30, 11, 5, 17, 11, 21, 10, 2, 18, 8, 14),
+]
+
+
+def test_the_noise_of_few_groups_is_no_collapse() -> None:
+    passed = [count / 64 for count in IMPROVING]
+    for length in range(1, len(passed) + 1):
+        assert ask("collapse", {"verdict/passed": passed[:length]}) is None
+    assert ask("collapse", {"verdict/passed": [*passed, *[0.0] * 5]}) is not None
+
+
 @pytest.mark.parametrize(
     ("entropies", "passed", "speaks"),
     [
