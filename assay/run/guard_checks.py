@@ -234,8 +234,8 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(last, [falling, *others], numbers)
 
 
-# The best of all earlier windows is high by chance: at a constant rate with normal noise, 5 errors are
-# reached by 0.3 % of runs of 200 steps and 2.7 % of runs of 1,000 (300 simulated runs each).
+# The best of all earlier windows is high by chance. At a constant rate with normal noise, 0.3 % of
+# runs of 200 steps and 2.7 % of runs of 1,000 reach 5 errors (300 simulated runs each).
 COLLAPSE_ERRORS = 5.0
 
 
