@@ -36,7 +36,8 @@ class ScaleConfig(Section):
     learner_ranks: Actors | None = None
     """Number of processes that share the forward and backward passes of every update, the command
     included. Each has a copy of the model and the optimizer state, and computes its share of the
-    groups. None: only the command learns. ([rl], [sft] and [pretrain])"""
+    groups. Only [rl], [sft] and [pretrain] have ranks, and only on CPUs. None: only the command
+    learns."""
     teacher_actors: Actors | None = None
     """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. They
     return the `distill.keep_top` most probable tokens, and the divergence is computed over these

@@ -105,7 +105,7 @@ def check_new(folder: Path) -> None:
         return
     found = "a folder that exists" if folder.is_dir() else "a file"
     if (folder / f"{ROWS}.part").exists():
-        found = f"the folder of a stage that did not end; its rows are in {ROWS}.part"
+        found = f"the folder of an unfinished data transform; its rows are in {ROWS}.part"
     remedy = "remove it, or choose another"
     raise RunError(message(f"--out {folder}", found, "a new folder", remedy))
 

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from assay.errors import ModelError, RunError, message
 from assay.host.clock import PhaseClock
 from assay.learn.optimizer import Optimizer
-from assay.learn.ranks import ALONE, Ranks, on_all_ranks
+from assay.learn.ranks import ALONE, Ranks, call_on_all_ranks
 from assay.model.allocator import out_of_memory_names
 from assay.model.decoder import hidden_states
 from assay.model.family import unwrap
@@ -28,6 +28,8 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
+# Methods of a learner that all ranks run. The others are rank 0's alone.
+SHARED_CALLS = ("score_batch", "update", "load_state")
 # Elements of each parameter in `PassesLearner.digest`.
 DIGESTED = 16
 
@@ -188,6 +190,8 @@ class PassesLearner:
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
+        if passes.ranks.size > 1:
+            call_on_all_ranks(self, SHARED_CALLS)
 
     @property
     def clock(self) -> PhaseClock:
@@ -203,6 +207,11 @@ class PassesLearner:
     def all_passes(self) -> list[Passes]:
         """Forward/backward runners of the policy and of further trained models."""
         return [self.passes]
+
+    @property
+    def all_optimizers(self) -> list[Optimizer]:
+        """Optimizers of the policy and of further trained models."""
+        return [passes.optimizer for passes in self.all_passes]
 
     @property
     def policy(self) -> Any:
@@ -227,11 +236,11 @@ class PassesLearner:
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter.
 
-        All elements change with an optimizer step, so a few of them show ranks that went apart.
+        Nearly all elements change with an optimizer step, so a few show ranks that went apart.
         """
         crc = self.state_version
-        for passes in self.all_passes:
-            trained = passes.optimizer.trained.values()
+        for optimizer in self.all_optimizers:
+            trained = optimizer.trained.values()
             first = torch.cat([p.detach().reshape(-1)[:DIGESTED].float() for p in trained])
             crc = crc32(first.cpu().numpy().tobytes(), crc)
         return crc
@@ -244,7 +253,6 @@ class PassesLearner:
         """Write the policy in Hugging Face layout, and the optimizer state."""
         self.passes.save_state(folder)
 
-    @on_all_ranks
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
         self.passes.load_state(folder)

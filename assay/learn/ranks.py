@@ -8,18 +8,21 @@ losses and metrics are those of the whole batch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from assay.errors import WorkerDied, cause
+from assay.errors import RunError, WorkerDied, cause
+
+if TYPE_CHECKING:
+    # Some builds of torch have no distributed part, and a single process does not need it.
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 # Bytes of gradients that are summed by one collective call. Small tensors would wait for the
 # network one by one; one buffer for all gradients would double their memory.
@@ -29,8 +32,6 @@ BUCKET_BYTES = 2**25
 CALL_PATIENCE = timedelta(days=365)
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
-Given = ParamSpec("Given")
 
 
 class Ranks:
@@ -64,17 +65,34 @@ class Ranks:
         of the learner's device. reason: returns why another rank ended, for the error; "" if
         unknown.
         """
+        if dist.is_initialized():
+            raise RunError(
+                "scale.learner_ranks: this process is in a torch.distributed group already"
+            )
         ranks = cls(rank, size)
         ranks._reason = reason
+        hook = sys.excepthook
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         limit = timedelta(seconds=patience)
-        with ranks.waiting("the start"):
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-            ranks._calls = dist.new_group(backend="gloo", timeout=CALL_PATIENCE)
+        try:
+            with ranks.waiting("the start"):
+                dist.init_process_group(
+                    backend, store=store, rank=rank, world_size=size, timeout=limit
+                )
+                # Rank 0 sends a call when the others are free to receive it.
+                wait = CALL_PATIENCE if rank else limit
+                ranks._calls = dist.new_group(backend="gloo", timeout=wait)
+        except BaseException:
+            ranks.leave()
+            raise
+        finally:
+            # torch would begin every later traceback of this process with the rank.
+            sys.excepthook = hook
         return ranks
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
+        self._calls = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -102,13 +120,17 @@ class Ranks:
         """Replace each tensor by its sum over all ranks, with equal bits on all ranks."""
         if not self.divides:
             return
-        with self.waiting("a sum"):
-            for bucket in _buckets(tensors):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                with self.waiting("a sum"):
+                    dist.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self.waiting("a sum"):
                 dist.all_reduce(flat)
-                parts = flat.split([tensor.numel() for tensor in bucket])
-                for tensor, part in zip(bucket, parts, strict=True):
-                    tensor.copy_(part.view_as(tensor))
+            parts = flat.split([tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def gather(self, item: Item) -> list[Item]:
         """Return the items of all ranks, in the order of the ranks. Items are pickled."""
@@ -126,10 +148,11 @@ class Ranks:
     @contextmanager
     def calling(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Generator[None]:
         """Have the other ranks repeat this call. Calls inside the context are not sent again."""
-        if self.size > 1 and self.rank == 0 and self._depth == 0:
-            self._send((name, args, kwargs))
+        is_outer = self._depth == 0
         self._depth += 1
         try:
+            if is_outer and self.size > 1 and self.rank == 0:
+                self._send((name, args, kwargs))
             yield
         except BaseException:
             # The other ranks are in the middle of the call, and hear no further one.
@@ -172,7 +195,8 @@ class Ranks:
         except RuntimeError as error:
             reason = self._reason() or cause(error)[:300]
             waited = f"learner rank {self.rank} waited for the other {self.size - 1} at {what}"
-            raise WorkerDied(f"{waited}: {reason}; go on with --resume") from error
+            remedy = "go on with --resume (scale.patience bounds the wait)"
+            raise WorkerDied(f"{waited}: {reason}; {remedy}") from error
 
     def _send(self, call: Any) -> None:
         with self.waiting("a call"):
@@ -189,33 +213,26 @@ ALONE = Ranks()
 """A learner of one process."""
 
 
-class _HasPasses(Protocol):
-    @property
-    def passes(self) -> Any: ...
+def call_on_all_ranks(learner: Any, names: Sequence[str]) -> None:
+    """Replace a learner's methods, so that the other ranks repeat calls of rank 0.
 
-    def digest(self) -> int: ...
+    After a call all ranks compare their weights and metrics.
+    """
+    ranks: Ranks = learner.passes.ranks
 
+    def on_all_ranks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with ranks.calling(name, args, kwargs):
+                result = method(*args, **kwargs)
+                ranks.check_same(f"the weights after {name}", learner.digest())
+                ranks.check_same(f"the metrics of {name}", getattr(result, "metrics", None))
+            return result
 
-Self = TypeVar("Self", bound=_HasPasses)
+        return call
 
-
-def on_all_ranks(
-    method: Callable[Concatenate[Self, Given], Result],
-) -> Callable[Concatenate[Self, Given], Result]:
-    """Run a learner's method on all ranks with the same arguments."""
-
-    @wraps(method)
-    def call(self: Self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        ranks: Ranks = self.passes.ranks
-        with ranks.calling(method.__name__, args, kwargs):
-            result = method(self, *args, **kwargs)
-            if ranks.divides:
-                ranks.check_same(f"the weights after {method.__name__}", self.digest())
-                metrics = getattr(result, "metrics", None)
-                ranks.check_same(f"the metrics of {method.__name__}", metrics)
-        return result
-
-    return call
+    for name in names:
+        if (method := getattr(learner, name, None)) is not None:
+            setattr(learner, name, on_all_ranks(name, method))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.losses import token_weights
 from assay.learn.passes import Passes, PassesLearner
-from assay.learn.ranks import on_all_ranks
 from assay.model.head import Gains, Target
 from assay.model.packing import Batch, MicroBatch
 
@@ -34,7 +33,6 @@ class SFTLearner(PassesLearner):
         super().__init__(passes)
         self.cross_entropy = cross_entropy
 
-    @on_all_ranks
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
         """Take one optimizer step on the mean loss over the sampled tokens.
 

@@ -18,9 +18,9 @@ from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
 from assay.learn.critic import Critic, CriticUpdate
 from assay.learn.meter import reward_metrics, update_metrics
+from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
-from assay.learn.ranks import on_all_ranks
 from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
@@ -91,6 +91,11 @@ class PolicyLearner(PassesLearner):
         return [self.passes, *([] if self.critic is None else [self.critic.passes])]
 
     @property
+    def all_optimizers(self) -> list[Optimizer]:
+        """Optimizers of the policy and of the critic. A shared critic has one for its head."""
+        return [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
+
+    @property
     def scores_first(self) -> bool:
         """Whether the update needs old log-probabilities in advance.
 
@@ -106,9 +111,12 @@ class PolicyLearner(PassesLearner):
         temperature: float | None = None,
     ) -> Batch:
         """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
-        return self.score_batch(pack(groups, verdicts, self.device), temperature)
+        # Problems hold answers and tests, which other ranks do not need.
+        batch = pack(groups, verdicts, self.device)
+        if self.passes.ranks.size > 1:
+            batch = replace(batch, problems=())
+        return self.score_batch(batch, temperature)
 
-    @on_all_ranks
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
         """Add old log-probabilities, reference log-probabilities and values to the batch as needed.
@@ -131,7 +139,6 @@ class PolicyLearner(PassesLearner):
                 batch = replace(batch, ref_logprobs_T=logprobs_T)
         return batch
 
-    @on_all_ranks
     def update(self, batch: Batch, advantages: Advantages) -> Update:
         """Train on a scored batch for ``epochs`` epochs.
 
@@ -207,7 +214,6 @@ class PolicyLearner(PassesLearner):
             text = json.dumps(state, sort_keys=True)
             (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
-    @on_all_ranks
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError.
 

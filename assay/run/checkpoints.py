@@ -108,7 +108,8 @@ class Checkpoints:
 
     def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
         """Load every part from the checkpoint of a step."""
-        folder = self.path(step)
+        # Learner ranks read it too, and have another working directory.
+        folder = self.path(step).resolve()
         saved = (read_json(folder / MANIFEST) or {}).get("parts")
         held = cast("list[Any]", saved) if isinstance(saved, list) else []
         missing = [name for name in sorted(parts) if name not in held]

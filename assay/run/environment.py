@@ -33,7 +33,12 @@ _PACKAGES = [
 
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
 """Sections whose changes do not affect sampling, verdicts or learning."""
-_HARMFUL = ("verification.options", "verification.schedule", "scale.steps_ahead")
+_HARMFUL = (
+    "verification.options",
+    "verification.schedule",
+    "scale.steps_ahead",
+    "scale.learner_ranks",
+)
 """Keys of these sections whose changes do."""
 
 SOURCES = "verifiers"

@@ -77,7 +77,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
         options |= local
     else:
         options["address"] = address
-    with _signals_kept(), _environment(marks):
+    with _signals_kept(), environment(marks):
         try:
             ray.init(**options)
         except Exception as error:  # Ray raises a plain Exception for a node that starts too late
@@ -223,7 +223,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
 
 
 @contextmanager
-def _environment(marks: Mapping[str, str]) -> Iterator[None]:
+def environment(marks: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that start inside the ``with`` block."""
     os.environ.update(marks)
     try:

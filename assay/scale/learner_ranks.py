@@ -21,8 +21,10 @@ from assay.config import ScaleConfig
 from assay.errors import WorkerDied, cause
 from assay.host.orphans import Remains, new_family, watched
 from assay.learn.ranks import ALONE, Ranks
-from assay.scale.cluster import end, import_ray, is_local, spawn
+from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 
+# Environment variable with the network interface of gloo.
+INTERFACE = "GLOO_SOCKET_IFNAME"
 # Seconds in which a rank must end after the last call.
 END_SECONDS = 10.0
 # Seconds in which a rank that ended reports why.
@@ -42,12 +44,18 @@ class Meeting:
     host: str = ""
     port: int = 0
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the ranks while they join.
+
+        On one machine gloo would listen on the address that belongs to the machine's name.
+        """
+        is_here = self.file is not None and sys.platform == "linux"
+        return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
+
     def store(self) -> Store:
         """Open the store in a rank that follows, or the file in any rank."""
         if self.file is not None:
-            # Gloo would listen on the address that belongs to the machine's name.
-            if sys.platform == "linux":
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             return FileStore(self.file, self.size)
         limit = timedelta(seconds=self.patience)
         return TCPStore(self.host, self.port, self.size, False, limit)
@@ -76,7 +84,8 @@ class LearnerRank:
         sys.path += [folder for folder in opening.path if folder not in sys.path]
         meeting = opening.meeting
         store, patience = meeting.store(), meeting.patience
-        ranks = Ranks.join(store, rank, meeting.size, patience, opening.device)
+        with environment(meeting.environment):
+            ranks = Ranks.join(store, rank, meeting.size, patience, opening.device)
         try:
             ranks.follow(opening.build(ranks))
         finally:
@@ -100,7 +109,8 @@ def open_ranks(
     members = [spawn(ray, LearnerRank, settings) for _ in range(1, size)]
     stack.callback(end, members)
     running = [member.run.remote(sent, rank) for rank, member in enumerate(members, 1)]
-    ranks = Ranks.join(store, 0, size, settings.patience, device, lambda: _reason(ray, running))
+    with environment(meeting.environment):
+        ranks = Ranks.join(store, 0, size, settings.patience, device, lambda: _reason(ray, running))
     stack.callback(_dismiss, ray, ranks, running)
     return ranks
 
@@ -127,13 +137,19 @@ def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
 
 
 def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -> str:
-    """Return the error of a rank that ended, or "" if none has reported one."""
-    ended, _ = ray.wait([*running], num_returns=1, timeout=seconds)
+    """Return the error of a rank that ended, or "" if none has reported one.
+
+    A rank that ended because another one was lost does not count if that one has reported.
+    """
+    ended, _ = ray.wait([*running], num_returns=len(running), timeout=seconds)
+    reasons: list[tuple[bool, str]] = []
     for ref in ended:
+        who = f"learner rank {running.index(ref) + 1}"
         try:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:
-            return f"learner rank {running.index(ref) + 1}: {cause(error.cause or error)[:300]}"
+            why = error.cause or error
+            reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
         except Exception as error:  # Ray has many for an actor that died
-            return f"learner rank {running.index(ref) + 1} died ({cause(error)[:300]})"
-    return ""
+            reasons.append((False, f"{who} died ({cause(error)[:300]})"))
+    return min(reasons)[1] if reasons else ""

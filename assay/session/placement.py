@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from assay.config import ModelConfig, TrainConfig
+from assay.errors import ConfigError, message
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.host.orphans import Remains, new_family, watched
-from assay.learn.ranks import Ranks
+from assay.learn.ranks import ALONE, Ranks
 from assay.model.adapters import merged
 from assay.model.load import LoadedModel, load_model
 from assay.model.weights import Weights
@@ -87,10 +88,22 @@ def open_learner_ranks(
 
     make: returns the learner of a rank, from configuration, model and ranks.
     """
-    config = session.config.model_copy(update={"model": model_elsewhere(session)})
-    device = "cuda" if config.scale.gpus_per_actor else "cpu"
-    build = partial(_build_rank, make, config, device)
-    return open_ranks(build, config.scale, session.loaded.device.type, stack)
+    config = session.config
+    if not config.scale.num_followers:
+        return ALONE
+    device = session.loaded.device.type
+    if device != "cpu" or config.scale.gpus_per_actor:
+        # Ray does not know of the command's GPU, and would give it to another rank too.
+        found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
+        accepted = "1 on a GPU: several ranks run on CPUs only, so far"
+        raise ConfigError(message("scale.learner_ranks", found, accepted))
+    value_model = config.critic.path and absolute(config.critic.path)
+    elsewhere = {
+        "model": model_elsewhere(session),
+        "critic": config.critic.model_copy(update={"path": value_model}),
+    }
+    build = partial(_build_rank, make, config.model_copy(update=elsewhere), device)
+    return open_ranks(build, config.scale, device, stack)
 
 
 def _build_rank(

@@ -37,6 +37,10 @@ def _serve(pipe: Connection) -> None:
         pipe.send(said)
 
 
+def _reply(pipe: Connection) -> str:
+    return pipe.recv() if pipe.poll(2 * PATIENCE) else "no reply"
+
+
 class RankProcesses:
     """Processes for ranks 1 and up; the test is rank 0."""
 
@@ -65,7 +69,7 @@ class RankProcesses:
             ranks.dismiss()
         finally:
             ranks.leave()
-            self.said = [pipe.recv() for pipe in self.pipes[: size - 1]]
+            self.said = [_reply(pipe) for pipe in self.pipes[: size - 1]]
         assert self.said == [""] * (size - 1)
 
     def close(self) -> None:

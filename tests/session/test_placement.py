@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -207,3 +208,13 @@ def test_an_address_of_rays_client_names_the_package_that_it_needs(
         "scale.address: found 'ray://localhost:10001', and no package grpcio here; accepted:"
         ' HOST:PORT without Ray\'s client; pip install "ray[client]"'
     )
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 0.0), ("cpu", 1.0)])
+def test_learner_ranks_on_gpus_are_refused(world: World, device: str, gpus: float) -> None:
+    """Ray would give the command's GPU to another rank."""
+    scale = {"learner_ranks": 2, "gpus_per_actor": gpus}
+    loaded: Any = SimpleNamespace(device=torch.device(device))
+    session: Any = SimpleNamespace(config=parse(world.tree(scale=scale)), loaded=loaded)
+    with ExitStack() as stack, pytest.raises(ConfigError, match=r"learner_ranks: found 2 on .*GPU"):
+        placement.open_learner_ranks(session, MagicMock(), stack)

@@ -168,7 +168,7 @@ BAD: dict[str, tuple[Callable[[TeacherServer], None], str]] = {
     "no completions": (
         without_completions,
         'teacher.url URL: found large at HOST: HTTP 404: \'{"detail": "Not Found"}\'; accepted: a'
-        " server that tells log-probabilities of given tokens, as vLLM does (prompt_logprobs); to"
+        " server that returns log-probabilities of given tokens, as vLLM does (prompt_logprobs); to"
         " learn from its traces instead: assay data collect --url, then [sft]",
     ),
     "logits in their place": (
@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[TeacherServer], None], str]] = {
         fewer,
         "distill.keep_top: found 16, and large at HOST: HTTP 400: 'Requested prompt logprobs of 16,"
         " which is greater than max allowed: 12'; accepted: as many of the likeliest tokens as the"
-        " server tells; start vLLM with --max-logprobs 16, or lower it",
+        " server returns; start vLLM with --max-logprobs 16, or lower it",
     ),
     "another name": (
         another_name,
@@ -236,7 +236,7 @@ def test_a_short_context_is_told_before_the_run(world: World) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature": (
         {"distill": {"temperature": 2.0}},
-        r"distill\.temperature: found 2; accepted: 1 with teacher\.url: a server tells log-prob",
+        r"distill\.temperature: found 2; accepted: 1 with teacher\.url: a server returns log-prob",
     ),
     "a temperature of samples": (
         {"distill": None, "rl": {"steps": 1}, "sampling": {"temperature": 0.7}},

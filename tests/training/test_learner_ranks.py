@@ -94,6 +94,15 @@ def test_two_ranks_train_as_one_process(world: World, sections: dict[str, Any]) 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("cluster")
+def test_two_ranks_fine_tune_as_one_process(world: World) -> None:
+    """The run evaluates between its steps: rank 0 alone computes then."""
+    plain = train(world.sft_tree(run={"name": "plain"}), quiet=True).run
+    ranks = train(world.sft_tree(run={"name": "ranks"}, scale=TWO), quiet=True).run
+    check_same_training(Path(ranks), Path(plain))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("cluster")
 def test_a_lost_rank_ends_the_run_in_one_line_and_it_resumes_to_the_same_bits(
     world: World, monkeypatch: pytest.MonkeyPatch, cluster: Any
 ) -> None:

@@ -43,6 +43,13 @@ MAX_ANSWER = 1000
 # Characters after a phrase that can continue its sentence.
 MAX_REST = 4000
 
+_VALUES_AT_END = {
+    "one_sentence": value_of_only_sentence,
+    "last_line": value_of_last_line,
+    "final_emphasis": bold_value_at_end,
+}
+"""Rules for a value at the end of a reply, by their names in a verdict."""
+
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
@@ -337,9 +344,9 @@ def _unmarked(text: str, fallback: Fallback, had_courtesy: bool) -> Commitment |
     said = pattern("connective").sub("", text)
     if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
-    for rule in (value_of_only_sentence, value_of_last_line, bold_value_at_end):
+    for how, rule in _VALUES_AT_END.items():
         if (value := rule(text)) is not None:
-            return Commitment((value,), how=rule.__name__.removeprefix("of_"))
+            return Commitment((value,), how=how)
     if fallback == "sentence" or had_courtesy:
         last = value_of_last_sentence(text)
         return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
