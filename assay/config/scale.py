@@ -60,7 +60,8 @@ class ScaleConfig(Section):
     while the learner trains on this one. Completions are then one step old, and a resumed run is
     not bitwise equal to an uninterrupted one."""
     patience: Positive = 600.0
-    """Maximum seconds without progress of an actor. A slower one is replaced."""
+    """Maximum seconds without progress of an actor. A slower one is replaced, and a slower learner
+    rank ends the run."""
 
     @field_validator("generator", mode="before")
     @classmethod
