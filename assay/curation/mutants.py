@@ -65,7 +65,7 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
     """Yield the possible faults at a node, each as a function that modifies it in place."""
     operator: Any = getattr(node, "op", None)
     if swapped := SWAPPED.get(type(operator)):
-        # All nodes of an operator share one object.
+        # Python shares one object among all nodes of an operator, so the node gets another one.
         yield _sets(node, "op", swapped())
     match node:
         case ast.Compare():

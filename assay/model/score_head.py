@@ -144,7 +144,8 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     """Score texts with each layout and decoder, compare with the model's own scores, and choose.
 
     The lean decoder and shared prefixes are used if they reproduce the model's own scores within
-    the rounding of its type. Raises ModelError if even the plain layout with modules does not.
+    the rounding of its type. Raises ModelError if the plain layout through the
+    model's own modules does not reproduce them either.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)

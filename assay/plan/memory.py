@@ -41,7 +41,8 @@ MAX_PROBLEMS_AT_ONCE = 512
 PADDING = (1 - MUCH_SHORTER) / 2
 # Bytes per token of a cached teacher's top-k entry, in memory and on disk.
 KEPT = 20
-# Holes between the tensors of the modules' path, as a share of the activations. glibc cuts a tensor
+# Memory that the allocator loses to fragmentation when layers run as modules, as a share of the
+# activations. glibc cuts a tensor
 # out of a block that is up to 96 bytes longer. Its thread cache keeps the rest, small objects of
 # autograd move in, and the freed block is too short for another tensor of the same size. The loss
 # varies, so this is a middle value: docs/planning.md has the measurements.

@@ -102,7 +102,8 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
 
     asked: filters. A word matches a run's name or configuration. ``key=value`` matches a setting,
     such as ``rl.steps=60``, or ``name``, ``state``, ``stage`` or ``algorithm``. Raises RunError for
-    a missing folder, a key that no run has, an unknown state, and a folder given as a word.
+    a missing folder, a key that no run has, an unknown state, and a filter word
+    that is a folder.
     """
     top = Path(folder).expanduser()
     runs: list[ListedRun] = []

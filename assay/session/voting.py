@@ -30,7 +30,10 @@ class _Ballot:
     asked: list[str] = field(default_factory=list[str])
 
     def question(self) -> Group | None:
-        """Return unassigned answers to judge against a first one; None if the winner is certain."""
+        """Return the next comparison: a first answer, and others to judge against it.
+
+        None if no comparison can change the winner.
+        """
         for pool in self.open:
             pool[:] = [answer for answer in pool if answer not in self.names]
             self.names |= {answer: answer for answer in pool if len(pool) == 1}
