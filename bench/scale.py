@@ -139,8 +139,10 @@ def verdicts(in_flight: int, pairs: int = 40) -> dict[str, float]:
         actors = VerifierActors(scale, {})
         stack.callback(actors.close)
         services: list[VerifierService] = []
-        for hire in (Worker, actors.worker):
-            service = VerifierService("exact", num_workers=1, cache_mib=0.0, hire=hire)
+        for spawn_worker in (Worker, actors.worker):
+            service = VerifierService(
+                "exact", num_workers=1, cache_mib=0.0, spawn_worker=spawn_worker
+            )
             services.append(stack.enter_context(service))
             service.judge(groups)
         here, there = services

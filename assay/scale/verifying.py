@@ -191,11 +191,11 @@ class VerifierActors:
         self._ray = import_ray()
         self._told: set[str] = set()
         self.num_lost = 0
-        self._idle = deque(self._hire() for _ in range(settings.verifier_actors or 0))
+        self._idle = deque(self._spawn_actor() for _ in range(settings.verifier_actors or 0))
 
     def worker(self, family: str) -> Worker:
         """Start a worker for a verifier pool. Returns it immediately."""
-        handle = self._idle.popleft() if self._idle else self._hire()
+        handle = self._idle.popleft() if self._idle else self._spawn_actor()
         worker = RemoteWorker(handle, family, self)
         worker.start(self._options)
         return worker
@@ -216,7 +216,7 @@ class VerifierActors:
         """Stop the idle actors. Verifier pools stop the actors that they use."""
         end(self._idle)
 
-    def _hire(self) -> Any:
+    def _spawn_actor(self) -> Any:
         settings = self._settings
         actor = self._ray.remote(VerifierActor).options(
             num_cpus=settings.cpus_per_actor,
@@ -240,4 +240,4 @@ def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -
         return {}
     actors = VerifierActors(settings, options)
     stack.callback(actors.close)
-    return {"num_workers": settings.verifier_actors, "hire": actors.worker}
+    return {"num_workers": settings.verifier_actors, "spawn_worker": actors.worker}

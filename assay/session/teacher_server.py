@@ -181,7 +181,7 @@ class ServerTeacher(TeacherElsewhere):
                 pass
             else:
                 remedy = f"start vLLM with --max-logprobs {self.count}, or lower it"
-                accepted = "as many of the likeliest tokens as the server returns"
+                accepted = "at most the top-k that the server returns"
                 return message("distill.keep_top", f"{self.count}, and {said}", accepted, remedy)
         return message(self.where, said, ACCEPTED, INSTEAD)
 

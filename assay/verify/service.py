@@ -33,7 +33,7 @@ from assay.verify.expression import (
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.engine import JobEngine, Options
 from assay.verify.serving.job import Job
-from assay.verify.serving.pool import Hire
+from assay.verify.serving.pool import SpawnWorker
 from assay.verify.serving.process import Worker
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
@@ -104,7 +104,7 @@ class VerifierService:
     max_open: maximum number of open expressions of problems. The least recently used one is closed.
         Needed in a server whose clients send many different ones. None: no limit, so that
         `describe` covers each verifier that was used.
-    hire: function that starts a worker which is not a process of this machine.
+    spawn_worker: starts a worker, for example a Ray actor instead of a local process.
 
     Raises VerifierError for an invalid expression, option or schedule.
     """
@@ -123,7 +123,7 @@ class VerifierService:
         allow: Iterable[str] = (),
         by_tag: Mapping[str, str] | None = None,
         max_open: int | None = None,
-        hire: Hire = Worker,
+        spawn_worker: SpawnWorker = Worker,
     ) -> None:
         self.default_expression = default_expression
         self._by_tag = dict(by_tag or {})
@@ -140,11 +140,15 @@ class VerifierService:
         for where in (*self._options, *self._schedule.points):
             _check_names(where)
         cores = os.cpu_count() or 1
-        if hire is Worker and num_workers is not None and num_workers > WORKERS_A_CORE * cores:
+        if (
+            spawn_worker is Worker
+            and num_workers is not None
+            and num_workers > WORKERS_A_CORE * cores
+        ):
             accepted = f"at most {WORKERS_A_CORE * cores} on this machine ({WORKERS_A_CORE} a core)"
             raise VerifierError(message("worker processes", num_workers, accepted))
         workers, cache_bytes = num_workers or max(1, cores // 2), int(cache_mib * 2**20)
-        self._settings = (workers, deadline, on_event, self._options, cache_bytes, hire)
+        self._settings = (workers, deadline, on_event, self._options, cache_bytes, spawn_worker)
         self._give_up_after = give_up_after
         self._max_open, self._own = max_open, {default_expression, *self._by_tag.values()}
         # Messages of completions that were not judged.

@@ -178,8 +178,8 @@ BAD: dict[str, tuple[Callable[[TeacherServer], None], str]] = {
     "too few of the likeliest": (
         fewer,
         "distill.keep_top: found 16, and large at HOST: HTTP 400: 'Requested prompt logprobs of 16,"
-        " which is greater than max allowed: 12'; accepted: as many of the likeliest tokens as the"
-        " server returns; start vLLM with --max-logprobs 16, or lower it",
+        " which is greater than max allowed: 12'; accepted: at most the top-k that the server"
+        " returns; start vLLM with --max-logprobs 16, or lower it",
     ),
     "another name": (
         another_name,

@@ -14,7 +14,7 @@ from assay.verify.serving.cache import VerdictCache
 from assay.verify.serving.calling import judge_unit
 from assay.verify.serving.job import Call, Job
 from assay.verify.serving.lanes import Lane, ThreadLane
-from assay.verify.serving.pool import Hire, Pool
+from assay.verify.serving.pool import Pool, SpawnWorker
 from assay.verify.serving.process import Worker
 from assay.verify.serving.stats import VerifierStats, step_metrics
 from assay.verify.serving.sums import Sum
@@ -32,7 +32,7 @@ class JobEngine:
 
     on_event: called by the threads that wait for verdicts, so it need not be thread-safe.
     options: configured options by verifier.
-    hire: as in `Pool`.
+    spawn_worker: as in `Pool`.
     closed: no further calls are accepted.
     """
 
@@ -43,7 +43,7 @@ class JobEngine:
         on_event: Callable[..., None] | None,
         options: Options,
         cache_bytes: int,
-        hire: Hire = Worker,
+        spawn_worker: SpawnWorker = Worker,
     ) -> None:
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
@@ -51,7 +51,7 @@ class JobEngine:
         # Statistics since the last call of `take_metrics`.
         self._fresh: dict[str, VerifierStats] = {}
         self.closed = False
-        how = (num_workers, deadline, options, hire)
+        how = (num_workers, deadline, options, spawn_worker)
         self.pool = Pool(self.lock, self.deliver, self._tell, *how)
         self._lanes: dict[str, ThreadLane] = {}
         self._news = threading.Condition(self.lock)

@@ -31,7 +31,7 @@ QUICKEST = 1e-4
 # Seconds of work. Sharing less costs more than it gains.
 WORTH_SHARING = 0.02
 
-Hire = Callable[[str], Worker]
+SpawnWorker = Callable[[str], Worker]
 
 
 class Pool(Lane):
@@ -39,7 +39,8 @@ class Pool(Lane):
 
     tell: called as ``tell(kind, **facts)`` when a worker is killed or dies.
     options: configured options by verifier.
-    hire: starts a worker, given the family of its mark.
+    spawn_worker: starts a worker; its argument is the prefix of the mark by which orphaned
+        processes are found.
 
     Workers start at the first call or by `start`.
     """
@@ -52,10 +53,10 @@ class Pool(Lane):
         num_workers: int,
         deadline: float,
         options: Mapping[str, Mapping[str, Any]],
-        hire: Hire = Worker,
+        spawn_worker: SpawnWorker = Worker,
     ) -> None:
         super().__init__(lock, deliver)
-        self._hire = hire
+        self._spawn_worker = spawn_worker
         self.tell = tell
         self.num_workers = num_workers
         self.deadline = deadline
@@ -145,7 +146,7 @@ class Pool(Lane):
         with self.changed:
             if self.watcher is None:
                 self.watcher = start_watcher(self._family)
-        return self._hire(self._family)
+        return self._spawn_worker(self._family)
 
     def _employ(self, worker: Worker) -> None:
         self.workers.append(worker)

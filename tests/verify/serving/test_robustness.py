@@ -465,11 +465,11 @@ class Unlucky(Worker):
 
 def test_a_worker_that_is_lost_while_it_starts_is_no_modules_fault(villains: str) -> None:
     Unlucky.num_lost = 2
-    with VerifierService(villains, num_workers=1, hire=Unlucky) as service:
+    with VerifierService(villains, num_workers=1, spawn_worker=Unlucky) as service:
         service.check([None])
     Unlucky.num_lost = 99
     refused = pytest.raises(WorkerDied, match=r"not start \(.*\): its actor is lost")
-    with VerifierService(villains, num_workers=1, hire=Unlucky) as service, refused:
+    with VerifierService(villains, num_workers=1, spawn_worker=Unlucky) as service, refused:
         service.check([None])
 
 
