@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "verifiers.md"
 HEAD = Path(__file__).resolve().parent / "verifiers_head.md"
 
-LANES = {
+EXECUTORS = {
     "worker": "in a worker process, which is killed at its deadline",
     "thread": "in threads of the trainer's process: it waits for a network",
     "device": "in one thread of the trainer's process, in batches, on the learner's device",
@@ -51,7 +51,7 @@ def section(verifier: Verifier) -> Iterator[str]:
     """Yield the lines of one verifier's section."""
     yield f"### {verifier.name}"
     yield ""
-    yield f"`{verifier.label}`: {verifier.domain}. Runs {LANES[verifier.lane]}."
+    yield f"`{verifier.label}`: {verifier.domain}. Runs {EXECUTORS[verifier.executor]}."
     yield ""
     if verifier.accepts:
         yield f"- Accepts: {verifier.accepts}."

@@ -336,7 +336,9 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     """
     described = service.describe()
     asked = [
-        name for name in described if name in labelled_names() and resolve(name).lane == "worker"
+        name
+        for name in described
+        if name in labelled_names() and resolve(name).executor == "worker"
     ]
     if not asked:
         return []

@@ -127,10 +127,10 @@ class Verifier:
       expression's first term, aligned with the completions. Length rewards read correctness there.
     - ``batch``: ``(list of (problem, completion)) -> list of results``, with mixed groups.
 
-    lane: where the verifier runs. ``worker``: in a process that is killed at its deadline, required
-        for user code. ``thread``: in threads of this process, for network calls. ``device``: in one
-        thread of this process that shares the learner's device. ``inline``: directly in the calling
-        thread, for arithmetic.
+    executor: where the verifier runs. ``worker``: in a process that is killed at its deadline. User
+        code requires it. ``thread``: in threads of this process, for network calls. ``device``: in
+        one thread of this process that shares the learner's device. ``inline``: directly in the
+        calling thread, for arithmetic.
     weight: default weight of a later term in a sum.
     bounds: range of the value, if known.
     limits: limits that the worker or the sandbox enforces.
@@ -156,7 +156,7 @@ class Verifier:
     version: int
     judge: Callable[..., Any]
     takes: Takes = "completion"
-    lane: Literal["worker", "thread", "device", "inline"] = "worker"
+    executor: Literal["worker", "thread", "device", "inline"] = "worker"
     domain: str = ""
     fields: tuple[Field, ...] = ()
     accepts: str = ""

@@ -163,7 +163,7 @@ class VerifierService:
         self._open()
         clear_of_dead_parents()
         asked = [self._verifier(name) for name in names if is_built_in(name)]
-        if any(one.verifier.lane == "worker" and not one.error for one in asked):
+        if any(one.verifier.executor == "worker" and not one.error for one in asked):
             self.engine.pool.start()
         _services.add(self)
 
@@ -357,7 +357,7 @@ class VerifierService:
         return self.engine.take_metrics()
 
     def close(self) -> None:
-        """Kill and reap the workers and close the lanes. A second call has no effect."""
+        """Kill and reap the workers and close the executors. A second call has no effect."""
         self.engine.closed = True
         self._finalizer()
 
@@ -399,7 +399,7 @@ class VerifierService:
         return found
 
     def _close_unused(self) -> None:
-        """Remove verifiers that no open expression names, and close their lanes."""
+        """Remove verifiers that no open expression names, and close their executors."""
         with self._ordering:
             used = {one.name: one.label for sum in self._sums.values() for one in sum.verifiers}
         self._verifiers = {name: one for name, one in self._verifiers.items() if name in used}

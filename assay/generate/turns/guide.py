@@ -25,7 +25,7 @@ from assay.generate.base import GivenTokens, Promise, SoFar
 from assay.generate.turns.tool import FREE, Respondent
 from assay.types import Message, ThinkFormat
 
-MAX_LANES = 4
+MAX_THREADS = 4
 Asked = tuple[tuple[str, ...], ThinkFormat]
 """The roles of messages, and the think format of the next reply."""
 Piece = str | tuple[int, str, bool]
@@ -72,7 +72,7 @@ def _thread(name: str) -> AnswerThread:
 
 def next_thread(kind: str = "tools") -> AnswerThread:
     """Return a thread for the next completion or call; the assignment does not affect results."""
-    return _thread(f"{kind}-{next(_numbers) % min(MAX_LANES, os.cpu_count() or 1)}")
+    return _thread(f"{kind}-{next(_numbers) % min(MAX_THREADS, os.cpu_count() or 1)}")
 
 
 def this_thread() -> AnswerThread | None:

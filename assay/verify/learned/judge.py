@@ -102,7 +102,7 @@ JUDGE = Verifier(
     name="judge",
     version=2,
     judge=judge_by_rubric,
-    lane="thread",
+    executor="thread",
     domain="answers and texts that no rule can check: equivalence in meaning, helpfulness, "
     "harmlessness, any rubric in words; as good as the model behind the endpoint",
     fields=(*RUBRIC_FIELDS, *JUDGE_FIELDS, *SHARED_FIELDS),

@@ -285,7 +285,7 @@ def is_learned(verifier: str) -> bool:
     Acceptance is then relative to honest replies.
     """
     name = parse_expression(verifier)[0].name.partition("|")[0]
-    return name.partition("@")[0] in BUILT_IN and resolve(name).lane == "device"
+    return name.partition("@")[0] in BUILT_IN and resolve(name).executor == "device"
 
 
 def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[str, float]:

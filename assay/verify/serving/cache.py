@@ -61,7 +61,7 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
     the spec has values that are not plain. The prompt is included, because a judge without a spec
     still reads the question.
     """
-    if not one.verifier.cached or one.whole or one.verifier.lane == "inline":
+    if not one.verifier.cached or one.whole or one.verifier.executor == "inline":
         return None
     digest = options_digest(one.options)
     try:

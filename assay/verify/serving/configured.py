@@ -21,13 +21,13 @@ from assay.host.fields import Field
 from assay.types import Problem
 from assay.verify.base import Limits, Takes, Verifier, resolve
 
-LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
+EXECUTOR_OPTIONS: Mapping[str, Mapping[str, int]] = {
     "thread": {"concurrency": 8},
     "device": {"batch_size": 64},
 }
-"""Options of every verifier in a lane, with their defaults. They change no verdict."""
+"""Options of every verifier in an executor, with their defaults. They change no verdict."""
 
-_SPEED = frozenset(name for options in LANE_OPTIONS.values() for name in options)
+_SPEED = frozenset(name for options in EXECUTOR_OPTIONS.values() for name in options)
 _TOLD = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
 
 
@@ -115,12 +115,12 @@ class Configured:
     @property
     def whole(self) -> bool:
         """Whether one call judges the whole group."""
-        batch = self.verifier.takes == "batch" and self.verifier.lane == "device"
+        batch = self.verifier.takes == "batch" and self.verifier.executor == "device"
         return self.verifier.takes != "completion" and not batch
 
-    def lane_option(self, key: str) -> int:
-        """Return an option of the verifier's lane, or its default."""
-        return int(self.options.get(key, LANE_OPTIONS[self.verifier.lane][key]))
+    def executor_option(self, key: str) -> int:
+        """Return an option of the verifier's executor, or its default."""
+        return int(self.options.get(key, EXECUTOR_OPTIONS[self.verifier.executor][key]))
 
     @cached_property
     def _not_from_rows(self) -> frozenset[str]:
@@ -236,17 +236,17 @@ def facts_of(verifier: Verifier) -> dict[str, Any]:
 def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, Any]) -> str:
     """Return the fault of a verifier's options, or ""."""
     known = {field.name: field for field in verifier.fields}
-    of_lane = LANE_OPTIONS.get(verifier.lane, {})
+    of_executor = EXECUTOR_OPTIONS.get(verifier.executor, {})
     for key, value in options.items():
         where = f"verification.options.{name}.{key}"
         if key in known:
             if not accepts(known[key], value):
                 return message(where, shown(value), known[key].accepts)
-        elif key in of_lane:
+        elif key in of_executor:
             if type(value) is not int or value < 1:
                 return message(where, shown(value), "a whole number >= 1")
         else:
-            every = [*known, *of_lane]
+            every = [*known, *of_executor]
             remedy = did_you_mean(key, every, 0.5) or f"known keys: {', '.join(every)}"
             return f"{where}: unknown key; {remedy}"
     return ""

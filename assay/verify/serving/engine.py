@@ -1,4 +1,4 @@
-"""Engine of a process's verifier service: lanes, cache, statistics and one lock."""
+"""Engine of a process's verifier service: executors, cache, statistics and one lock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from assay.types import Group
 from assay.verify.base import Part
 from assay.verify.serving.cache import VerdictCache
 from assay.verify.serving.calling import judge_unit
+from assay.verify.serving.executors import Executor, ThreadExecutor
 from assay.verify.serving.job import Call, Job
-from assay.verify.serving.lanes import Lane, ThreadLane
 from assay.verify.serving.pool import Pool, SpawnWorker
 from assay.verify.serving.process import Worker
 from assay.verify.serving.stats import VerifierStats, step_metrics
@@ -26,9 +26,9 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class JobEngine:
-    """Takes jobs, sends their calls to lanes, and collects the parts. Safe to use from any thread.
+    """Takes jobs, sends their calls to executors, and collects the parts.
 
-    Threads of lanes return parts by `deliver`.
+    Safe to use from any thread. The executors' threads return parts by `deliver`.
 
     on_event: called by the threads that wait for verdicts, so it need not be thread-safe.
     options: configured options by verifier.
@@ -53,7 +53,7 @@ class JobEngine:
         self.closed = False
         how = (num_workers, deadline, options, spawn_worker)
         self.pool = Pool(self.lock, self.deliver, self._tell, *how)
-        self._lanes: dict[str, ThreadLane] = {}
+        self._executors: dict[str, ThreadExecutor] = {}
         self._news = threading.Condition(self.lock)
         self.on_event = on_event
         self._events: deque[tuple[str, dict[str, Any]]] = deque()
@@ -75,16 +75,16 @@ class JobEngine:
                 self._check_open("was closed while it judged")
                 if cancelled is not None and cancelled.is_set():
                     raise InterruptedError("nobody waits for these verdicts")
-                for lane in self._all_lanes():
-                    if lane.failure is not None:
-                        raise lane.failure
+                for executor in self._all_executors():
+                    if executor.failure is not None:
+                        raise executor.failure
                 job.awaited = True
                 self._news.wait(TICK)
                 self._look()
             self._look()
 
     def deliver(self, call: Call, parts: Any) -> None:
-        """Store the parts of a call. Called from threads of lanes."""
+        """Store the parts of a call. Called from the executors' threads."""
         with self.lock:
             if not call.job.cancelled:
                 call.job.answer(call, parts)
@@ -97,8 +97,8 @@ class JobEngine:
         with self.lock:
             for job in jobs:
                 job.cancelled = job.num_missing > 0
-            for lane in self._all_lanes():
-                lane.forget_cancelled()
+            for executor in self._all_executors():
+                executor.forget_cancelled()
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call, such as ``verify/NAME/p50``."""
@@ -112,21 +112,21 @@ class JobEngine:
             return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
     def keep_only(self, used: Mapping[str, str]) -> None:
-        """Close idle lanes and drop statistics of verifiers not in ``used``: {name: label}."""
+        """Close idle executors and drop statistics of verifiers not in ``used``: {name: label}."""
         with self.lock:
             labels = set(used.values())
-            for label, lane in list(self._lanes.items()):
-                if label not in labels and lane.is_idle:
-                    self._lanes.pop(label).close()
+            for label, executor in list(self._executors.items()):
+                if label not in labels and executor.is_idle:
+                    self._executors.pop(label).close()
             for stats in (self.stats, self._fresh):
                 for name in stats.keys() - used.keys():
                     del stats[name]
 
     def close(self) -> None:
-        """Close the lanes. No effect in a forked child."""
+        """Close the executors. No effect in a forked child."""
         if self._process == os.getpid():
-            for lane in self._all_lanes():
-                lane.close()
+            for executor in self._all_executors():
+                executor.close()
 
     def _check_open(self, words: str) -> None:
         if self.closed:
@@ -137,37 +137,37 @@ class JobEngine:
             stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
-        """Make the job's calls that are now possible: inline ones here, others in their lanes."""
+        """Make the job's calls that are now possible: inline calls here, others in executors."""
         while calls := job.calls():
-            by_lane: dict[tuple[str, str], list[Call]] = {}
+            by_executor: dict[tuple[str, str], list[Call]] = {}
             for call in calls:
                 verifier = call.one.verifier
-                own = call.one.label if verifier.lane in ("thread", "device") else ""
-                by_lane.setdefault((verifier.lane, own), []).append(call)
-            inline = by_lane.pop(("inline", ""), [])
-            for (kind, _), together in by_lane.items():
-                lane = self.pool if kind == "worker" else self._lane_of(together[0])
-                lane.submit(together)
+                own = call.one.label if verifier.executor in ("thread", "device") else ""
+                by_executor.setdefault((verifier.executor, own), []).append(call)
+            inline = by_executor.pop(("inline", ""), [])
+            for (kind, _), together in by_executor.items():
+                executor = self.pool if kind == "worker" else self._executor_of(together[0])
+                executor.submit(together)
             for call in inline:
                 one, firsts = call.one.verifier, None
                 if one.takes == "verdicts":
                     firsts = job.firsts
                 job.answer(call, judge_unit(one, call.group, call.sibling, firsts))
 
-    def _lane_of(self, call: Call) -> ThreadLane:
+    def _executor_of(self, call: Call) -> ThreadExecutor:
         label = call.one.label
-        if label not in self._lanes:
-            self._lanes[label] = ThreadLane(self.lock, self.deliver, call.one)
-        return self._lanes[label]
+        if label not in self._executors:
+            self._executors[label] = ThreadExecutor(self.lock, self.deliver, call.one)
+        return self._executors[label]
 
-    def _all_lanes(self) -> Iterator[Lane]:
-        yield from [*self._lanes.values(), self.pool]
+    def _all_executors(self) -> Iterator[Executor]:
+        yield from [*self._executors.values(), self.pool]
 
     def _look(self) -> None:
         """Abandon overdue calls and report events."""
-        for lane in self._lanes.values():
-            if lost := lane.give_up_overdue():
-                self._tell("verifier_call_lost", verifier=lane.verifier.name, calls=lost)
+        for executor in self._executors.values():
+            if lost := executor.give_up_overdue():
+                self._tell("verifier_call_lost", verifier=executor.verifier.name, calls=lost)
         while self._events:
             kind, facts = self._events.popleft()
             if self.on_event is not None:

@@ -16,8 +16,8 @@ from assay.host.worker_process import IMPORT_DEADLINE, NONSENSE, Lost, cause_of
 from assay.types import Group
 from assay.verify.base import Part
 from assay.verify.serving.calling import WHOLE_GROUP
+from assay.verify.serving.executors import Deliver, Executor
 from assay.verify.serving.job import Call
-from assay.verify.serving.lanes import Deliver, Lane
 from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
@@ -34,7 +34,7 @@ WORTH_SHARING = 0.02
 SpawnWorker = Callable[[str], Worker]
 
 
-class Pool(Lane):
+class Pool(Executor):
     """One thread per worker. It lets its worker answer the calls of one group after the other.
 
     tell: called as ``tell(kind, **facts)`` when a worker is killed or dies.
@@ -164,7 +164,7 @@ class Pool(Lane):
     def _take(self) -> deque[Call]:
         """Wait for calls and take one worker's share."""
         with self.changed:
-            self.wait_for_calls()  # a closed lane has none
+            self.wait_for_calls()  # a closed executor has none
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
             count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))

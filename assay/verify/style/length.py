@@ -190,7 +190,7 @@ def _measure(
 
 
 _IN_UNITS = "any text; its length in tokens ({0}_tokens) or words ({0}_words)"
-_SHARED: Mapping[str, Any] = {"lane": "inline", "weight": 0.1}
+_SHARED: Mapping[str, Any] = {"executor": "inline", "weight": 0.1}
 
 LENGTH_TARGET = Verifier(
     name="length_target",

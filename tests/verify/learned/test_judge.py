@@ -64,7 +64,7 @@ def panel(*models: str) -> list[dict[str, Any]]:
 
 def test_it_is_built_in_and_named() -> None:
     verifier = resolve("judge@2")
-    assert verifier is JUDGE and verifier.lane == "thread" and len(verifier.hash) == 12
+    assert verifier is JUDGE and verifier.executor == "thread" and len(verifier.hash) == 12
 
 
 @pytest.mark.parametrize("play", [obedient, naive, echoing])

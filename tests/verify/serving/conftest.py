@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-import planted_lanes
+import planted_verifiers
 import pytest
 
 from assay.verify.expression import BUILT_IN
@@ -10,9 +10,9 @@ from assay.verify.expression import BUILT_IN
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The verifiers of `planted_lanes` under names of built-in ones."""
-    for name, place in planted_lanes.NAMES.items():
+    """The verifiers of `planted_verifiers` under names of built-in ones."""
+    for name, place in planted_verifiers.NAMES.items():
         monkeypatch.setitem(BUILT_IN, name, place)
-    planted_lanes.forget()
+    planted_verifiers.forget()
     yield
-    planted_lanes.release.set()
+    planted_verifiers.release.set()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import planted_lanes
+import planted_verifiers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def test_a_hit_is_the_verdict_of_a_miss() -> None:
         again = judge(service, "good", "half", "bad", "sleep 0.01")
         assert [replace(v, seconds=0.0) for v in first] == list(again)
         assert all(v.seconds == 0.0 for v in again)
-        assert len(planted_lanes.calls) == 4
+        assert len(planted_verifiers.calls) == 4
         assert service.stats["verifiers"]["kept"]["cache_hits"] == 4
         assert service.stats["verifiers"]["kept"]["count"] == 8
         assert service.take_metrics()["verify/kept/cache_hits"] == 4
@@ -47,14 +47,14 @@ def test_equal_siblings_are_judged_once() -> None:
     with VerifierService("kept") as service:
         verdicts = judge(service, *["good", "bad"] * 5)
     assert [v.correct for v in verdicts] == [True, False] * 5
-    assert sorted(planted_lanes.calls) == ["bad", "good"]
+    assert sorted(planted_verifiers.calls) == ["bad", "good"]
 
 
 def test_what_was_not_judged_is_tried_again() -> None:
     with VerifierService("kept") as service:
         assert [v.reason for v in judge(service, "down", "raise")] == ["unavailable", "error"]
         judge(service, "down", "raise")
-    assert sorted(planted_lanes.calls) == ["down", "down", "raise", "raise"]
+    assert sorted(planted_verifiers.calls) == ["down", "down", "raise", "raise"]
 
 
 @pytest.mark.parametrize("settings", [{"cache_mib": 0}, {"default_expression": "threaded"}])
@@ -62,7 +62,7 @@ def test_nothing_is_kept_where_nobody_asks(settings: dict[str, Any]) -> None:
     with VerifierService(**{"default_expression": "kept", **settings}) as service:
         judge(service, "good", "good")
         judge(service, "good")
-    assert planted_lanes.calls == ["good"] * 3
+    assert planted_verifiers.calls == ["good"] * 3
 
 
 def test_an_alternative_is_looked_up_too() -> None:
@@ -141,7 +141,7 @@ def test_what_no_verifier_reads_is_not_in_the_key() -> None:
 
 def test_some_things_have_no_key() -> None:
     assert problem_key(another(cached=False), PROBLEM) is None
-    assert problem_key(another(lane="inline"), PROBLEM) is None
+    assert problem_key(another(executor="inline"), PROBLEM) is None
     assert problem_key(another(takes="group"), PROBLEM) is None
     assert problem_key(ONE, replace(PROBLEM, spec={"answer": object()})) is None
     assert problem_key(ONE, replace(PROBLEM, spec={"answer": "\ud800"})) is not None

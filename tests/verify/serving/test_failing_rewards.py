@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import numpy as np
-import planted_lanes
+import planted_verifiers
 import pytest
 
 from assay.errors import VerifierError
@@ -48,7 +48,7 @@ def test_sampling_is_left_as_soon_as_patience_ends(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Not after the last group: sampling them may take an hour."""
-    monkeypatch.setitem(BUILT_IN, "inlined", planted_lanes.NAMES["inlined"])
+    monkeypatch.setitem(BUILT_IN, "inlined", planted_verifiers.NAMES["inlined"])
     sampled: list[int] = []
 
     def sample(on_group: Callable[[Group], None]) -> None:

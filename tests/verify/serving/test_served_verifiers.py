@@ -354,7 +354,7 @@ def test_a_server_that_cannot_be_asked_is_told_before_a_run(
 
 
 def test_expressions_of_clients_are_closed_when_newer_ones_come() -> None:
-    """Ever new expressions take no more memory: neither sums, nor verifiers, lanes or counts."""
+    """Ever new expressions take no more memory: neither sums, nor verifiers, executors or counts."""
     with VerifierService("exact", num_workers=1, max_open=3) as service:
         app = VerifierServer(service)
 
@@ -390,7 +390,7 @@ def test_the_threads_of_a_closed_expression_end(server: str) -> None:
         while threads() != {"assay-remote:constant"} and time.monotonic() < deadline:
             time.sleep(0.02)
         assert threads() == {"assay-remote:constant"}
-        assert list(asking.engine._lanes) == ["remote:constant@1"]
+        assert list(asking.engine._executors) == ["remote:constant@1"]
 
 
 def test_connections_to_servers_are_closed_when_the_process_ends() -> None:

@@ -1,4 +1,4 @@
-"""The service, with its lanes, cache and stages, against verifiers called one after the other."""
+"""The service, with its executors, cache and stages, against verifiers called one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import planted_lanes
+import planted_verifiers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ from assay.verify.service import VerifierService
 def planted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("assay.verify.serving.calling.MAX_ALIKE", 1000)
-        patch.setattr(planted_lanes, "BATCH_SECONDS", 0.0)
-        for name, place in planted_lanes.NAMES.items():
+        patch.setattr(planted_verifiers, "BATCH_SECONDS", 0.0)
+        for name, place in planted_verifiers.NAMES.items():
             patch.setitem(BUILT_IN, name, place)
         yield
 
@@ -97,7 +97,7 @@ def plainly(expression: str, group: Group) -> list[tuple[float | None, frozenset
 
 
 def as_found(verdict: Verdict) -> tuple[float | None, frozenset[str]]:
-    names = {name for name in verdict.components if name in planted_lanes.NAMES}
+    names = {name for name in verdict.components if name in planted_verifiers.NAMES}
     return verdict.reward, frozenset(names)
 
 

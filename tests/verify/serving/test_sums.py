@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import planted_lanes
+import planted_verifiers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ def test_the_later_alternative_is_asked_only_for_what_the_earlier_rejected() -> 
     assert rescued.components["threaded"] == rescued.components["threaded.rescued"] == 1.0
     assert rescued.detail.startswith("threaded accepted")
     assert wrong.components["threaded.rescued"] == 0.0
-    assert sorted(t for t in planted_lanes.calls if t != "5") == ["no", "no", "yes", "yes"]
+    assert sorted(t for t in planted_verifiers.calls if t != "5") == ["no", "no", "yes", "yes"]
     assert (found["asked"], found["accepted"], found["count"]) == (2, 1, 2)
     assert [v.reward for v in (right, rescued, wrong)] == [1.0, 1.1, 0.0]
     assert right.verifier.startswith("math@") and "|threaded@1*1 + inlined@1*0.1" in right.verifier
@@ -107,7 +107,7 @@ def test_a_verifier_that_is_also_a_term_of_its_own_is_asked_for_all() -> None:
     assert (first.reward, second.reward) == (1.5, 0.0)
 
 
-def test_three_alternatives_in_three_lanes() -> None:
+def test_three_alternatives_in_three_executors() -> None:
     verdicts = judge("inlined|math|threaded", ["good", "7", "x", "sleep 0"], answer="7")
     assert [v.status for v in verdicts] == ["passed", "passed", "failed", "passed"]
     assert [("threaded" in v.components) for v in verdicts] == [False, False, True, False]
@@ -117,9 +117,12 @@ def test_a_verifier_of_groups_may_be_an_alternative() -> None:
     verdicts = judge("inlined|grouped", ["good", "longer", "x", "longer"])
     assert [v.correct for v in verdicts] == [True, True, False, True]
     assert [("grouped" in v.components) for v in verdicts] == [False, True, True, True]
-    assert planted_lanes.calls.count([4, 6, 1, 6]) == 1
+    assert planted_verifiers.calls.count([4, 6, 1, 6]) == 1
     assert all(v.correct for v in judge("inlined|grouped", ["good", "good"]))
-    assert planted_lanes.calls[-2:] == ["good", "good"]  # nothing was left to ask the group about
+    assert planted_verifiers.calls[-2:] == [
+        "good",
+        "good",
+    ]  # nothing was left to ask the group about
 
 
 def test_default_weights_are_the_verifiers_own() -> None:

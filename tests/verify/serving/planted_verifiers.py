@@ -1,4 +1,4 @@
-"""Verifiers of every lane, for tests: they do what a completion says, and note how they were called."""
+"""Verifiers of every executor, for tests: they do what a completion says, and note how they were called."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ _FIELDS = (
     Field("good", "text", check=lambda value: isinstance(value, str)),
     Field("who", "text", check=lambda value: isinstance(value, str), from_row=False),
 )
-THREAD = Verifier("threaded", 1, follow, lane="thread", fields=_FIELDS, weight=0.25)
-HASTY = Verifier("hasty", 1, follow, lane="thread", limits=Limits(seconds=0.2))
-KEPT = Verifier("kept", 1, follow, lane="thread", fields=_FIELDS, cached=True)
+THREAD = Verifier("threaded", 1, follow, executor="thread", fields=_FIELDS, weight=0.25)
+HASTY = Verifier("hasty", 1, follow, executor="thread", limits=Limits(seconds=0.2))
+KEPT = Verifier("kept", 1, follow, executor="thread", fields=_FIELDS, cached=True)
 _PATH = (Field("path", "a folder, or several", from_row=False),)
 DEVICE = Verifier(
     *("device", 3, of_batch, "batch", "device"),
@@ -99,18 +99,18 @@ DEVICE = Verifier(
         "checkpoint": "+".join(map(checkpoint_hash, listed(options["path"])))
     },
 )
-INLINE = Verifier("inlined", 1, follow, lane="inline", weight=0.1)
-GROUPED = Verifier("grouped", 1, of_group, takes="group", lane="thread")
+INLINE = Verifier("inlined", 1, follow, executor="inline", weight=0.1)
+GROUPED = Verifier("grouped", 1, of_group, takes="group", executor="thread")
 SHARE = Verifier(
-    "share", 1, of_verdicts, takes="verdicts", lane="inline", weight=0.5, bounds=(0, 1)
+    "share", 1, of_verdicts, takes="verdicts", executor="inline", weight=0.5, bounds=(0, 1)
 )
 
 NAMES = {
-    "threaded": "planted_lanes:THREAD",
-    "hasty": "planted_lanes:HASTY",
-    "kept": "planted_lanes:KEPT",
-    "device": "planted_lanes:DEVICE",
-    "inlined": "planted_lanes:INLINE",
-    "grouped": "planted_lanes:GROUPED",
-    "share": "planted_lanes:SHARE",
+    "threaded": "planted_verifiers:THREAD",
+    "hasty": "planted_verifiers:HASTY",
+    "kept": "planted_verifiers:KEPT",
+    "device": "planted_verifiers:DEVICE",
+    "inlined": "planted_verifiers:INLINE",
+    "grouped": "planted_verifiers:GROUPED",
+    "share": "planted_verifiers:SHARE",
 }

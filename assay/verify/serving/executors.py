@@ -23,7 +23,7 @@ THREAD_SECONDS = 300.0
 DEVICE_SECONDS = 1800.0
 # Seconds to collect a batch.
 LINGER = 0.002
-# Number of lost threads after which a lane is disabled.
+# Number of lost threads after which an executor is disabled.
 MAX_LOST = 64
 # Seconds that closing waits for a device's batch.
 JOIN_SECONDS = 1.0
@@ -31,7 +31,7 @@ JOIN_SECONDS = 1.0
 Deliver = Callable[[Call, Any], None]
 
 
-class Lane:
+class Executor:
     """A queue of calls.
 
     lock: the service's lock.
@@ -74,28 +74,28 @@ class Lane:
             self.changed.notify_all()
 
     def wait_for_calls(self) -> bool:
-        """Wait, with the lock held, for a call. Return False if the lane was closed."""
+        """Wait, with the lock held, for a call. Return False if the executor was closed."""
         while not self.queue and not self.closed:
             self.changed.wait()
         return not self.closed
 
 
-class ThreadLane(Lane):
+class ThreadExecutor(Executor):
     """Calls one verifier in a few threads of this process, started when needed.
 
-    The device's lane has one thread and combines many units in one call if its verifier takes
+    The device's executor has one thread and combines many units in one call if its verifier takes
     batches.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:
         super().__init__(lock, deliver)
         self.verifier = one.verifier
-        self.is_device = one.verifier.lane == "device"
+        self.is_device = one.verifier.executor == "device"
         self.max_threads, self.batch_size = 1, 1
         if not self.is_device:
-            self.max_threads = one.lane_option("concurrency")
+            self.max_threads = one.executor_option("concurrency")
         elif one.verifier.takes == "batch":
-            self.batch_size = one.lane_option("batch_size")
+            self.batch_size = one.executor_option("batch_size")
         limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
         patience = 1.25 * float(one.options.get("patience", 0.0))
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
@@ -107,7 +107,7 @@ class ThreadLane(Lane):
         self._num_idle = 0
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Queue calls. A lane that has lost too many threads answers ``unavailable``."""
+        """Queue calls. An executor that has lost too many threads answers ``unavailable``."""
         if self.num_lost >= MAX_LOST:
             detail = f"{self.num_lost} calls of {self.verifier.name} never came back"
             for call in calls:
@@ -122,7 +122,7 @@ class ThreadLane(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the lane has no calls. The lock must be held."""
+        """Return whether the executor has no calls. The lock must be held."""
         return not self.queue and not self._running
 
     def give_up_overdue(self) -> int:

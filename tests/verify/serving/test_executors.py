@@ -1,4 +1,4 @@
-"""Lanes beside the workers: threads, a device's batches, inline arithmetic; none holds up another."""
+"""Executors beside the workers: threads, a device's batches, inline arithmetic; none holds up another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import planted_lanes
+import planted_verifiers
 import pytest
 from processes import until
 
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
-from assay.verify.serving import lanes as lanes_module
+from assay.verify.serving import executors as executors_module
 
 HERE = Path(__file__).parent
 
@@ -52,7 +52,7 @@ def test_threads_wait_together() -> None:
         verdicts = judge(service, ["meet"] * 12)  # six at a time, or none goes on
         assert all(verdict.correct for verdict in verdicts)
         assert judge(service, ["sleep 0.1"])[0].seconds >= 0.1
-    assert threading.main_thread().name not in planted_lanes.threads
+    assert threading.main_thread().name not in planted_verifiers.threads
 
 
 def test_concurrency_is_bounded() -> None:
@@ -82,7 +82,7 @@ def test_a_slow_thread_holds_up_no_other_group() -> None:
         for _ in range(20):
             assert judge(service, ["5"], answer="5")[0].correct
         assert not done
-        planted_lanes.release.set()
+        planted_verifiers.release.set()
         slow.join(10)
         assert done[0].correct
 
@@ -105,7 +105,7 @@ def test_a_call_that_never_returns_is_given_up() -> None:
 def test_a_lane_that_loses_every_thread_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes_module, "MAX_LOST", 2)
+    monkeypatch.setattr(executors_module, "MAX_LOST", 2)
     with VerifierService("hasty") as service:
         judge(service, ["wait", "wait"])
         (verdict,) = judge(service, ["good"])
@@ -116,7 +116,7 @@ def test_a_lane_that_loses_every_thread_is_not_used_again(
 def test_a_late_reply_of_a_call_that_was_given_up_changes_nothing() -> None:
     with VerifierService("hasty") as service:
         assert judge(service, ["wait"])[0].reason == "timeout"
-        planted_lanes.release.set()
+        planted_verifiers.release.set()
         time.sleep(0.1)
         assert [v.correct for v in judge(service, ["good", "bad"])] == [True, False]
         assert service.stats["verifiers"]["hasty"]["count"] == 3
@@ -127,7 +127,7 @@ def test_a_device_gets_batches_across_groups() -> None:
     with VerifierService("device", options={"device": {"batch_size": 16}}) as service:
         for verdicts in service.judge(groups):
             assert [v.components["device"] for v in verdicts] == [0, 1, 2, 3, 4]
-    sizes = [size for size in planted_lanes.calls if isinstance(size, int)]
+    sizes = [size for size in planted_verifiers.calls if isinstance(size, int)]
     assert sum(sizes) == 40
     assert max(sizes) == 16
     assert len(sizes) < 8
@@ -143,7 +143,7 @@ def test_one_thread_drives_a_device() -> None:
             each.start()
         for each in work:
             each.join()
-    assert planted_lanes.threads == {"assay-device"}
+    assert planted_verifiers.threads == {"assay-device"}
 
 
 @pytest.mark.parametrize(("text", "words"), [("raise", "planted"), ("short", "0 results")])
@@ -159,7 +159,7 @@ def test_a_batch_that_always_fails_is_given_up() -> None:
     with VerifierService("device") as service:
         verdicts = judge(service, ["raise"] * 30)
         assert {(v.reason, v.detail) for v in verdicts} == {("error", "RuntimeError: planted")}
-        assert planted_lanes.calls == [30] + [1] * 8
+        assert planted_verifiers.calls == [30] + [1] * 8
 
 
 def test_the_checkpoint_that_judges_is_described(tmp_path: Path) -> None:
@@ -183,14 +183,14 @@ def test_inline_verifiers_read_the_first_terms_verdicts() -> None:
         verdicts = judge(service, ["good", "bad", "good", "bad"])
         assert [v.components["share"] for v in verdicts] == [0.5] * 4
         assert [v.reward for v in verdicts] == [1.25, 0.25, 1.25, 0.25]
-        assert planted_lanes.calls[-1] == [1.0, 0.0, 1.0, 0.0]
+        assert planted_verifiers.calls[-1] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_not_judged_siblings_reach_a_verifier_of_verdicts() -> None:
     with VerifierService("threaded + share") as service:
         verdicts = judge(service, ["good", "down"])
         assert [v.status for v in verdicts] == ["passed", "not_judged"]
-        assert planted_lanes.calls[-1] == [1.0, None]
+        assert planted_verifiers.calls[-1] == [1.0, None]
 
 
 def test_an_inline_verifier_that_raises_does_not_judge() -> None:
@@ -212,7 +212,7 @@ def test_verdicts_must_come_from_a_first_term(expression: str) -> None:
 def test_users_verifiers_run_in_workers_whatever_they_declare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "their_lanes.py").write_text(
+    (tmp_path / "their_verifiers.py").write_text(
         textwrap.dedent(
             """
             import os
@@ -229,29 +229,33 @@ def test_users_verifiers_run_in_workers_whatever_they_declare(
                 return [{"score": part.value or 0, "pid": os.getpid()} for part in parts]
 
             FIELDS = (Field("told", "a number"), Field("need", "text", needed=True))
-            ONE = Verifier("one", 2, one, lane="thread", fields=FIELDS, weight=0.5)
-            MANY = Verifier("many", 1, many, lane="device", takes="batch")
-            AFTER = Verifier("after", 1, after, lane="inline", takes="verdicts")
+            ONE = Verifier("one", 2, one, executor="thread", fields=FIELDS, weight=0.5)
+            MANY = Verifier("many", 1, many, executor="device", takes="batch")
+            AFTER = Verifier("after", 1, after, executor="inline", takes="verdicts")
             """
         )
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    expression = "inlined + their_lanes:ONE + their_lanes:MANY*0.5 + their_lanes:AFTER*2"
-    options = {"their_lanes:ONE": {"told": 7}}
+    expression = (
+        "inlined + their_verifiers:ONE + their_verifiers:MANY*0.5 + their_verifiers:AFTER*2"
+    )
+    options = {"their_verifiers:ONE": {"told": 7}}
     with VerifierService(expression, num_workers=1, options=options) as service:
         good, bad = judge(service, ["good", "bad"], need="x")
         pids = {value for name, value in good.components.items() if name.endswith("pid")}
         assert len(pids) == 1 and os.getpid() not in pids
-        assert good.components["their_lanes:ONE.told"] == 7
-        assert good.components["their_lanes:MANY.size"] == 2
+        assert good.components["their_verifiers:ONE.told"] == 7
+        assert good.components["their_verifiers:MANY.size"] == 2
         assert (good.reward, bad.reward) == (1 + 0.5 + 0.5 + 2, 0.5 + 0.5)
         with pytest.raises(VerifierError, match="need"):
             service.check_problem(Problem("p", "q", {}))
         assert service.describe()["one"]["options"]
-    wrong = {"their_lanes:ONE": {"tld": 7}}
+    wrong = {"their_verifiers:ONE": {"tld": 7}}
     with (
         VerifierService(expression, num_workers=1, options=wrong) as service,
-        pytest.raises(VerifierError, match=r"their_lanes:ONE\.tld: unknown key; did you mean told"),
+        pytest.raises(
+            VerifierError, match=r"their_verifiers:ONE\.tld: unknown key; did you mean told"
+        ),
     ):
         service.check([None])
 
@@ -261,17 +265,17 @@ def test_threads_judge_groups_while_others_are_generated() -> None:
     with VerifierService("threaded") as service, service.judging() as judging:
         for group in groups:
             judging.add(group)
-        assert until(lambda: len(planted_lanes.calls) == 8)
+        assert until(lambda: len(planted_verifiers.calls) == 8)
         found = judging.verdicts(groups)
     assert [[v.correct for v in each] for each in found] == [[True, False]] * 4
 
 
-def test_a_fork_while_threads_judge_gets_lanes_of_its_own() -> None:
+def test_a_fork_while_threads_judge_gets_its_own_executors() -> None:
     """A thread of the parent holds the service's lock most of the time; the child must not wait for it."""
     with VerifierService("threaded") as service:
         waiting = threading.Thread(target=lambda: judge(service, ["wait"] * 3))
         waiting.start()
-        assert until(lambda: planted_lanes.calls)
+        assert until(lambda: planted_verifiers.calls)
         for _ in range(5):
             child = os.fork()
             if child == 0:  # pragma: no cover - another process
@@ -282,7 +286,7 @@ def test_a_fork_while_threads_judge_gets_lanes_of_its_own() -> None:
                 finally:
                     os._exit(code)
             assert os.waitstatus_to_exitcode(wait_for(child)) == 0
-        planted_lanes.release.set()
+        planted_verifiers.release.set()
         waiting.join(10)
         assert judge(service, ["good"])[0].correct
 
@@ -304,10 +308,10 @@ def test_an_interpreter_ends_while_threads_still_wait(closing: str) -> None:
     script = f"""
         import sys, threading, time
         sys.path.insert(0, {str(HERE)!r})
-        import planted_lanes
+        import planted_verifiers
         from assay.types import Problem
         from assay.verify.expression import BUILT_IN
-        BUILT_IN.update(planted_lanes.NAMES)
+        BUILT_IN.update(planted_verifiers.NAMES)
         from assay.verify.service import VerifierService
         service = VerifierService("threaded + device*0.1")
         pairs = [(Problem("p", "q"), "wait")] * 4
@@ -318,7 +322,7 @@ def test_an_interpreter_ends_while_threads_still_wait(closing: str) -> None:
                 print("told", error, flush=True)
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        while planted_lanes.calls.count("wait") < 4:  # all of them
+        while planted_verifiers.calls.count("wait") < 4:  # all of them
             time.sleep(0.01)
         {closing}
         print("end", flush=True)
