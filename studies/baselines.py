@@ -38,28 +38,35 @@ STUDY = Study(
     name="baselines",
     title="Best-of-n, binary FeedME, reward conditioning and GRPO",
     source=(
-        "Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), table 2: reinforcement learning and"
-        " best-of-n improve on supervised fine-tuning; binary FeedME (fine-tuning on positives) and"
-        " binary reward conditioning do not."
+        "Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), table 2. Reinforcement learning and"
+        " best-of-n improve on supervised fine-tuning. Binary FeedME (fine-tuning on positives)"
+        " and binary reward conditioning do not."
     ),
     setup=SETUP,
     run=run_baseline,
     arms=(
-        Arm("cold start", "what all begin with", {"method": "cold_start"}),
+        Arm("cold start", "the common starting point", {"method": "cold_start"}),
         Arm(
             "best of 8",
-            "eight completions a held-out problem, the best by the verifier itself",
+            "eight completions per held-out problem; the verifier selects the best",
             {"method": "best_of_n"},
         ),
-        Arm("binary FeedME", "fine-tuned on the right ones of 960 x 8", {"method": "feedme"}),
+        Arm(
+            "binary FeedME",
+            "fine-tuned on the correct completions among 960 x 8",
+            {"method": "feedme"},
+        ),
         Arm(
             "conditioning",
-            "fine-tuned on all 960 x 8 behind the word good or bad; sampled behind good",
+            (
+                "fine-tuned on all 960 x 8 completions, each after the word good or bad; sampled"
+                " after good"
+            ),
             {"method": "conditioning"},
         ),
         Arm(
             "grpo",
-            "60 steps of 16 x 8: as many completions",
+            "60 steps of 16 x 8, the same number of completions",
             {
                 "steps": 60,
                 "config": {
@@ -105,22 +112,26 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "Here a verifier gives the feedback. It is exact, and about the very thing that is"
-        " measured. AlpacaFarm's feedback is noisy, and about preferences that fine-tuning"
-        " already meets well. Best-of-8 by the verifier is an upper bound, which needs the"
-        " answer at test time. Quark is not among the arms: with binary rewards it is repeated"
-        " reward conditioning."
+        "An exact verifier gives the feedback, and accuracy measures the same thing."
+        " AlpacaFarm's feedback is noisy, and expresses preferences that fine-tuning already"
+        " meets well. Best-of-8 by the verifier is an upper bound, because it needs the answer at"
+        " test time. Quark is not among the arms: with binary rewards it equals repeated reward"
+        " conditioning."
     ),
     reading=(
-        "In short: here the verifier is exact, and a quarter of the cold start's samples"
-        " pass. Fine-tuning on what passed ends three points above GRPO from the same number"
-        " of completions. That is beyond the error in the first run, and not in the second."
-        " Each had one setting: three passes over its traces for FeedME, one optimizer step a"
-        " batch for GRPO. Both double the accuracy of the start. AlpacaFarm found the"
-        " opposite; there feedback is noisy, and the start is already fine-tuned on what is"
-        " asked. Conditioning gains three to five points, which the first run cannot tell from"
-        " nothing. Best-of-8 shows how much there is to gain: in seven of eight problems one"
-        " of eight samples is right."
+        "The verifier is exact, and a quarter of the cold start's samples pass.\n"
+        "\n"
+        "- Binary FeedME, which fine-tunes on the passed completions, ends three points above"
+        " GRPO with the same number of completions. The difference exceeds its error in the first"
+        " run only. Both methods double the accuracy of the cold start.\n"
+        "- Each method had one setting: three epochs over its traces for FeedME, one optimizer"
+        " step per batch for GRPO.\n"
+        "- Reward conditioning gains three to five points. In the first run this gain is not"
+        " significant.\n"
+        "- Best-of-8 shows how much can be gained: in seven of eight problems, at least one of"
+        " eight samples is correct.\n"
+        "- AlpacaFarm found FeedME below reinforcement learning. Its feedback is noisy, and its"
+        " starting model was already fine-tuned on the requested behavior."
     ),
 )
 

@@ -18,7 +18,7 @@ from typing import Literal
 from assay.run.intervals import t_quantile
 
 Outcomes = Mapping[str, Mapping[int, Mapping[str, float]]]
-Verdict = Literal["reproduced", "not reproduced", "undecided"]
+Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
 MIN_SEEDS = 8
 
 
@@ -76,7 +76,7 @@ class Interval:
         values = (self.mean, self.low, self.high)
         mean, low, high = (number(math.exp(x) if as_ratio else x) for x in values)
         if self.num_seeds < MIN_SEEDS:
-            return f"{what} {mean} of {self.num_seeds} seeds, which are too few to decide"
+            return f"{what} {mean} ({self.num_seeds} seeds: too few to decide)"
         return f"{what} {mean} ({low} to {high}, {self.num_seeds} seeds)"
 
 
@@ -106,20 +106,20 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
 
     With d the mean over seeds of the difference (of the log ratio) and m the margin (its
     logarithm): reproduced where d >= m and the interval lies above 0; not reproduced where it lies
-    below m; else undecided.
+    below m; else inconclusive.
     """
     bound = math.log(margin) if as_ratio else margin
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if its mean is at least {margin:g} and its"
-        f" 95 % interval lies above {1 if as_ratio else 0}; not reproduced if the interval lies"
-        f" below {margin:g}; else undecided"
+        f"{_sides(first, second, as_ratio)}. Reproduced: the mean is at least {margin:g} and the"
+        f" interval lies above {1 if as_ratio else 0}. Not reproduced: the interval lies below"
+        f" {margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
         found = Interval.of(compare(outcomes, first, second, as_ratio))
         if found.mean >= bound and found.low > 0:
             return Finding("reproduced", found.told(as_ratio))
-        verdict: Verdict = "not reproduced" if found.high < bound else "undecided"
+        verdict: Verdict = "not reproduced" if found.high < bound else "inconclusive"
         return Finding(verdict, found.told(as_ratio))
 
     return Claim(says, criterion, test)
@@ -133,8 +133,8 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if its 95 % interval lies between"
-        f" {allowed}; not reproduced if it lies wholly outside; else undecided"
+        f"{_sides(first, second, as_ratio)}. Reproduced: the interval lies between {allowed}."
+        " Not reproduced: it lies outside"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -142,7 +142,7 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
         if -bound < found.low and found.high < bound:
             return Finding("reproduced", found.told(as_ratio))
         outside = found.low > bound or found.high < -bound
-        return Finding("not reproduced" if outside else "undecided", found.told(as_ratio))
+        return Finding("not reproduced" if outside else "inconclusive", found.told(as_ratio))
 
     return Claim(says, criterion, test)
 
@@ -150,42 +150,42 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
 def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     """Claim that one value is not below another by ``margin`` or more.
 
-    Reproduced where the interval lies above -m; not reproduced where it lies below; else undecided.
+    Reproduced where the interval lies above -m; not reproduced where it lies below; else
+    inconclusive.
     """
     criterion = (
-        f"{_sides(first, second, as_ratio=False)}: reproduced if its 95 % interval lies above"
-        f" -{margin:g}; not reproduced if it lies below that; else undecided"
+        f"{_sides(first, second, as_ratio=False)}. Reproduced: the interval lies above"
+        f" -{margin:g}. Not reproduced: it lies below -{margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
         found = Interval.of(compare(outcomes, first, second))
         if found.low > -margin:
             return Finding("reproduced", found.told(as_ratio=False))
-        verdict: Verdict = "not reproduced" if found.high < -margin else "undecided"
+        verdict: Verdict = "not reproduced" if found.high < -margin else "inconclusive"
         return Finding(verdict, found.told(as_ratio=False))
 
     return Claim(says, criterion, test)
 
 
 def standing(findings: Sequence[Finding]) -> str:
-    """Return what a claim's runs say together, in words: one verdict stands only where two runs
-    agree."""
+    """Return a claim's verdict over its runs, in words. It is decided only if two runs agree."""
     verdicts = [finding.verdict for finding in findings]
     if len(verdicts) == 1:
-        return f"{verdicts[0].capitalize()}, in one run alone"
+        return f"{verdicts[0].capitalize()}, in one run"
     if len(set(verdicts)) == 1:
         return verdicts[0].capitalize()
-    return f"Undecided: the first run says {verdicts[0]}, the second {verdicts[1]}"
+    return f"Inconclusive: {verdicts[0]} in the first run, {verdicts[1]} in the second"
 
 
 def _sides(first: Of, second: Of, as_ratio: bool) -> str:
-    joined = "over" if as_ratio else "minus"
+    joined = "divided by" if as_ratio else "minus"
     if first.value == second.value:
         named = f"`{first.value}`, *{first.arm}* {joined} *{second.arm}*"
     else:
         sides = [f"`{side.value}` of *{side.arm}*" for side in (first, second)]
         named = f" {joined} ".join(sides)
-    return f"{named}, seed by seed"
+    return f"Compared: {named}"
 
 
 def number(value: float) -> str:

@@ -66,29 +66,32 @@ STUDY = Study(
     source=(
         "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 2.3.3: problems are sampled in"
         " proportion to 1 - success rate. Bae et al. 2025, Online Difficulty Filtering (arXiv"
-        " 2504.03380): problems of middle pass rates make learning faster and end higher."
+        " 2504.03380): training on problems with medium pass rates learns faster and ends higher."
     ),
     setup=(
-        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. First it"
-        f" learns from {sum(WRITTEN):,} written solutions of sums (a supervised cold start):"
-        f" {WRITTEN[0]:,} of two numbers, then {', '.join(f'{n:,}' for n in WRITTEN[1:])} of three"
-        " to six, so that long sums are hard for it. 40 % of the solutions are bare guesses, and"
-        " in the others 10 % of the steps are wrong. Then every arm has the same 400 problems: 80"
-        " sums of each length. Steps of 16 problems x 8 completions of at most 72 tokens at"
-        " temperature 1, one optimizer step each, AdamW at a learning rate of 1e-4, GRPO. All arms"
-        " sample the same number of completions, 3.2 epochs. Held-out accuracy is measured on 1,000"
-        " sums, 200 of each length, with one completion each at temperature 1"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. A"
+        f" supervised cold start trains it on {sum(WRITTEN):,} written solutions of sums:"
+        f" {WRITTEN[0]:,} sums of two numbers, and {', '.join(f'{n:,}' for n in WRITTEN[1:])} of"
+        " three to six, so that long sums are hard for it. 40 % of the solutions are bare"
+        " guesses, and in the others 10 % of the steps are wrong. Every arm has the same 400"
+        " problems: 80 sums of each length. A step of GRPO has 16 problems x 8 completions of at"
+        " most 72 tokens at temperature 1, and one optimizer step of AdamW at a learning rate of"
+        " 1e-4. All arms sample the same number of completions, 3.2 epochs. Held-out accuracy is"
+        " measured on 1,000 sums, 200 of each length, with one completion each at temperature 1."
     ),
     run=draw_and_learn,
     common={"steps": 80},
     arms=(
-        Arm("uniform", "every problem once an epoch", _drawn(order="uniform")),
+        Arm("uniform", "every problem once per epoch", _drawn(order="uniform")),
         Arm(
             "band",
-            "in proportion to the probability that the pass rate is 0.2 to 0.8",
+            (
+                "draws in proportion to the probability that a problem's pass rate is between 0.2"
+                " and 0.8"
+            ),
             _drawn(order="band"),
         ),
-        Arm("prioritized", "in proportion to 1 - pass rate", _drawn(order="prioritized")),
+        Arm("prioritized", "draws in proportion to 1 - pass rate", _drawn(order="prioritized")),
     ),
     claims=(
         exceeds(
@@ -104,7 +107,7 @@ STUDY = Study(
             margin=0.02,
         ),
         exceeds(
-            "A band draws more groups that have something to compare.",
+            "A band draws more mixed groups (some completions pass, some fail).",
             Of("band", "mixed_end"),
             Of("uniform", "mixed_end"),
             margin=0.05,
@@ -121,19 +124,21 @@ STUDY = Study(
         "mixed_end": "mixed groups at the end",
     },
     limits=(
-        "The rates are only what the run itself observes, 8 completions a problem and draw; no"
-        " problem is labeled before. Nothing is retired, and no group is replaced. One size of"
-        " problem set: with more problems than draws, the orders can hardly differ. Training"
-        " accuracy is that of the problems that an arm draws, so that it does not compare arms."
+        "Pass rates come only from the run's own completions, eight for each draw of a problem."
+        " No problem is rated before the run. Problems are never retired, and groups are never"
+        " replaced. There is one size of problem set: with more problems than draws, the orders"
+        " would hardly differ. Training accuracy is measured on the problems that an arm draws,"
+        " so it does not compare arms."
     ),
     reading=(
-        "In short: the band does what it is for: three groups in four hold something to compare,"
-        " against five in eight of uniform draws. The gain in accuracy is about two points in"
-        " both runs. That is as large as the bound that was set, and as the error of eight seeds,"
-        " so that one run calls it reproduced and the other does not. Draws in proportion to"
-        " failure gain nothing here. Most of what they add are long sums, of which all eight"
-        " completions fail, and such a group teaches nothing: they draw no more mixed groups"
-        " than uniform draws do."
+        "- The band draws more mixed groups: three in four, against five in eight with uniform"
+        " draws.\n"
+        "- The band ends about two points more accurate in both runs. The criterion asks for two"
+        " points, and the error of eight seeds is as large. One run therefore counts as"
+        " reproduced and the other as inconclusive.\n"
+        "- Draws in proportion to failure gain nothing. They add mostly long sums, in which all"
+        " eight completions fail. Such groups carry no gradient. These draws find no more mixed"
+        " groups than uniform draws."
     ),
 )
 

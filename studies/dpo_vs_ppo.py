@@ -60,22 +60,22 @@ STUDY = Study(
     name="dpo_vs_ppo",
     title="DPO and PPO on the same preferences",
     source=(
-        "Xu et al. 2024, Is DPO superior to PPO for LLM alignment? (arXiv 2404.10719), section 6:"
-        " PPO with a reward model of the same preferences beats DPO, most of all on code and"
-        " reasoning."
+        "Xu et al. 2024, Is DPO superior to PPO for LLM alignment? (arXiv 2404.10719), section"
+        " 6: PPO with a reward model trained on the same preferences beats DPO, especially on"
+        " code and reasoning."
     ),
     setup=SETUP,
     run=run_arm,
     arms=(
-        Arm("dpo", "beta 0.1, three epochs of the pairs", {"method": "dpo"}),
+        Arm("dpo", "beta 0.1, three epochs over the pairs", {"method": "dpo"}),
         Arm(
             "ppo",
-            "a Bradley-Terry model of the pairs, then 60 steps of PPO against it",
+            ("a Bradley-Terry model of the pairs, then 60 steps of PPO with this reward model"),
             merge(_LEARNED, {"method": "ppo", "config": {"algorithm": {"name": "ppo"}}}),
         ),
         Arm(
             "grpo",
-            "the same with GRPO in PPO's place",
+            "the same reward model, with GRPO instead of PPO",
             merge(_LEARNED, {"method": "grpo", "config": {"algorithm": {"name": "grpo"}}}),
         ),
     ),
@@ -86,21 +86,27 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "The pairs have a right and a wrong completion each, up to two pairs a problem, of"
-        " 960 x 8 completions of the cold start. So they are on-policy at the beginning. Each"
-        " method has one setting. DPO sees no new completions; the other two sample 60 x 128."
+        "The pairs come from 960 x 8 completions of the cold start: up to two pairs per problem,"
+        " each with a correct and a wrong completion. They are therefore on-policy only at the"
+        " beginning. Each method has one setting. DPO sees no new completions; PPO and GRPO"
+        " sample 60 x 128."
     ),
     reading=(
-        "In short: no method gains from these preferences. The cold starts solve over a"
-        " quarter of the problems (0.28 in both runs). PPO and GRPO fall below that in nearly"
-        " every seed, to means of 0.09 to 0.18. The reason is their reward model: trained on"
-        " such pairs, it tells reasoning from guessing, and hardly a right chain from a wrong"
-        " one (see the study of over-optimization). So they climb a wrong reward. DPO ends"
-        " anywhere from 0.01 to 0.47. In most of its runs, most pairs end with *both*"
-        " completions less likely than at the start (0.79 of the pairs on average, again"
-        " 0.64). Because DPO varies so much, nothing is decided, though PPO and GRPO have the"
-        " lower mean in both runs. The paper's claim is about preferences that say what is"
-        " wanted. It is not tested here."
+        "No method gains from these preferences.\n"
+        "\n"
+        "- The cold starts solve over a quarter of the problems (0.28 in both runs).\n"
+        "- PPO and GRPO fall below that in nearly every seed, to means of 0.09 to 0.18. The"
+        " cause is their reward model. Trained on these pairs, it separates reasoning from"
+        " guessing, but hardly a correct chain from a wrong one"
+        " ([over-optimization](overoptimization.md)). PPO and GRPO optimize this wrong reward.\n"
+        "- DPO ends between 0.01 and 0.47. In most of its runs, *both* completions of most pairs"
+        " become less likely than at the start (0.79 of the pairs on average in the first run,"
+        " 0.64 in the second).\n"
+        "- PPO and GRPO have the lower mean in both runs, but DPO varies so much that nothing is"
+        " decided.\n"
+        "\n"
+        "The paper's claim is about preferences that express the goal. This study does not test"
+        " that case."
     ),
 )
 

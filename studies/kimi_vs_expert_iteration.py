@@ -16,8 +16,8 @@ STUDY = Study(
     title="Kimi's policy mirror descent and expert iteration",
     source=(
         "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 3.5 and figure 10: learning from"
-        " wrong completions too is far more sample-efficient than ReST, which fits the right ones"
-        " alone."
+        " wrong completions too is far more sample-efficient than ReST, which learns only from"
+        " correct ones."
     ),
     setup=SETUP,
     run=reinforce,
@@ -32,10 +32,10 @@ STUDY = Study(
     arms=(
         Arm(
             "kimi",
-            "mirror descent: the reference is the policy that sampled, tau = 1",
+            "mirror descent; the reference is the policy that sampled, tau = 1",
             _row("kimi"),
         ),
-        Arm("expert iteration", "log-likelihood of the completions that passed", _row("rft")),
+        Arm("expert iteration", "log-likelihood of the passed completions", _row("rft")),
     ),
     claims=(
         exceeds(
@@ -63,15 +63,18 @@ STUDY = Study(
         "entropy_end": "entropy at the end",
     },
     limits=(
-        "There are four optimizer steps a batch: with one, the mirror term would have nothing"
-        " to hold back. Expert iteration is online here (a fresh batch each step). ReST in the"
-        " paper collects larger batches."
+        "Each batch has four optimizer steps: with one, the mirror term would have no effect."
+        " Expert iteration is online here (a new batch at each step). ReST in the paper collects"
+        " larger batches."
     ),
     reading=(
-        "In short: undecided. Early there is no difference. At the end Kimi's method is two"
-        " to three points ahead in both runs, but both intervals hold 0. Half of the samples"
-        " pass soon. Then wrong completions add little to what the right ones say. The claim"
-        " is about hard problems, where most samples fail."
+        "Both claims are inconclusive.\n"
+        "\n"
+        "- Early in training there is no difference.\n"
+        "- At the end Kimi's method is two to three points ahead in both runs, but both"
+        " intervals include 0.\n"
+        "- Half of the samples soon pass. Wrong completions then add little information. The"
+        " paper's claim is about hard problems, where most samples fail."
     ),
 )
 

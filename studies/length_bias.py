@@ -8,10 +8,10 @@ STUDY = Study(
     name="length_bias",
     title="The length of wrong completions under GRPO and Dr. GRPO",
     source=(
-        "Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), section 3"
-        " and figure 5. GRPO divides the loss of a completion by its length, so each token of"
-        " a long wrong completion is punished less, and wrong completions grow. Dr. GRPO"
-        " leaves this division out, and the division by the deviation. It keeps them short, at"
+        "Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), section 3 and"
+        " figure 5. GRPO divides the loss of a completion by its length. Each token of a long"
+        " wrong completion is then punished less, and wrong completions grow. Dr. GRPO omits this"
+        " division and the division by the standard deviation. Wrong completions stay short, at"
         " equal accuracy."
     ),
     setup=SETUP,
@@ -21,10 +21,17 @@ STUDY = Study(
         "config": {"sampling": {"max_tokens": 96}, "algorithm": {"kl_weight": 0.0}},
     },
     arms=(
-        Arm("grpo", "mean over a completion's tokens", {"config": {"algorithm": {"name": "grpo"}}}),
+        Arm(
+            "grpo",
+            "the loss is a mean over a completion's tokens",
+            {"config": {"algorithm": {"name": "grpo"}}},
+        ),
         Arm(
             "dr_grpo",
-            "sum over the constant 96, advantages not divided by the deviation",
+            (
+                "the loss is a sum divided by the constant 96; advantages are not divided by the"
+                " standard deviation"
+            ),
             {"config": {"algorithm": {"name": "dr_grpo"}}},
         ),
     ),
@@ -54,17 +61,18 @@ STUDY = Study(
         "accuracy": "held-out accuracy",
     },
     limits=(
-        "A completion has room to grow (96 tokens; a full solution takes some 35), but little"
-        " reason to. The paper's models write thousands of tokens. As a policy learns, other"
-        " solutions are the wrong ones; the mean length of wrong completions moves for that"
-        " reason too. The two changes of Dr. GRPO (length and deviation) are made together, as"
+        "Completions can grow (the limit is 96 tokens; a full solution takes some 35) but have"
+        " little reason to. The paper's models write thousands of tokens. As a policy learns,"
+        " other problems are the ones it fails, which also changes the mean length of wrong"
+        " completions. The two changes of Dr. GRPO (length and deviation) are made together, as"
         " in the paper."
     ),
     reading=(
-        "In short: in both runs GRPO's wrong completions end longer, by a quarter to four"
-        " tenths of a token. That is well beyond the error, and far below the one token that"
-        " the criterion asks for. Completions have nothing to gain from growing here. Accuracy"
-        " is the same."
+        "- GRPO's wrong completions end longer in both runs, by a quarter to four tenths of a"
+        " token. This is far more than the error, and far less than the one token that the"
+        " criterion asks for.\n"
+        "- Accuracy is equal.\n"
+        "- Longer completions gain nothing in this task."
     ),
 )
 

@@ -16,11 +16,11 @@ STUDY = Study(
     name="outcome_gate",
     title="A shaped length reward with and without the outcome gate",
     source=(
-        "an observation without a paper. Under plain GRPO, a shaped length reward collapsed"
+        "An observation without a paper. Under plain GRPO, a shaped length reward reduced"
         " accuracy from 0.715 to 0.10 over three seeds. When the length reward counted only in"
-        " groups with a right completion, accuracy kept 0.75. The shaping is the length reward"
-        " of Kimi k1.5 (arXiv 2501.12599, section 2.3.3). Its authors leave it out of early"
-        " training, because it can slow it down."
+        " groups with a correct completion, accuracy stayed at 0.75. The shaping is the length"
+        " reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3). Its authors leave it out of"
+        " early training, because it can slow training down."
     ),
     setup=SETUP,
     run=reinforce,
@@ -33,10 +33,14 @@ STUDY = Study(
     },
     arms=(
         Arm("plain", "the length reward counts in every group", _gate(False)),
-        Arm("gated", "it counts only in groups that hold a right completion", _gate(True)),
+        Arm(
+            "gated",
+            "the length reward counts only in groups with a correct completion",
+            _gate(True),
+        ),
         Arm(
             "no shaping",
-            "correctness alone",
+            "correctness is the only reward",
             {"config": {"data": {"verifier": "math*1.0"}}},
         ),
     ),
@@ -66,19 +70,20 @@ STUDY = Study(
         "all_fail_end": "groups with nothing right at the end",
     },
     limits=(
-        "There is one shaping term, at one weight. If nearly all groups of eight held"
-        " something right, the gate would have nothing to do. The table says how often they do"
-        " not."
+        "There is one shaping term at one weight. If nearly all groups of eight had a correct"
+        " completion, the gate would have no effect. The table shows how often they do not."
     ),
     reading=(
-        "In short: on average the gate is worth 19 to 28 points of accuracy. Without it there"
-        " are two kinds of runs. In each run three seeds of eight fall to about 3 % (seeds 0"
-        " and 2 in both). The others learn nearly as well as without shaping. So it is a"
-        " matter of luck whether plain GRPO ends below its start, and the mean leaves that"
-        " undecided. Where it collapses, groups with nothing right teach the policy to be"
-        " short. Then more groups have nothing right, until nearly every completion is a bare"
-        " guess. With the gate no seed collapses. Two seeds of the second run learn slowly (to"
-        " 0.31 and 0.33), as Kimi's authors warn of early length rewards."
+        "- With the gate, accuracy ends 19 to 28 points higher on average.\n"
+        "- Without the gate, seeds end in one of two ways. In each of the two runs, three seeds"
+        " of eight fall to about 3 % (seeds 0 and 2 in both). The others learn nearly as well as"
+        " without shaping. The mean therefore does not decide whether plain GRPO ends below its"
+        " start.\n"
+        "- Groups without a correct completion cause the collapse: they teach the policy to be"
+        " short. More groups then have no correct completion, until nearly every completion is a"
+        " bare guess.\n"
+        "- With the gate no seed collapses. Two seeds of the second run learn slowly (to 0.31"
+        " and 0.33). Kimi's authors warn of this effect of early length rewards."
     ),
 )
 

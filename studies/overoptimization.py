@@ -128,37 +128,36 @@ STUDY = Study(
     name="overoptimization",
     title="Over-optimization of a learned reward",
     source=(
-        "Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760):"
-        " as the KL grows, the gold reward rises and then falls, while the proxy's reward goes"
-        " on rising. Coste et al. 2023 (arXiv 2310.02743): with 25 % of the labels flipped it"
-        " is worse, and ensembles (minimum, mean minus deviation) mitigate it under best-of-n."
+        "Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760): as"
+        " the KL grows, the gold reward rises and then falls, while the proxy reward keeps"
+        " rising. Coste et al. 2023 (arXiv 2310.02743): with 25 % of the labels flipped the"
+        " effect is stronger, and ensembles (minimum, mean minus deviation) reduce it under"
+        " best-of-n."
     ),
     setup=SETUP,
     run=run_best_of_n,
     arms=(
-        Arm(
-            "noiseless", "one reward model, labels as they are", {"noise": 0.0, "aggregate": "one"}
-        ),
+        Arm("noiseless", "one reward model, unchanged labels", {"noise": 0.0, "aggregate": "one"}),
         Arm(
             "noisy", "one reward model, 25 % of labels flipped", {"noise": 0.25, "aggregate": "one"}
         ),
-        Arm("noisy, mean", "the mean of four such", {"noise": 0.25, "aggregate": "mean"}),
-        Arm("noisy, minimum", "the least of four such", {"noise": 0.25, "aggregate": "min"}),
+        Arm("noisy, mean", "mean of four noisy models", {"noise": 0.25, "aggregate": "mean"}),
+        Arm("noisy, minimum", "minimum of four noisy models", {"noise": 0.25, "aggregate": "min"}),
         Arm(
             "noisy, mean - std",
-            "the mean of four such less their deviation",
+            "mean of four noisy models minus their standard deviation",
             {"noise": 0.25, "aggregate": "mean_minus_std"},
         ),
     ),
     claims=(
         exceeds(
-            "Under the noisy proxy gold falls from its peak as n grows to 64.",
+            "With the noisy proxy, gold falls from its peak as n grows to 64.",
             Of("noisy", "gold_peak"),
             Of("noisy", "gold_end"),
             margin=0.01,
         ),
         exceeds(
-            "Noise costs gold at n = 64.",
+            "Label noise reduces gold at n = 64.",
             Of("noiseless", "gold_end"),
             Of("noisy", "gold_end"),
             margin=0.01,
@@ -170,7 +169,7 @@ STUDY = Study(
             margin=0.01,
         ),
         exceeds(
-            "Mean less deviation ends with more gold than one noisy model.",
+            ("An ensemble's mean minus deviation ends with more gold than one noisy model."),
             Of("noisy, mean - std", "gold_end"),
             Of("noisy", "gold_end"),
             margin=0.01,
@@ -189,22 +188,26 @@ STUDY = Study(
     },
     limits=(
         "Each proxy is the cold-started policy with a scalar head, trained on 300 pairs of a"
-        " right and a wrong completion. *Gold* is the verifier: right or wrong. *noiseless*"
-        " and *noisy* are means over the four members, each used alone. Members differ in"
-        " their seed, and in the labels that were flipped. Best-of-n is computed exactly, as"
-        " an expectation over one pool of 150 x 64 held-out completions a seed. Best-of-n goes"
-        " only as far as log 64 - 63/64 = 3.2 nats; reinforcement learning can go further."
+        " correct and a wrong completion. *Gold* is the verdict of the verifier: correct or"
+        " wrong. *noiseless* and *noisy* are means over four models, each used alone. The models"
+        " differ in their seed and in the labels that were flipped. Best-of-n is computed"
+        " exactly, as an expectation over a pool of 150 x 64 held-out completions per seed."
+        " Best-of-n reaches at most log 64 - 63/64 = 3.2 nats; reinforcement learning can go"
+        " further."
     ),
     reading=(
-        "In short: the curve is that of the literature. Best of 4 by a learned reward is"
-        " right four times in ten. Best of 64 is right only once in eight, half as often as no"
-        " selection at all. The proxy goes on rising all the while. The samples say why. 300"
-        " pairs teach these models that reasoning beats guessing (scores go with length:"
-        " correlation 0.8 to 0.9), and nothing about whether a step is right. Among"
-        " completions that all reason, the highest score then goes to the oddest one, and"
-        " right completions are the common ones. All models share this error. So the ensembles"
-        " end higher than one noisy model in both runs, but by two points only, where the fall"
-        " is of twenty-eight. Flipped labels cost no more than can be told from chance."
+        "The curve agrees with the literature.\n"
+        "\n"
+        "- Best of 4 by a learned reward is correct four times in ten. Best of 64 is correct"
+        " once in eight, half as often as an unselected sample. The proxy reward rises"
+        " throughout.\n"
+        "- The samples show the cause. 300 pairs teach these models that reasoning beats"
+        " guessing (scores correlate with length: 0.8 to 0.9), but not whether a step is correct."
+        " Among completions that all reason, the highest score goes to an unusual one, and"
+        " correct completions are the common ones.\n"
+        "- All models share this error. The ensembles therefore end only two points above one"
+        " noisy model in both runs, while the fall is twenty-eight points.\n"
+        "- The effect of flipped labels is not significant."
     ),
 )
 

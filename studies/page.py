@@ -45,7 +45,7 @@ class Run:
 
 
 def run_of(study: Study, kind: Kind, found: Found) -> Run:
-    """Return what the runs found, for the page."""
+    """Return the results of the runs, for the page."""
     return Run(kind, outcomes_of(found), _machines(study, kind, found))
 
 
@@ -109,35 +109,36 @@ def _values(
 
 def page(study: Study, runs: Sequence[Run]) -> str:
     """Return the page's text: the first run's figure, and every run's numbers."""
-    parts = [f"# {study.title}", f"Source: {study.source}", "## Found", verdicts(study, runs)]
+    parts = [f"# {study.title}", f"Source: {study.source}"]
     if study.reading:
-        parts.append(study.reading)
+        parts += ["## Summary", study.reading]
+    parts += ["## Claims", verdicts(study, runs)]
     if study.panels:
         parts.append(f"![{study.title}]({study.name}.svg)")
         parts.append(_legend(study, len(next(iter(runs[0].outcomes.values())))))
     for run in runs:
         parts += [f"## {HEADINGS[run.kind][0]}", table(study, run.outcomes)]
     parts.append("Mean ± standard error over seeds (each seed's value).")
-    parts += ["## How", f"The world: {study.setup}.", _arms(study), _criteria(study)]
-    parts += [run.machines for run in runs]
-    parts += [f"{datetime.date.today().isoformat()}.", "## Limits", study.limits]
-    parts.append(f"Make it again: `python -m studies.{study.name}`.")
+    parts += ["## Setup", study.setup, _arms(study), "## Criteria", _criteria(study)]
+    parts += ["## Limits", study.limits, "## Runs", *(run.machines for run in runs)]
+    parts.append(f"Date: {datetime.date.today().isoformat()}.")
+    parts.append(f"To repeat the study: `python -m studies.{study.name}`.")
     return "\n\n".join(parts) + "\n"
 
 
 SAYS: Mapping[Kind, str] = {
-    "first": "In brackets: the 95 % interval of the mean over seeds, by Student's t.",
-    "seeds": "*Other seeds*: a second run with other seeds; a claim is decided where both agree.",
+    "first": "Parentheses hold the 95 % interval of the mean over seeds (Student's t).",
+    "seeds": "*Other seeds* is a second run with other seeds. A claim is decided if both agree.",
     "rounding": (
-        "*Again*: the first run's seeds on kernels that round differently. It repeats much of the"
-        " first run's noise."
+        "*Again* is a run with the first run's seeds, on kernels that round differently. It repeats"
+        " much of the first run's noise."
     ),
 }
 BEFORE: Mapping[Kind, str] = {"first": "", "seeds": "; other seeds: ", "rounding": "; again: "}
 
 
 def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding], str]]:
-    """Return each claim's findings by run, and what they say together.
+    """Return each claim's findings by run, and its verdict.
 
     A run that only rounds differently decides where there is none on other seeds.
     """
@@ -152,7 +153,7 @@ def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding],
 
 
 def verdicts(study: Study, runs: Sequence[Run]) -> str:
-    """Return each claim with what its runs say together, and each run's numbers, as a list."""
+    """Return each claim with its verdict and each run's numbers, as a list."""
     lines: list[str] = []
     for claim, (findings, together) in zip(study.claims, judged(study, runs), strict=True):
         numbers = "".join(BEFORE[kind] + finding.numbers for kind, finding in findings.items())
@@ -184,7 +185,15 @@ def _arms(study: Study) -> str:
     if not study.common:
         return "\n".join(["The arms:", "", *lines])
     shared = tomli_w.dumps(dict(study.common)).strip()
-    return "\n".join(["The arms:", "", *lines, "", "Common to them:", "", "```toml", shared, "```"])
+    settings = ["Settings of all arms:", "", "```toml", shared, "```"]
+    return "\n".join(["The arms:", "", *lines, "", *settings])
+
+
+RULE = (
+    "The criteria were written in the code before the first run, unless *Limits* says otherwise."
+    " Arms are compared seed by seed. Intervals are 95 % intervals of the mean. Any other result is"
+    " inconclusive."
+)
 
 
 def _criteria(study: Study) -> str:
@@ -193,8 +202,8 @@ def _criteria(study: Study) -> str:
         criterion = claim.criterion
         for name, heading in study.columns.items():
             criterion = criterion.replace(f"`{name}`", heading)
-        lines.append(f"- {claim.says} By {criterion}.")
-    return "\n".join(["What decides, fixed in the code before any run:", "", *lines])
+        lines.append(f"- {claim.says} {criterion}.")
+    return "\n".join([RULE, "", *lines])
 
 
 def _legend(study: Study, num_seeds: int) -> str:
@@ -216,7 +225,7 @@ def _machines(study: Study, kind: Kind, found: Found) -> str:
     return (
         f"{HEADINGS[kind][1]}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread"
         f" on {' and '.join(sorted({one['machine'] for one in each}))};"
-        f" {cpu / count:.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
+        f" {cpu / count:.0f} CPU seconds each, {cpu / 60:.0f} CPU minutes in all."
     )
 
 

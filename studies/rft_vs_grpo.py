@@ -16,19 +16,19 @@ STUDY = Study(
     name="rft_vs_grpo",
     title="Rejection sampling, outcome GRPO and process GRPO",
     source=(
-        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO with"
-        " outcome rewards beats online rejection-sampling fine-tuning, and GRPO with process"
-        " rewards beats both."
+        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO"
+        " with outcome rewards beats online rejection-sampling fine-tuning (RFT), and GRPO with"
+        " process rewards beats both."
     ),
     setup=SETUP,
     run=reinforce,
     common={"steps": 60, "config": {"data": {"verifier": f"{NAME}*1.0"}}},
     arms=(
-        Arm("rft", "log-likelihood of the completions that passed (online)", _row("rft")),
+        Arm("rft", "log-likelihood of the passed completions, online", _row("rft")),
         Arm("grpo", "outcome rewards", _row("grpo")),
         Arm(
             "grpo_process",
-            "a reward a step, by rule; the answer is the last step",
+            "a reward for each step, by a rule; the answer is the last step",
             _row("grpo_process"),
         ),
     ),
@@ -62,17 +62,19 @@ STUDY = Study(
         "length_end": "tokens a completion at the end",
     },
     limits=(
-        "The step verifier is a rule that knows the one right derivation, far better than the"
-        " learned model of the paper. All arms have one learning rate; their losses differ in"
-        " scale, but AdamW's steps hardly depend on it."
+        "The step verifier is a rule that knows the one correct derivation. It is far better"
+        " than the learned model of the paper. All arms have one learning rate. Their losses"
+        " differ in scale, but AdamW's steps hardly depend on the scale."
     ),
     reading=(
-        "In short: a reward for each step is worth about three points over a reward for the"
-        " outcome, in both runs. Outcome GRPO and rejection sampling cannot be told apart:"
-        " GRPO is 2.7 points behind in one run and 1.4 ahead in the other, and both intervals"
-        " hold 0. A completion here either reasons well or slips once, and half of the samples"
-        " pass. Then failed completions add little to what passed ones say. With three seeds,"
-        " two of these claims had once been decided the other way."
+        "- A reward for each step is worth about three points over a reward for the outcome, in"
+        " both runs.\n"
+        "- Outcome GRPO and RFT do not differ significantly: GRPO is 2.7 points behind in one"
+        " run and 1.4 ahead in the other, and both intervals include 0. A completion here either"
+        " reasons well or has one wrong step, and half of the samples pass. Failed completions"
+        " then add little information.\n"
+        "- With three seeds, an earlier version of this study decided two of these claims the"
+        " other way."
     ),
 )
 

@@ -181,36 +181,37 @@ STUDY = Study(
     title="Search at test time with a learned process model",
     source=(
         "Snell et al. 2024, Scaling LLM test-time compute optimally (arXiv 2408.03314), sections"
-        " 5.1 and 5.2: with a process model beam search beats best of n at small budgets, at large"
-        " ones it over-optimizes the model and falls behind. Wang et al. 2023, Self-consistency"
-        " (arXiv 2203.11171): votes beat one sample. Gao et al. 2022, Scaling laws for reward model"
-        " overoptimization (arXiv 2210.10760): what a learned score picks gets worse in the end."
+        " 5.1 and 5.2: with a process model, beam search beats best of n at small budgets. At"
+        " large budgets it over-optimizes the model and falls behind. Wang et al. 2023,"
+        " Self-consistency (arXiv 2203.11171): majority votes beat one sample. Gao et al. 2022,"
+        " Scaling laws for reward model overoptimization (arXiv 2210.10760): selection by a"
+        " learned score becomes worse in the end."
     ),
     setup=(
-        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. It solves"
-        " sums of five numbers up to 4, such as `3+1-2+4-0=`, step by step. First it learns from"
-        f" {NUM_TRACES} written solutions (a supervised cold start). 10 % of them are bare guesses,"
-        " and in the others 5 % of the steps are wrong. The process model is the same network with"
-        f" a head over steps. It learns from {NUM_LABELLED['learned']} completions of the cold"
-        " start, one a problem, whose steps a rule has labelled right or wrong. Then all methods"
-        f" search for the answers of {NUM_SEARCHED} problems that neither has seen, with the same"
-        f" budgets of generated tokens, at temperature 1. A completion has at most {LONGEST}"
-        " tokens. Plain sampling cannot spend more than one completion, so it stands here twice:"
-        " *one_sample*, which is the mean of many, and *self_consistency*, which spends the same"
-        " tokens as the others and needs no scorer"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
+        " solves sums of five numbers up to 4, such as `3+1-2+4-0=`, step by step. A supervised"
+        f" cold start trains it on {NUM_TRACES} written solutions: 10 % of them are bare guesses,"
+        " and in the others 5 % of the steps are wrong. The process model is the same network"
+        f" with a head over steps. It is trained on {NUM_LABELLED['learned']} completions of the"
+        " cold start, one per problem; a rule labels their steps as correct or wrong. All methods"
+        f" then search for the answers of {NUM_SEARCHED} problems that neither model has seen,"
+        " with the same budgets of generated tokens, at temperature 1. A completion has at most"
+        f" {LONGEST} tokens. A single sample cannot spend a larger budget, so plain sampling has"
+        " two arms: *one_sample*, a mean over many samples, and *self_consistency*, which spends"
+        " the same tokens as the other methods and needs no scorer."
     ),
     run=run_arm,
     common={"reduce": "last"},
     together=True,
     arms=(
-        _arm(VOTES, "whole samples, the most frequent answer"),
-        _arm("best_of_n", "whole samples, the highest score"),
-        _arm("weighted_vote", "whole samples, the answer with the largest sum of scores"),
-        _arm("beam", "steps, from the best beginnings"),
-        _arm("dvts", "the same in trees apart"),
-        _arm("lookahead", "beam, by where one greedy step leads"),
+        _arm(VOTES, "whole samples; the most frequent answer"),
+        _arm("best_of_n", "whole samples; the highest score"),
+        _arm("weighted_vote", "whole samples; the answer with the largest sum of scores"),
+        _arm("beam", "step by step, from the prefixes with the best scores"),
+        _arm("dvts", "beam search in separate trees"),
+        _arm("lookahead", "beam search; a prefix is scored after one more greedy step"),
         _arm("mcts", "one tree, by PUCT"),
-        _arm("oracle", "whole samples, any is right: the ceiling"),
+        _arm("oracle", "whole samples; correct if any of them is (an upper bound)"),
         _arm(BASE, "one sample, no search"),
         _arm("greedy", "the greedy completion, no search"),
     ),
@@ -224,13 +225,16 @@ STUDY = Study(
         _beats("mcts", "beam", MOST, margin=0.01),
         _beats("weighted_vote", "greedy", MOST, margin=0.02),
         exceeds(
-            f"The harder best of n searches, the higher is the score: {MOST} tokens over {LEAST}.",
+            (f"Best of n selects higher scores with a larger budget: {MOST} tokens over {LEAST}."),
             Of("best_of_n", f"score_{MOST}"),
             Of("best_of_n", f"score_{LEAST}"),
             margin=0.01,
         ),
         exceeds(
-            "Best of n over-optimizes the process model: at the same time it is right less often.",
+            (
+                "Best of n over-optimizes the process model: with the larger budget it is correct"
+                " less often."
+            ),
             Of("best_of_n", f"accuracy_{LEAST}"),
             Of("best_of_n", f"accuracy_{MOST}"),
             margin=0.01,
@@ -249,23 +253,26 @@ STUDY = Study(
         "auc": "AUC of the process model",
     },
     reading=(
-        "In words: of two completions the highest score picks a right one a little more often than"
-        " a sample is right; two votes can do little. Of five it is no better than one sample, and"
-        " of ten far worse, for whole completions and for trees alike, while the score itself"
-        " rises: the search finds what the model holds right by mistake. Votes go on rising, and"
-        " weights add nothing to them. The greedy completion, of 42 tokens, is right more often"
-        " than any method at 448: votes win back what temperature 1 has lost, and no more. The AUC"
-        " is over steps of many problems. A search needs more: a model that tells the completions"
-        " of one problem apart."
+        "- With two completions, selection by the highest score is correct a little more often"
+        " than one sample. Two votes gain little.\n"
+        "- With five completions, selection by score is no better than one sample, and with ten"
+        " it is far worse. This holds for whole completions and for trees. The score itself keeps"
+        " rising: the search finds wrong completions that the model scores highly.\n"
+        "- Majority votes keep improving with the budget, and weighting them by score adds"
+        " nothing.\n"
+        "- The greedy completion, of 42 tokens, is correct more often than any search method at"
+        " 448 tokens. Votes only recover the accuracy that sampling at temperature 1 loses.\n"
+        "- The AUC of the process model is over the steps of many problems. A search needs a"
+        " model that separates the completions of one problem."
     ),
     limits=(
-        "Sums of five numbers: a completion has four steps and an answer, so that trees are shallow"
-        " and a wrong step can seldom be made good. The labels are a rule's and hence without an"
-        f" error. The AUC is over the steps of {NUM_LABELLED['checked']} completions that the model"
-        " did not learn from. All arms of a seed share its plain samples. One width, one constant"
-        " of PUCT, one way to reduce steps to a score. The budgets at which methods are compared"
-        " were chosen after a pilot with a ninth seed, when the cold starts of the eight had begun"
-        " and none of them had been searched."
+        "A completion has four steps and an answer, so trees are shallow, and a wrong step can"
+        " seldom be corrected. A rule labels the steps, so the labels have no errors. The AUC is"
+        f" over the steps of {NUM_LABELLED['checked']} completions that the model was not trained"
+        " on. All arms of a seed share its plain samples. There is one width, one PUCT constant"
+        " and one way to reduce step scores to a score. The budgets of the comparisons were"
+        " chosen after a pilot with a ninth seed, when the cold starts of the eight seeds had"
+        " begun and none had been searched."
     ),
 )
 

@@ -31,7 +31,7 @@ def studies() -> Mapping[str, tuple[Study, list[Run]]]:
 
 
 def counts(study: Study, runs: list[Run]) -> Counter[str]:
-    """Return how many claims were reproduced, were not, and are undecided."""
+    """Return how many claims were reproduced, were not, and are inconclusive."""
     words = [word.partition(":")[0].partition(",")[0].lower() for _, word in judged(study, runs)]
     return Counter(words)
 
@@ -65,7 +65,8 @@ def _deviations(outcomes: Outcomes, name: str) -> dict[tuple[str, int], float]:
 def table() -> str:
     """Return the counts by study, and what chance alone would decide wrongly."""
     lines = [
-        "| study | claims | reproduced | not reproduced | undecided | second run | correlation |",
+        "| study | claims | reproduced | not reproduced | inconclusive | second run"
+        " | correlation |",
         "|---|---:|---:|---:|---:|---|---:|",
     ]
     total: Counter[str] = Counter()
@@ -74,12 +75,12 @@ def table() -> str:
         total += found
         second = "other seeds" if "seeds" in {run.kind for run in runs} else "other rounding"
         same = correlation(study, runs)
-        cells = [str(found[word]) for word in ("reproduced", "not reproduced", "undecided")]
+        cells = [str(found[word]) for word in ("reproduced", "not reproduced", "inconclusive")]
         lines.append(
             f"| `{name}` | {found.total()} | {' | '.join(cells)} | {second} |"
             f" {'' if same is None else f'{same:.2f}'} |"
         )
-    cells = [str(total[word]) for word in ("reproduced", "not reproduced", "undecided")]
+    cells = [str(total[word]) for word in ("reproduced", "not reproduced", "inconclusive")]
     lines.append(f"| all | {total.total()} | {' | '.join(cells)} | | |")
     once, twice = total.total() * WRONG_SIDE, total.total() * WRONG_SIDE**2
     lines.append(
@@ -98,7 +99,7 @@ def readme_row() -> str:
     return (
         f"With a small model and eight seeds, {len(every)} studies tested {total.total()} claims"
         f" twice: {total['reproduced']} were reproduced, {total['not reproduced']} were not, and"
-        f" {total['undecided']} are inconclusive (second run: other seeds in {seeds} of the"
+        f" {total['inconclusive']} are inconclusive (second run: other seeds in {seeds} of the"
         f" studies, the same seeds with other rounding in {len(every) - seeds})."
     )
 

@@ -135,48 +135,64 @@ def _arm(name: str, says: str, stage: str, rate: float, traces: str = "") -> Arm
 
 STUDY = Study(
     name="teachers",
-    title="Ways to learn from a teacher, beside reinforcement learning",
+    title="Learning from a teacher compared with reinforcement learning",
     source=(
-        "DeepSeek-AI 2025, DeepSeek-R1 (arXiv 2501.12948), section 4.1: a small model that imitates"
-        " a stronger one ends far above the same model after reinforcement learning of its own."
-        " Agarwal et al. 2024, GKD (arXiv 2306.13649), and the Qwen team 2025, Qwen3 (arXiv"
-        " 2505.09388), section 4.5: on its own completions a student learns more from a teacher"
-        " than on the teacher's. Hinton et al. 2015 (arXiv 1503.02531): distributions teach more"
-        " than what was drawn from them. R1, section 2.3.3: what is wrong is left out."
+        "DeepSeek-AI 2025, DeepSeek-R1 (arXiv 2501.12948), section 4.1: a small model that"
+        " imitates a stronger one ends far above the same model after its own reinforcement"
+        " learning; section 2.3.3: wrong traces are left out. Agarwal et al. 2024, GKD (arXiv"
+        " 2306.13649), and the Qwen team 2025, Qwen3 (arXiv 2505.09388), section 4.5: a student"
+        " learns more from a teacher on the student's own completions than on the teacher's."
+        " Hinton et al. 2015 (arXiv 1503.02531): the teacher's distributions teach more than"
+        " samples from them."
     ),
     setup=(
-        "the models of the recipe [`r1_distill`](../recipes/r1_distill.md), new for each seed: a"
-        " teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M parameters that"
-        " was trained on texts of the same kind. They solve sums of four numbers. The teacher"
-        f" writes {SAMPLES} completions of each of {NUM_WRITTEN} problems at temperature 1. Each"
-        " arm begins with the same student, in the recipe's settings. Learning rates are the best"
-        " of two to four on two other seeds: 2e-4 for RL, 2e-3 on policy, 1e-3 for all others."
-        f" Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion each at"
-        " temperature 1"
+        "The models are those of the recipe [`r1_distill`](../recipes/r1_distill.md), new for"
+        " each seed: a teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M"
+        " parameters that was trained on texts of the same kind. They solve sums of four numbers."
+        f" The teacher writes {SAMPLES} completions for each of {NUM_WRITTEN} problems at"
+        " temperature 1. Each arm starts from the same student and uses the recipe's settings."
+        " The learning rates were the best of two to four values on two other seeds: 2e-4 for RL,"
+        f" 2e-3 on policy, 1e-3 for all others. Held-out accuracy is measured on {NUM_HELDOUT}"
+        " problems, with one completion each at temperature 1."
     ),
     run=learn,
     arms=(
-        _arm("rl", "RL of its own, 80 steps of 16 problems x 8 completions", "rl", 2e-4),
-        _arm("unverified", "all that the teacher wrote, two passes", "any", 1e-3, WRITTEN),
-        _arm("verified", "what is right of it, four passes", "traces", 1e-3, RIGHT),
-        _arm("logits", "its distributions (forward KL) on what is right", "logits", 1e-3, RIGHT),
-        _arm("off_policy", "its distributions on all that it wrote", "logits", 1e-3, WRITTEN),
+        _arm("rl", "RL, 80 steps of 16 problems x 8 completions", "rl", 2e-4),
+        _arm("unverified", "all of the teacher's completions, two epochs", "any", 1e-3, WRITTEN),
+        _arm("verified", "the teacher's correct completions, four epochs", "traces", 1e-3, RIGHT),
+        _arm(
+            "logits",
+            "the teacher's distributions (forward KL) on its correct completions",
+            "logits",
+            1e-3,
+            RIGHT,
+        ),
+        _arm(
+            "off_policy",
+            "the teacher's distributions on all of its completions",
+            "logits",
+            1e-3,
+            WRITTEN,
+        ),
         _arm(
             "on_policy",
-            "its distributions (reverse KL) on the student's own completions, 80 steps of 32 x 2",
+            (
+                "the teacher's distributions (reverse KL) on the student's own completions, 80"
+                " steps of 32 x 2"
+            ),
             "on_policy",
             2e-3,
         ),
     ),
     claims=(
         exceeds(
-            "A student that imitates verified traces ends above RL of its own (R1).",
+            ("A student that imitates verified traces ends above the same student after RL (R1)."),
             Of("verified", "accuracy"),
             Of("rl", "accuracy"),
             margin=0.03,
         ),
         exceeds(
-            "It takes less of the student's training time.",
+            "Imitation takes less training time than RL.",
             Of("rl", "train_seconds"),
             Of("verified", "train_seconds"),
             margin=1.5,
@@ -189,31 +205,31 @@ STUDY = Study(
             margin=0.01,
         ),
         exceeds(
-            "Distributions teach more than the same verified traces.",
+            "The teacher's distributions teach more than the same verified traces.",
             Of("logits", "accuracy"),
             Of("verified", "accuracy"),
             margin=0.01,
         ),
         exceeds(
-            "Distributions teach more than traces that nobody verified.",
+            "The teacher's distributions teach more than unverified traces.",
             Of("off_policy", "accuracy"),
             Of("unverified", "accuracy"),
             margin=0.01,
         ),
         exceeds(
-            "On its own completions the student learns more than on the teacher's (GKD, Qwen3).",
+            ("The student learns more on its own completions than on the teacher's (GKD, Qwen3)."),
             Of("on_policy", "accuracy"),
             Of("off_policy", "accuracy"),
             margin=0.01,
         ),
         exceeds(
-            "On policy it ends above RL of its own (Qwen3).",
+            "On-policy distillation ends above RL (Qwen3).",
             Of("on_policy", "accuracy"),
             Of("rl", "accuracy"),
             margin=0.03,
         ),
         exceeds(
-            "On policy it takes a tenth of the time of RL (Qwen3).",
+            "On-policy distillation takes a tenth of the time of RL (Qwen3).",
             Of("rl", "train_seconds"),
             Of("on_policy", "train_seconds"),
             margin=10.0,
@@ -229,26 +245,28 @@ STUDY = Study(
         "accuracy_before": "student before",
         "accuracy": "student after",
         "tokens_trained": "tokens trained on",
-        "train_seconds": "processor's seconds of training",
+        "train_seconds": "CPU seconds of training",
     },
     reading=(
-        "In short: what is right of the teacher's completions teaches most. The student ends at"
-        " 0.51 and 0.48, against 0.33 and 0.35 after RL of its own, in less than a quarter of the"
-        " time. At temperature 1 it even ends above its teacher (0.45 and 0.44), because the"
-        " verifier has taken out what the teacher does wrong. This is where the gain comes from:"
-        " on all that the teacher wrote the student ends at 0.35 and 0.34, no higher than by RL."
-        " Distributions teach three to four points more than traces that nobody verified, and"
-        " eight to eleven points less than verified ones: the teacher's distribution holds its"
-        " mistakes, too. On its own completions the student learns two to three points more than"
-        " on the teacher's; one of the two intervals holds 0. It takes three fifths to three"
-        " quarters of the time of RL, and not a tenth: here RL has few and short completions to"
-        " sample, and Qwen3's runs were far longer."
+        "- The teacher's correct completions teach most. The student ends at 0.51 and 0.48,"
+        " against 0.33 and 0.35 after RL, in less than a quarter of the time. At temperature 1 it"
+        " even ends above its teacher (0.45 and 0.44), because the verifier has removed the"
+        " teacher's mistakes.\n"
+        "- Verification brings the gain. Trained on all of the teacher's completions, the"
+        " student ends at 0.35 and 0.34, no higher than by RL.\n"
+        "- The teacher's distributions teach three to four points more than unverified traces,"
+        " and eight to eleven points less than verified ones. The distributions include the"
+        " teacher's mistakes.\n"
+        "- On its own completions the student learns two to three points more than on the"
+        " teacher's. One of the two intervals includes 0.\n"
+        "- On-policy distillation takes three fifths to three quarters of the time of RL, not a"
+        " tenth. Here RL samples few and short completions; Qwen3's runs were far longer."
     ),
     limits=(
-        "One pair of sizes, one setting an arm, one family of sums. The teacher is right half of"
-        " the time at temperature 1, so that what it writes, and its distributions, are half"
-        " wrong; those of the papers are right far more often. The seconds are the student's own:"
-        " neither the making of the teacher nor its writing is in them."
+        "There is one pair of model sizes, one setting per arm and one family of problems. At"
+        " temperature 1 half of the teacher's completions are wrong, and so are its"
+        " distributions; the papers' teachers are correct far more often. The seconds are those"
+        " of the student's training, without the training and the sampling of the teacher."
     ),
 )
 

@@ -83,59 +83,64 @@ def _asked(budget: int) -> dict[str, str]:
 
 STUDY = Study(
     name="thinking_budget",
-    title="A policy that was trained with thinking budgets, and one that is only cut",
+    title="Thinking budgets in training, or only in evaluation",
     source=(
-        "A budget ends a thought and asks for the answer: Qwen3 (arXiv 2505.09388, section 4.3) and"
-        " s1 (Muennighoff et al. 2025, arXiv 2501.19393) cut models that were not trained for it."
-        " L1 (Aggarwal and Welleck 2025, arXiv 2503.04697): a policy that learned lengths by"
-        " reinforcement beats such cuts at equal lengths. Elastic Reasoning (Xu et al. 2025, arXiv"
-        " 2505.05315): a policy that is cut in training too is more accurate under tight budgets,"
-        " and thinks shorter where nothing cuts it. AnytimeReasoner (Qi et al. 2025, arXiv"
-        " 2505.13438) draws the budgets of training."
+        "A budget ends the think block and asks for the answer. Qwen3 (arXiv 2505.09388, section"
+        " 4.3) and s1 (Muennighoff et al. 2025, arXiv 2501.19393) apply budgets to models that"
+        " were not trained with them. L1 (Aggarwal and Welleck 2025, arXiv 2503.04697): a policy"
+        " that learned lengths by reinforcement is more accurate than such models at equal"
+        " lengths. Elastic Reasoning (Xu et al. 2025, arXiv 2505.05315): a policy trained with"
+        " budgets is more accurate under tight budgets, and reasons shorter without a budget."
+        " AnytimeReasoner (Qi et al. 2025, arXiv 2505.13438) samples the budgets of training."
     ),
     setup=(
-        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. It solves"
-        " sums of three numbers, such as `3+5+2=`, in two steps between its tags. First it learns"
-        f" from {NUM_TRACES:,} written solutions (a supervised cold start). 25 % of them are bare"
-        " guesses, and in the others 10 % of the steps are wrong. What links the two steps is"
-        " `;`, ` so `, ` and then ` or ` and after that `, a quarter each. So a thought has 26 to"
-        " 44 tokens, tags included, and the longer ones say nothing more. Then both arms get the"
-        " same problems in the same order: steps of 16 problems x 8 completions of at most"
-        f" {MAX_TOKENS} tokens at temperature 1, one optimizer step each, AdamW at a learning rate"
-        " of 2e-4, GRPO; the right answer earns 1, and the form 0.1. A thought that its budget ends"
-        " is given `</think>`. A tag is eight tokens here; one that is half written then is"
-        " followed by a whole one. Both are measured at every budget, on the same"
-        f" {NUM_MEASURED} draws from the 212 sums that neither stage saw, with one completion each"
-        " at temperature 1 and the same random numbers"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
+        " solves sums of three numbers, such as `3+5+2=`, in two steps between its think tags. A"
+        f" supervised cold start trains it on {NUM_TRACES:,} written solutions: 25 % of them are"
+        " bare guesses, and in the others 10 % of the steps are wrong. The two steps are linked"
+        " by `;`, ` so `, ` and then ` or ` and after that `, a quarter each. A think block"
+        " therefore has 26 to 44 tokens, tags included, and the longer ones contain no more"
+        " information. Then both arms train with GRPO on the same problems in the same order:"
+        f" steps of 16 problems x 8 completions of at most {MAX_TOKENS} tokens at temperature 1,"
+        " one optimizer step each, AdamW at a learning rate of 2e-4. The correct answer earns 1,"
+        " and the format 0.1. When a budget ends a think block, `</think>` is injected. A tag is"
+        " eight tokens here; if the policy has begun a tag, a whole one follows it. Both policies"
+        f" are measured at every budget, on the same {NUM_MEASURED} draws from the 212 sums that"
+        " neither stage saw, with one completion each at temperature 1 and the same random"
+        " numbers."
     ),
     run=learn_and_measure,
     common={"steps": 30},
     together=True,
     arms=(
-        Arm("cut", "reinforced without a budget", {"budgets": [0]}),
+        Arm("cut", "trained without a budget", {"budgets": [0]}),
         Arm(
             "trained",
-            f"reinforced with budgets of {', '.join(map(str, BUDGETS))} tokens and none, a quarter"
-            " of the problems each; the prompt does not say which",
+            (
+                f"trained with budgets of {', '.join(map(str, BUDGETS))} tokens and without one,"
+                " for a quarter of the problems each; the prompt does not state the budget"
+            ),
             {"budgets": [*BUDGETS, 0]},
         ),
     ),
     claims=(
         exceeds(
-            f"Under a tight budget of {TIGHT} tokens the policy that was trained with budgets is"
-            " more accurate.",
+            (
+                f"Under a tight budget of {TIGHT} tokens, the policy trained with budgets is more"
+                " accurate."
+            ),
             Of("trained", f"accuracy_{TIGHT}"),
             Of("cut", f"accuracy_{TIGHT}"),
             margin=0.03,
         ),
         not_below(
-            "Without a budget it loses at most three points.",
+            ("Without a budget, the policy trained with budgets loses at most three points."),
             Of("trained", "accuracy_none"),
             Of("cut", "accuracy_none"),
             margin=0.03,
         ),
         exceeds(
-            "It thinks shorter, also where nothing cuts it.",
+            ("The policy trained with budgets reasons shorter, even without a budget."),
             Of("cut", "tokens_none"),
             Of("trained", "tokens_none"),
             margin=1.1,
@@ -155,10 +160,21 @@ STUDY = Study(
         f"stopped_{TIGHT}": f"stopped under {TIGHT}",
     },
     limits=(
-        "How long a thought is differs here by words that carry nothing, so that a shorter one"
-        " costs no accuracy. Where every token is needed, a budget can only cost. The prompt does"
-        " not name the budget: the policy learns one way to think for all. One length of training;"
-        " the tokens are those of whole completions, given ones too."
+        "Think blocks differ in length only by words without information, so a shorter one loses"
+        " no accuracy. If every token were needed, a budget could only reduce accuracy. The"
+        " prompt does not state the budget, so the policy learns one behavior for all budgets."
+        " There is one length of training. Token counts are those of whole completions, with"
+        " injected tokens."
+    ),
+    reading=(
+        "All three claims are inconclusive.\n"
+        "\n"
+        "- Under a budget of 30 tokens, the policy trained with budgets is three to five points"
+        " more accurate. Only the first run's interval excludes 0.\n"
+        "- Without a budget, the policy trained with budgets is six to nine points less"
+        " accurate.\n"
+        "- Without a budget, the other policy's completions are 1.10 and 1.09 times as long. The"
+        " criterion asks for 1.1."
     ),
 )
 

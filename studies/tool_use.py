@@ -49,35 +49,36 @@ def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
 
 STUDY = Study(
     name="tool_use",
-    title="Reinforcement learning with a calculator, and without",
+    title="Reinforcement learning with and without a calculator",
     source=(
-        "Li et al. 2025, ToRL (arXiv 2503.23383): reinforcement learning with an interpreter ends"
-        " far above the same without one, and models call it more and more often."
+        "Li et al. 2025, ToRL (arXiv 2503.23383): reinforcement learning with a code interpreter"
+        " ends far above reinforcement learning without one, and models call the interpreter"
+        " increasingly often."
     ),
     setup=(
-        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed, and products"
-        " of two numbers of three digits, such as `482*937=`. The stages are those of the recipe"
-        " [`tool_use`](../recipes/tool_use.md). First the model learns from 24 000 traces (a"
-        " supervised cold start): 30 % of them call a calculator, of which every fifth with a wrong"
-        " digit, and the others guess. Then both arms reinforce on the same problems in the same"
-        " order: 40 steps of 16 problems x 8 completions, the right answer as the only reward."
-        f" Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion each at"
-        " temperature 1"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
+        " computes products of two three-digit numbers, such as `482*937=`. The stages are those"
+        " of the recipe [`tool_use`](../recipes/tool_use.md). A supervised cold start trains the"
+        " model on 24 000 traces: 30 % of them call a calculator, a fifth of these with a wrong"
+        " digit, and the others guess. Then both arms train on the same problems in the same"
+        " order: 40 steps of 16 problems x 8 completions. Only the correct answer is rewarded."
+        " Held-out accuracy is measured on 500 problems, with one completion each at temperature"
+        " 1."
     ),
     run=call_and_learn,
     arms=(
-        Arm("tool", "calls are answered", {"stage": "with_tool"}),
-        Arm("none", "nobody answers a call", {"stage": "without_tool"}),
+        Arm("tool", "the calculator answers calls", {"stage": "with_tool"}),
+        Arm("none", "calls get no answer", {"stage": "without_tool"}),
     ),
     claims=(
         exceeds(
-            "With a tool it ends higher.",
+            "With the tool, accuracy ends higher.",
             Of("tool", "accuracy"),
             Of("none", "accuracy"),
             margin=0.2,
         ),
         exceeds(
-            "It learns to call it: it ends higher than it began.",
+            ("The policy learns to call the tool: accuracy ends higher than it began."),
             Of("tool", "accuracy"),
             Of("tool", "accuracy_before"),
             margin=0.2,
@@ -94,15 +95,17 @@ STUDY = Study(
         "tokens": "tokens a completion",
     },
     reading=(
-        "In short: without a tool this model never gets a product right, so there is nothing to"
-        " reinforce. With the calculator the cold start is right in one product of five at"
-        " temperature 1, and RL makes it about three of four, in 24 runs. What it learns is to"
-        " call at all, and to copy both numbers without a slip. Greedily the recipe's cold start"
-        " is right as often before RL as after it, so this is a gain of sampled answers."
+        "- Without the tool, this model never computes a correct product, so no completion is"
+        " rewarded.\n"
+        "- With the calculator, one product in five is correct at temperature 1 after the cold"
+        " start, and about three in four after RL, in 24 training runs.\n"
+        "- The policy learns to call the tool and to copy both numbers without an error.\n"
+        "- With greedy decoding, the recipe's cold start is already as accurate as the policy"
+        " after RL. The gain is therefore one of sampled answers."
     ),
     limits=(
-        "The tool does the whole of the problem: what is learned is to call it, and to copy without"
-        " a slip. No product is right by chance, so that without a tool nothing is ever rewarded."
+        "The tool solves the whole problem: the policy learns to call it and to copy without an"
+        " error. No product is correct by chance, so without the tool nothing is ever rewarded."
     ),
 )
 

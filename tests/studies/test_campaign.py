@@ -95,8 +95,8 @@ def around(mean: float, noise: float = 1.0) -> list[float]:
         (around(2.0), "reproduced"),
         (around(1.2), "not reproduced"),  # more, surely, but less than the margin
         (around(1.0), "not reproduced"),
-        (around(2.0, 30.0), "undecided"),
-        (around(1.45), "undecided"),  # mean below the margin, which is within the interval
+        (around(2.0, 30.0), "inconclusive"),
+        (around(1.45), "inconclusive"),  # mean below the margin, which is within the interval
     ],
 )
 def test_exceeds_has_three_answers(more: list[float], verdict: str) -> None:
@@ -110,8 +110,8 @@ def test_exceeds_has_three_answers(more: list[float], verdict: str) -> None:
         (around(1.0), "reproduced"),
         (around(2.0), "not reproduced"),
         (around(0.0), "not reproduced"),
-        (around(1.0, 10.0), "undecided"),
-        (around(1.45), "undecided"),
+        (around(1.0, 10.0), "inconclusive"),
+        (around(1.45), "inconclusive"),
     ],
 )
 def test_equals_has_three_answers(more: list[float], verdict: str) -> None:
@@ -125,7 +125,7 @@ def test_equals_has_three_answers(more: list[float], verdict: str) -> None:
         (around(3.0), "reproduced"),
         (around(0.8), "reproduced"),
         (around(0.0), "not reproduced"),
-        (around(0.5, 10.0), "undecided"),
+        (around(0.5, 10.0), "inconclusive"),
     ],
 )
 def test_not_below_has_three_answers(more: list[float], verdict: str) -> None:
@@ -139,8 +139,8 @@ def test_fewer_than_eight_seeds_decide_nothing(claim: Any) -> None:
     for more in (0.0, 1.0, 9.0):
         few = canned(more=[more] * 7, less=[1.0] * 7)
         found = claim("", Of("more", "x"), Of("less", "x"), margin=0.5).test(few)
-        assert found.verdict == "undecided"
-        assert "7 seeds, which are too few" in found.numbers
+        assert found.verdict == "inconclusive"
+        assert "7 seeds: too few to decide" in found.numbers
 
 
 def test_two_standard_errors_over_eight_seeds_are_not_enough() -> None:
@@ -162,14 +162,15 @@ def test_a_verdict_stands_where_two_runs_agree() -> None:
     yes, no = Finding("reproduced", ""), Finding("not reproduced", "")
     assert standing([yes, yes]) == "Reproduced"
     assert (
-        standing([yes, no]) == "Undecided: the first run says reproduced, the second not reproduced"
+        standing([yes, no])
+        == "Inconclusive: reproduced in the first run, not reproduced in the second"
     )
-    assert standing([yes]) == "Reproduced, in one run alone"
+    assert standing([yes]) == "Reproduced, in one run"
 
 
 def test_what_was_not_measured_decides_nothing() -> None:
     claim = exceeds("", Of("more", "y"), Of("less", "x"), margin=0.5)
-    assert claim.test(canned(more=[1.0, 2.0], less=[1.0, 1.0])).verdict == "undecided"
+    assert claim.test(canned(more=[1.0, 2.0], less=[1.0, 1.0])).verdict == "inconclusive"
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -217,17 +218,14 @@ def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
     numbers = "difference 1.05 (1.01 to 1.09, 8 seeds)"
     assert f"- More is more. **Reproduced**: {numbers}; other seeds: {numbers}." in text
     assert text.count("| more | 2.05") == 2
-    assert (
-        "the value, *more* minus *less*, seed by seed: reproduced if its mean is at least 0.5"
-        in text
-    )
+    assert "Compared: the value, *more* minus *less*. Reproduced: the mean is at least 0.5" in text
     assert "seeds 0, 1, 2, 3, 4, 5, 6, 7; 16 processes of one thread" in text
     assert "It is canned." in text
 
 
 def test_a_page_of_one_run_says_so() -> None:
     text = page(a_study(), [a_run("first")])
-    assert "**Reproduced, in one run alone**" in text
+    assert "**Reproduced, in one run**" in text
 
 
 def test_the_figure_is_the_same_each_time(tmp_path: Path) -> None:
@@ -246,7 +244,7 @@ def test_a_run_on_other_seeds_decides_in_place_of_one_that_rounds_differently(
     assert "**Reproduced**" in path.read_text()
     add_run(a_study(), other, tmp_path)
     text = path.read_text()
-    assert "**Undecided: the first run says reproduced, the second not reproduced**" in text
+    assert "**Inconclusive: reproduced in the first run, not reproduced in the second**" in text
     assert [run.kind for run in read_runs(a_study(), text)] == ["first", "seeds", "rounding"]
     add_run(a_study(), a_run("seeds"), tmp_path)
     assert "**Reproduced**" in path.read_text()
@@ -268,7 +266,7 @@ def test_runs_are_read_back_from_their_page() -> None:
 def test_a_page_says_what_its_own_numbers_say(name: str) -> None:
     study: Study = importlib.import_module(f"studies.{name}").STUDY
     text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
-    said = re.findall(r"^- .*?\*\*([RNU][^*]*)\*\*: (?:difference|ratio)", text, re.MULTILINE)
+    said = re.findall(r"^- .*?\*\*([RNI][^*]*)\*\*: (?:difference|ratio)", text, re.MULTILINE)
     assert said == [together for _, together in judged(study, read_runs(study, text))]
 
 
