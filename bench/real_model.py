@@ -3,6 +3,7 @@
 python -m bench.real_model BASE --adapter FOLDER --gsm8k test.jsonl --mbpp mbpp.jsonl
     --ifeval ifeval.jsonl --work DIR --set model.dtype=bfloat16
 python -m bench.real_model BASE --after FOLDER ...    for a model that was trained or exported whole
+    --config FILE    ask GSM8K with the prompt, stop texts and token limit of a training run
 
 Each benchmark is one `assay compare`: greedy, the same problems, paired by problem. GSM8K is what
 was trained for; the other two show what was forgotten. MBPP shows the first test of a problem and
@@ -16,8 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from assay.evaluation.compare_result import ComparedSet, CompareResult, with_p_o
 from assay.host.files import read_rows, write_json
 
 SYSTEM_PROMPT = "Solve the problem step by step. End with the final number in \\boxed{}."
-"""As in examples/gsm8k_cpu/gsm8k_cpu.toml."""
 MOST_TOKENS = 512
 PLAIN_PROMPT = "You are a helpful assistant."  # of no training, and the same for every model
 HELD_OUT = 800  # MBPP's training rows above this task id are held out, with the other two splits
@@ -60,15 +61,32 @@ class Benchmark:
     name: str
     verifier: str
     max_tokens: int
-    system_prompt: str
+    overrides: tuple[str, ...]
     out_of_domain: bool
     choose: Callable[[Iterable[Row]], Iterable[Row]] = iter
 
+    def asked_as(self, config: Path) -> Benchmark:
+        """Return the benchmark with the prompt, stop texts and token limit of a run's file."""
+        tree = tomllib.loads(config.read_text(encoding="utf-8"))
+        data, sampling = tree.get("data", {}), tree.get("sampling", {})
+        keys = ("template", "prompt_template", "system_prompt")
+        pairs = [(f"data.{key}", data[key]) for key in keys if key in data]
+        pairs.append(("sampling.stop", sampling.get("stop", [])))
+        overrides = tuple(f"{key}={json.dumps(value)}" for key, value in pairs)
+        most = sampling.get("max_tokens", self.max_tokens)
+        return replace(self, overrides=overrides, max_tokens=most)
+
+
+def system(prompt: str) -> tuple[str, ...]:
+    """Return the settings of a chat with this system message."""
+    # The settings of a run's adapters hold for every benchmark, so its stop texts are taken back.
+    return (f"data.system_prompt={json.dumps(prompt)}", "sampling.stop=[]")
+
 
 BENCHMARKS = (
-    Benchmark("gsm8k", "math", 320, SYSTEM_PROMPT, False),
-    Benchmark("mbpp", "code", 320, PLAIN_PROMPT, True, mbpp_rows),
-    Benchmark("ifeval", "instructions", MOST_TOKENS, PLAIN_PROMPT, True),
+    Benchmark("gsm8k", "math", 320, system(SYSTEM_PROMPT), False),
+    Benchmark("mbpp", "code", 320, system(PLAIN_PROMPT), True, mbpp_rows),
+    Benchmark("ifeval", "instructions", MOST_TOKENS, system(PLAIN_PROMPT), True),
 )
 
 
@@ -81,6 +99,7 @@ class Measured:
     adapter: str | None
     max_problems: int | None
     overrides: Sequence[str]
+    config: Path | None
     work: Path
 
     def measure(self, one: Benchmark, files: Sequence[Path]) -> tuple[ComparedSet, Sequence[str]]:
@@ -92,7 +111,7 @@ class Measured:
         partial = kept.with_suffix(".partial")
         sources = {"out_of_domain" if one.out_of_domain else "problems": str(rows)}
         how = {"verifier": one.verifier, "max_tokens": min(one.max_tokens, MOST_TOKENS)}
-        asked = [*self.overrides, f"data.system_prompt={json.dumps(one.system_prompt)}"]
+        asked = [*self.overrides, *one.overrides]
         if not kept.is_file():
             models = (self.before, self.after)
             compare(*models, adapter=self.adapter, overrides=asked, out=partial, **sources, **how)
@@ -108,6 +127,7 @@ class Measured:
             "adapter": self.adapter,
             "max_problems": self.max_problems,
             "overrides": list(self.overrides),
+            "config": None if self.config is None else str(self.config),
         }
 
 
@@ -163,6 +183,7 @@ def main() -> None:
     parser.add_argument("--adapter", help="folder of adapters, or a run")
     for one in BENCHMARKS:
         parser.add_argument(f"--{one.name}", type=Path, nargs="+", default=[], metavar="FILE")
+    parser.add_argument("--config", type=Path, help="configuration of the run, for GSM8K's prompt")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--max-problems", type=int, help="the first so many of each benchmark")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
@@ -171,13 +192,17 @@ def main() -> None:
         parser.error("give one of --after and --adapter")
     asked.work.mkdir(parents=True, exist_ok=True)
     after = asked.before if asked.after is None else asked.after
-    rest = (asked.adapter, asked.max_problems, tuple(asked.overrides), asked.work)
+    rest = (asked.adapter, asked.max_problems, tuple(asked.overrides), asked.config, asked.work)
     measured = Measured(asked.before, after, *rest)
     check_same(measured)
     sets: list[ComparedSet] = []
     notes: list[str] = []
     for one in BENCHMARKS:
         if files := getattr(asked, one.name):
+            if asked.config is not None:
+                chat = (*one.overrides, 'data.template="chat"')
+                trained = one.asked_as(asked.config)
+                one = replace(one, overrides=chat) if one.out_of_domain else trained
             found, said = measured.measure(one, files)
             sets.append(found)
             notes += [note for note in said if note not in notes]

@@ -26,25 +26,41 @@ from typing import Any
 import torch
 from datasets import load_dataset
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-SYSTEM_PROMPT = "Solve the problem step by step. End with the final number in \\boxed{}."
+SHOTS = (
+    (
+        "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
+        "May. How many clips did Natalia sell altogether in April and May?",
+        "Natalia sold 48/2 = 24 clips in May.\n"
+        "Natalia sold 48+24 = 72 clips altogether in April and May.\n#### 72",
+    ),
+    (
+        "Mark has a garden with flowers. He planted plants of three different colors in it. Ten of "
+        "them are yellow, and there are 80% more of those in purple. There are only 25% as many "
+        "green flowers as there are yellow and purple flowers. How many flowers does Mark have in "
+        "his garden?",
+        "There are 80/100 * 10 = 8 more purple flowers than yellow flowers.\n"
+        "So in Mark's garden, there are 10 + 8 = 18 purple flowers.\n"
+        "Purple and yellow flowers sum up to 10 + 18 = 28 flowers.\n"
+        "That means in Mark's garden there are 25/100 * 28 = 7 green flowers.\n"
+        "So in total Mark has 28 + 7 = 35 plants in his garden.\n#### 35",
+    ),
+)
 
 
 def problem(row: dict[str, Any]) -> dict[str, Any]:
-    chat = [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": row["question"]},
-    ]
-    return {"prompt": chat, "gold": row["answer"].split("####")[-1].strip().replace(",", "")}
+    examples = "".join(f"Question: {said}\nAnswer: {answer}\n\n" for said, answer in SHOTS)
+    prompt = f"{examples}Question: {row['question']}\nAnswer:"
+    return {"prompt": prompt, "gold": row["answer"].split("####")[-1].strip().replace(",", "")}
 
 
 def reward(completions: list[Any], gold: list[str], **_: Any) -> list[float]:
     rewards = []
     for completion, right in zip(completions, gold, strict=True):
-        boxed = re.findall(r"\\boxed\{([^{}]*)\}", completion[0]["content"])
-        said = boxed[-1].replace(",", "").replace("$", "").strip() if boxed else ""
+        numbers = re.findall(r"#### *\$?(-?[\d,.]*\d)", completion)
+        said = numbers[-1].replace(",", "") if numbers else ""
         try:
             rewards.append(float(float(said) == float(right)))
         except ValueError:
@@ -65,6 +81,7 @@ def trainer(asked: argparse.Namespace, callbacks: list[Any]) -> GRPOTrainer:
         gradient_accumulation_steps=num_completions // asked.micro_batch,
         num_generations=asked.group_size,
         max_completion_length=asked.max_tokens,
+        temperature=0.7,
         learning_rate=1e-4,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=5,
@@ -76,8 +93,14 @@ def trainer(asked: argparse.Namespace, callbacks: list[Any]) -> GRPOTrainer:
         report_to=[],
         disable_tqdm=True,
     )
+    # GRPOTrainer ends a completion at the tokenizer's end token alone. A blank line, which ends an
+    # answer of the examples, is one token of this vocabulary, so it is made the end token.
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
+    (end,) = tokenizer.encode("\n\n")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     return GRPOTrainer(
         model=asked.model,
+        processing_class=tokenizer,
         reward_funcs=reward,
         args=config,
         train_dataset=rows.map(problem, remove_columns=rows.column_names),
@@ -135,9 +158,9 @@ def main() -> None:
     parser.add_argument("--out")
     parser.add_argument("--processor-hours", type=float, default=4.0)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--num-prompts", type=int, default=16)
+    parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=320)
+    parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()

@@ -94,3 +94,21 @@ def test_every_benchmark_is_measured_once(
     assert [one["gain"] for one in again["sets"]] == [one["gain"] for one in found["sets"]]
     with pytest.raises(SystemExit, match="other settings"):
         measure("--max-problems", "1")
+
+
+def test_gsm8k_is_asked_as_the_run_was(measure: Callable[..., Path], tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        '[data]\ntemplate = "base"\nprompt_template = "Q: {question}\\nA:"\n'
+        '[sampling]\nstop = ["\\n\\n"]\nmax_tokens = 5\n'
+    )
+    work = measure("--max-problems", "1", "--config", str(config))
+    read = {}
+    for name in ("gsm8k", "mbpp"):
+        text = (work / f"{name}_completions.jsonl").read_text()
+        read[name] = json.loads(text.splitlines()[0])
+    assert read["gsm8k"]["prompt"] == "Q: 0+1?\nA:"
+    assert "helpful assistant" in read["mbpp"]["prompt"]
+    found = json.loads((work / "real_model.json").read_text())
+    assert found["asked"]["config"] == str(config)
+    assert found["sets"][0]["a"]["mean_tokens"] <= 5 < found["sets"][1]["a"]["mean_tokens"]
