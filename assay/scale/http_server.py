@@ -200,7 +200,7 @@ class Server:
         # No page knows the token. Without a token, only names of this machine are accepted.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, where there is no token")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and (host is None or _netloc(origin) != host):
             raise Refused(403, "Origin: accepted: none, or that of this server")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
@@ -236,6 +236,13 @@ def _name_of(host: str) -> str:
     with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
     return ""
+
+
+def _netloc(origin: str) -> str | None:
+    """Extract host and port from an Origin header; None if it is malformed."""
+    with suppress(ValueError):
+        return urlsplit(origin).netloc
+    return None
 
 
 async def while_there(

@@ -170,6 +170,7 @@ def test_what_is_no_http_leaves_no_line_in_the_log(capfd: pytest.CaptureFixture[
         ({"host": "localhost:1", "origin": "http://localhost:2"}, None, 403),
         ({"host": "localhost:1", "origin": "https://evil.example"}, None, 403),
         ({"host": "localhost:1", "origin": "null"}, None, 403),
+        ({"host": "localhost:1", "origin": "http://[::1"}, None, 403),
         ({"host": "localhost:1", "content-type": "text/plain"}, None, 415),
         ({"host": "localhost:1", "content-type": ""}, None, 415),
         ({"host": "localhost:1", "content-type": "Application/JSON; charset=utf-8"}, None, 200),

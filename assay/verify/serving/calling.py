@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from assay.errors import did_you_mean, line_of
-from assay.types import Group, Problem
+from assay.types import Completion, Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
 WHOLE_GROUP = -1
@@ -57,7 +57,7 @@ def judge_unit(
         "verdicts": lambda: verifier.judge(problem, group, firsts),
         "group": lambda: verifier.judge(problem, group),
     }
-    return _parts(calls[verifier.takes], len(chosen), errors, problem)
+    return _parts(calls[verifier.takes], chosen, errors, problem)
 
 
 def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
@@ -67,12 +67,13 @@ def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[
     `MAX_ALIKE` identical failures the remaining units are not tried.
     """
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
-    parts = _parts(lambda: verifier.judge(pairs), len(pairs), ANY_ERROR)
+    completions = [completion for _, completion in pairs]
+    parts = _parts(lambda: verifier.judge(pairs), completions, ANY_ERROR)
     if len(pairs) == 1 or parts[0].value is not None or any(p is not parts[0] for p in parts):
         return parts
     alone: list[Part] = []
     for pair in pairs:
-        alone += _parts(lambda pair=pair: verifier.judge([pair]), 1, ANY_ERROR)
+        alone += _parts(lambda pair=pair: verifier.judge([pair]), pair[1:], ANY_ERROR)
         latest = {(part.value, part.detail) for part in alone[-MAX_ALIKE:]}
         if len(alone) >= MAX_ALIKE and len(latest) == 1 and alone[-1].value is None:
             return alone + [replace(alone[-1], seconds=0.0)] * (len(pairs) - len(alone))
@@ -80,10 +81,13 @@ def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[
 
 
 def _parts(
-    call: Callable[[], Sequence[Any]], count: int, errors: Errors, problem: Problem | None = None
+    call: Callable[[], Sequence[Any]],
+    completions: Sequence[Completion],
+    errors: Errors,
+    problem: Problem | None = None,
 ) -> list[Part]:
     """Return the parts of one call. If it fails, return the same part for all."""
-    started = time.perf_counter()
+    started, count = time.perf_counter(), len(completions)
     try:
         results = list(call())
         if len(results) != count:
@@ -92,7 +96,19 @@ def _parts(
         words = in_words(error) if problem is None else _explained(error, problem)
         return [Part.not_judged("error", words, _share(started, count))] * count
     seconds = _share(started, count)
-    return [as_part(result, seconds) for result in results]
+    parts = [as_part(result, seconds) for result in results]
+    return [_within(part, one) for part, one in zip(parts, completions, strict=True)]
+
+
+def _within(part: Part, completion: Completion) -> Part:
+    """Return the part; *not judged* if a step ends outside the completion."""
+    num_tokens = len(completion.tokens)
+    for step in part.step_scores:
+        # The text of a stored row has no tokens to compare with.
+        if step.end < 0 or step.end >= num_tokens > 0:
+            found = f"a step ends at token {step.end} of {num_tokens}"
+            return replace(Part.not_judged("error", found), seconds=part.seconds)
+    return part
 
 
 def _share(started: float, count: int) -> float:

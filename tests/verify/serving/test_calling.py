@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from assay.types import Completion, Group, Problem, Prompt
+from assay.types import Completion, Group, Problem, Prompt, StepScore, Verdict
 from assay.verify.base import Verifier
-from assay.verify.serving.calling import Row, judge_unit
+from assay.verify.serving.calling import Row, judge_batch, judge_unit
 
 KEYS = 'a row\'s keys are in problem.spec, as problem.spec["answer"]; this row has: answer, level'
 
@@ -92,3 +93,22 @@ def test_other_errors_have_no_such_hint(judge: Callable[..., Any]) -> None:
 def test_the_line_is_the_verifier_s_own_also_where_a_library_raised() -> None:
     line = within.__code__.co_firstlineno + 1
     assert detail_of(within).endswith(f"(char 1) (test_calling.py:{line})")
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "end", "judged"), [(2, 1, True), (2, 2, False), (0, 9, True)]
+)
+def test_a_step_that_ends_outside_its_completion_is_not_judged(
+    num_tokens: int, end: int, judged: bool
+) -> None:
+    steps = (StepScore(0.5, end),)
+    verifier = Verifier("mine", 1, lambda *_: Verdict.of_score(1.0, "mine@1", step_scores=steps))
+    completion = replace(Completion.from_text("2"), tokens=np.arange(num_tokens, dtype=np.int32))
+    problem = Problem("p", "1 + 1 =", {"answer": "2"})
+    group = Group(problem, Prompt("", np.ones(1, np.int32)), (completion,))
+    (alone,) = judge_unit(verifier, group, 0)
+    batch = Verifier("mine", 1, lambda pairs: [verifier.judge(*pair) for pair in pairs], "batch")
+    (together,) = judge_batch(batch, [(group, 0)])
+    for part in (alone, together):
+        assert (part.value is not None) == judged
+        assert judged or part.detail == f"a step ends at token {end} of {num_tokens}"
