@@ -23,7 +23,7 @@ from assay.cli.console import (
     show_path,
 )
 from assay.errors import UserError, message
-from assay.host.terminal import say
+from assay.host.terminal import say, show_styled
 
 Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -434,3 +434,27 @@ def merge(
         quiet=as_json,
     )
     show(result, as_json)
+
+
+@model_commands.command(name="check-template")
+def check_template(
+    model: Annotated[
+        str, typer.Argument(help="Model folder, hub name, run, or a folder with a tokenizer.")
+    ],
+    overrides: Overrides = None,
+    trust_run: TrustRun = False,
+    as_json: Json = False,
+) -> None:
+    """Show what training makes of a chat template, token by token, and check it.
+
+    Exit code 1 if a check fails.
+    """
+    from assay.evaluation.template_check.command import check_template as check
+
+    result = check(model, overrides=overrides or [], trust_run=trust_run)
+    if as_json:
+        show(result, as_json)
+    else:
+        show_styled(result.styled())
+    if not result.passed:
+        raise typer.Exit(1)

@@ -235,10 +235,7 @@ class PromptRenderer:
         effort: str | None = None,
     ) -> tuple[str, ThinkMode]:
         """Return a prompt's text, and the mode of its think block."""
-        prompt = with_effort(prompt, self._sampling, effort, where)
-        turns = chat_of(prompt, self._data.system_prompt)
-        if self._introduction:
-            turns = _introduced(turns, self._introduction)
+        turns = self.messages(with_effort(prompt, self._sampling, effort, where))
         mode = think or self._switched(turns)
         text = (
             self._base_text(turns)
@@ -246,6 +243,26 @@ class PromptRenderer:
             else self._chat_text(turns, mode, where)
         )
         return with_think_block(text, self._formats[mode], self.template == "chat")
+
+    def messages(self, prompt: str | Sequence[Message]) -> list[Message]:
+        """Return the messages that are rendered: with the system prompt, and the tools' description
+        if the chat template has none."""
+        turns = chat_of(prompt, self._data.system_prompt)
+        if not self._introduction:
+            return turns
+        return _introduced(turns, self._introduction, self._takes_system)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a description can be a system message; the first Gemma's template refuses one."""
+        if self.template == "base":
+            return True
+        turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+        try:
+            render_chat(self.tokenizer, turns, True)
+        except TemplateFailed:
+            return False
+        return True
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
         """Return the think mode of the last switch in the messages, else the configured mode."""
@@ -343,9 +360,11 @@ def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
     return data.template or ("chat" if tokenizer.chat_template else "base")
 
 
-def _introduced(turns: Sequence[Message], text: str) -> list[Message]:
-    """Append a text to the chat's system message."""
+def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list[Message]:
+    """Append a text to the chat's system message, or put it before the first user message."""
     if turns[0]["role"] not in ("system", "developer"):
+        if not takes_system:
+            return [{**turns[0], "content": f"{text}\n\n{turns[0]['content']}"}, *turns[1:]]
         return [{"role": "system", "content": text}, *turns]
     return [{**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
 
@@ -392,7 +411,8 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 def end_of_turn(tokenizer: Any) -> int | None:
     """Return the special token that the chat template writes after a reply, if any."""
     text = finished_chat(tokenizer, _MARK)
-    if text is None:
+    # A template may leave the text out, such as one for lists of text and images.
+    if text is None or _MARK not in text:
         return None
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}

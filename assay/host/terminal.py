@@ -8,6 +8,7 @@ terminal escape sequences, or a line break that forges a line of Assay's output.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -16,7 +17,7 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 # Control characters except tab and line break; bidirectional controls; line and paragraph
 # separators; unpaired surrogates, which cannot be printed; invisible tag characters.
@@ -24,6 +25,17 @@ _NOT_SHOWN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+
+
+Style = Literal["plain", "bold", "dim", "green", "yellow", "red"]
+_CODES: dict[Style, str] = {
+    "plain": "",
+    "bold": "1",
+    "dim": "2",
+    "green": "32",
+    "yellow": "33",
+    "red": "31",
+}
 
 
 def escaped(text: str) -> str:
@@ -47,6 +59,17 @@ def lined(lines: Iterable[str]) -> str:
 def show_text(text: str, end: str = "\n") -> None:
     """Print a result to standard output, escaped. Line breaks stay."""
     print(escaped(text), end=end, flush=True)
+
+
+def show_styled(pieces: Iterable[tuple[str, Style]]) -> None:
+    """Print pieces of text to standard output, escaped; with colors only on a terminal."""
+    # https://no-color.org
+    is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for text, style in pieces:
+        code = _CODES[style] if is_colored else ""
+        text = escaped(text)
+        print(f"\x1b[{code}m{text}\x1b[0m" if code else text, end="")
+    print(end="", flush=True)
 
 
 def show_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from data_files import problems_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from assay.config import DataConfig
-from assay.data.chat import PromptRenderer, keep_fitting
+from assay.data.chat import PromptRenderer, end_of_turn, keep_fitting
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
@@ -368,3 +368,21 @@ def test_a_template_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"template refuses \(TimeoutError: not done after 0\.3 s"):
         renderer(loops).render(Problem("p", "x"))
+
+
+# ---- the tools' description
+
+
+@pytest.mark.parametrize("takes_system", [True, False])
+def test_a_description_of_tools_goes_where_the_template_takes_it(takes_system: bool) -> None:
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template = CHAT_TEMPLATE if takes_system else refusal + CHAT_TEMPLATE
+    ours = PromptRenderer(byte_tokenizer(template), DataConfig(), introduction="Tools: none.")
+    text = "<|system|>Tools: none.<|end|><|user|>2+2?" if takes_system else ""
+    text = text or "<|user|>Tools: none.\n\n2+2?"
+    assert ours.render(ASK).text == f"{text}<|end|><|assistant|>"
+
+
+def test_a_template_that_leaves_the_text_out_has_no_end_token() -> None:
+    tokenizer = byte_tokenizer("<|eos|>{% for m in messages %}<|{{ m.role }}|>{% endfor %}")
+    assert end_of_turn(tokenizer) is None

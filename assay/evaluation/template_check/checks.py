@@ -1,0 +1,336 @@
+"""The checks of a chat template: training's tokens against those that the template writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal
+
+from assay.data.chat import end_of_turn
+from assay.data.template import TemplateFailed
+from assay.evaluation.template_check.conversation import (
+    ANSWERS,
+    EXPRESSION,
+    QUESTION,
+    RESULT,
+    SECOND_QUESTION,
+    THOUGHTS,
+    Conversation,
+)
+from assay.evaluation.template_check.layout import Row
+
+Status = Literal["ok", "note", "failed"]
+AROUND = 4
+"""Tokens that a message quotes from where two rows differ."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check. line: what was found, at which token, and what to do."""
+
+    name: str
+    status: Status
+    line: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"name": self.name, "status": self.status, "line": self.line}
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What the checks read: the conversation's rows, with and without reasoning.
+
+    rl: the whole conversation, for each of `Conversation.modes`. sft: its first question and
+    answer. served_ids: tokens at which a server stops; None: the model names none.
+    """
+
+    conversation: Conversation
+    rl: Mapping[bool, Row]
+    sft: Mapping[bool, Row]
+    served_ids: Sequence[int] | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows."""
+        return [*self.rl.values(), *self.sft.values()]
+
+    @property
+    def shown(self) -> list[Row]:
+        """The rows to show: with reasoning, if replies reason."""
+        return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that training puts behind a reply."""
+        return self.conversation.renderer.end_id
+
+    @property
+    def end(self) -> str:
+        """Its text."""
+        return self.show([] if self.end_id is None else [self.end_id])
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a rendered text."""
+        tokenizer = self.conversation.tokenizer
+        return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
+
+    def show(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self.conversation.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def answered(self, thinks: bool) -> tuple[str, str]:
+        """Return the template's text of the first answer's chat up to its content, and the rest."""
+        reply = self.conversation.answer(thinks)
+        text = self.conversation.text([*self.conversation.asked, reply], tools=False)
+        start, found, rest = text.rpartition(ANSWERS[0])
+        return start + found, rest
+
+    def finished(self, thinks: bool) -> list[int]:
+        """Return the template's tokens of the first answer's chat, through its end token."""
+        text, rest = self.answered(thinks)
+        # Templates write a line break, or the end of the text, behind the end token.
+        before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
+        return self.encode(text + before + end if end else text)
+
+    def difference(self, ours: Sequence[int], theirs: Sequence[int]) -> str:
+        """Describe the first difference of training's tokens and the template's; "": none."""
+        pairs = enumerate(zip_longest(ours, theirs))
+        place = next((n for n, (one, other) in pairs if one != other), None)
+        if place is None:
+            return ""
+        one, other = (self.show(row[place : place + AROUND]) for row in (ours, theirs))
+        same = self.show(ours) == self.show(theirs)
+        text = "; the text is the same, only its tokens differ" if same else ""
+        return f"token {place}: training has {one!r}, the template {other!r}{text}"
+
+
+def all_checks(laid: Laid) -> list[Check]:
+    """Run every check, in the order of their importance."""
+    prompt = laid.conversation.bare_prompt.text
+    if QUESTION not in prompt:
+        line = f"the template leaves the user's text out: it writes {prompt[:80]!r}; use a template"
+        return [Check("messages", "failed", f"{line} that takes text as content")]
+    return [*_end(laid), *_masks(laid), *_prompt(laid), *_reply(laid), *_turns(laid), *_bos(laid)]
+
+
+def _end(laid: Laid) -> Iterator[Check]:
+    """The end token: written by the template, trained on, and known to servers."""
+    name = "end token"
+    _, rest = laid.answered(False)
+    if laid.end_id is None:
+        line = "none: the template writes no special token behind a reply, and the tokenizer has no"
+        yield Check(name, "failed", f"{line} eos_token; completions never end; set eos_token")
+        return
+    first = laid.encode(rest.strip())[:1]
+    if rest.strip() and first != [laid.end_id] and end_of_turn(laid.conversation.tokenizer) is None:
+        count = len(laid.encode(rest.strip()))
+        line = f"the template ends a reply with {rest.strip()!r}, {count} tokens that are no"
+        line += f" special token; training ends it with {laid.end!r}, so the template's end is"
+        remedy = f"never trained on; add {rest.strip()!r} to the tokenizer as a special token"
+        yield Check(name, "failed", f"{line} {remedy}")
+        return
+    for row in laid.rows:
+        ends = row.ends("sampled")
+        if laid.conversation.is_inline:
+            ends = ends[1:]
+        for place in ends:
+            token = row.tokens[place - 1]
+            if token.id != laid.end_id or not token.trained:
+                line = f"token {place - 1} of {row.name}: a reply ends with {token.text!r}"
+                how = "trained on" if token.trained else "not trained on"
+                remedy = f"{how}; expected {laid.end!r}, trained on; report it"
+                yield Check(name, "failed", f"{line}, {remedy}")
+                return
+    by = "" if rest.strip() else "; the template itself writes none"
+    yield Check(name, "ok", f"{laid.end!r} ends every reply and is trained on{by}")
+    if laid.served_ids is not None and laid.end_id not in laid.served_ids:
+        stops = ", ".join(repr(laid.show([one])) for one in laid.served_ids) or "nothing"
+        line = f"generation_config.json stops at {stops} and not at {laid.end!r}: a server of this"
+        remedy = "folder runs on; `assay model export` writes it"
+        yield Check("stop tokens", "note", f"{line} {remedy}")
+
+
+def _masks(laid: Laid) -> Iterator[Check]:
+    """The loss: on every token that the policy writes, and on no other."""
+    name = "loss mask"
+    for row in laid.rows:
+        for place, token in enumerate(row.tokens):
+            if token.trained != (token.kind == "sampled"):
+                how = "is trained on" if token.trained else "is not trained on"
+                line = (
+                    f"token {place} of {row.name}: {token.text!r} ({token.kind}) {how}; report it"
+                )
+                yield Check(name, "failed", line)
+                return
+        given = laid.show([token.id for token in row.tokens if not token.trained])
+        said = laid.show([token.id for token in row.tokens if token.trained])
+        is_rl = row.name.startswith("rl")
+        written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
+        if is_rl and (RESULT not in given or EXPRESSION not in said):
+            continue  # the call was not answered, which has a check of its own
+        asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
+        for text, held, what in (
+            *((text, said, "is not trained on") for text in written),
+            *((text, given, "is trained on") for text in asked),
+        ):
+            if text not in held:
+                yield Check(name, "failed", f"{row.name}: {text!r} {what}; report it")
+                return
+    counts = [
+        f"{sum(token.trained for token in row.tokens)} of {len(row.tokens)} tokens of {row.name}"
+        for row in laid.shown
+    ]
+    yield Check(name, "ok", f"{' and '.join(counts)}; prompts and results are context only")
+
+
+def _prompt(laid: Laid) -> Iterator[Check]:
+    """The generation prompt: what the template writes before a reply, and nothing else."""
+    name, think = "generation prompt", laid.conversation.bare_prompt.think
+    block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
+    prompt = re.sub(block, "", laid.conversation.bare_prompt.text)
+    text, _ = laid.answered(False)
+    if not text.startswith(prompt.rstrip()):
+        ours, theirs = laid.encode(prompt), laid.encode(text)
+        found = laid.difference(ours, theirs[: len(ours)])
+        line = f"{found}; make the template write the same text with and without a reply"
+        yield Check(name, "failed", line)
+        return
+    empty = rf"{re.escape(think.open_tag)}\s*{re.escape(think.close_tag)}"
+    lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
+        prompt[len(prompt.rstrip()) :]
+    )
+    if re.sub(empty, "", lead).strip():
+        place = len(laid.conversation.bare_prompt.tokens)
+        line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
+        remedy = "generation prompt does not; write it under add_generation_prompt"
+        yield Check(name, "failed", f"{line} {remedy}, else training starts replies without it")
+        return
+    yield Check(name, "ok", f"ends with {prompt[-24:]!r}, as in training")
+
+
+def _reply(laid: Laid) -> Iterator[Check]:
+    """A supervised row: the tokens of the template's finished chat."""
+    conversation, think = laid.conversation, laid.conversation.bare_prompt.think
+    for thinks, row in laid.sft.items():
+        name = "thinking of a reply" if thinks else "reply"
+        text, _ = laid.answered(thinks)
+        found = laid.difference(row.ids, laid.finished(thinks))
+        if thinks and THOUGHTS[1] not in text:
+            line = "the template drops the reasoning of the newest reply too; training keeps it, as"
+            yield Check(name, "note", f"{line} the policy samples it")
+        elif thinks and found:
+            line = f"{found}; rows with reasoning are trained on otherwise than the template writes"
+            remedy = "them: set data.think_open and data.think_close, or write it into the content"
+            yield Check(name, "failed" if conversation.reasons else "note", f"{line} {remedy}")
+        elif found and think.close_tag in text.rpartition(QUESTION)[2]:
+            line = "the template adds an empty think block before a reply without reasoning; for"
+            yield Check(name, "note", f"{line} rows without reasoning set data.think = 'empty'")
+        elif found:
+            line = f"{found}; change the template so that a reply follows its prompt directly"
+            yield Check(name, "failed", line)
+        else:
+            yield Check(name, "ok", "a supervised row has the template's tokens")
+
+
+def _turns(laid: Laid) -> Iterator[Check]:
+    """Prefixes: the turns of a completion are the template's text of the same messages."""
+    conversation = laid.conversation
+    first = next(iter(laid.rl.values()))
+    injected = laid.show([one.id for one in first.tokens if one.kind == "injected"])
+    if RESULT not in injected:
+        line = f"{conversation.call_text()!r} is not read as a call"
+        yield Check("tool call", "failed", f"{line}; set tools.call to a format of your own")
+        return
+    if conversation.in_template:
+        yield Check("tool call", "ok", "the template's own call is read, and answered")
+    else:
+        yield Check("tool call", "note", "the template writes none; training uses tools.call")
+    broken = {thinks: _broken(laid, row, thinks) for thinks, row in laid.rl.items()}
+    plain = next((one for one in broken.values() if one and not one.by_thinking), None)
+    if plain:
+        line = f"{plain.found}; prompt {plain.number} does not begin with the turns before it as"
+        remedy = "training has them; use a template that leaves earlier turns as they are"
+        yield Check("prefix", "failed", f"{line} {remedy}")
+    else:
+        yield Check("prefix", "ok", "each prompt begins with the tokens of the turns before it")
+    dropped = next((one for one in broken.values() if one and one.by_thinking), None)
+    name = "thinking of earlier turns"
+    if dropped:
+        yield Check(name, *_dropped(conversation, dropped))
+    elif not plain:
+        yield Check(name, "ok", "the template keeps it, as training does")
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """The first prompt that does not continue the turns before. number: from 2.
+
+    found: the difference. by_thinking: only think blocks differ.
+    """
+
+    number: int
+    found: str
+    behind_user: bool
+    by_thinking: bool = False
+
+
+def _dropped(conversation: Conversation, broken: _Broken) -> tuple[Status, str]:
+    """Judge a template that drops the think blocks of earlier turns."""
+    behind = "a user message" if broken.behind_user else "a tool's result"
+    line = f"the template drops it behind {behind} ({broken.found})"
+    has_environment = conversation.config.tools.environment is not None
+    if has_environment if broken.behind_user else conversation.reasons:
+        remedy = "use a template that keeps it, or data.think = 'empty'"
+        return "failed", f"{line}; training keeps it in context: {remedy}"
+    if broken.behind_user:
+        return "note", f"{line}, and so in prompts; the turns of an environment would keep it"
+    return "note", f"{line}; training keeps it in context"
+
+
+def _broken(laid: Laid, row: Row, thinks: bool) -> _Broken | None:
+    """Compare each later prompt with the template's text of the same messages."""
+    conversation, think = laid.conversation, laid.conversation.prompt.think
+    messages = conversation.messages(thinks)
+    places = [n for _, n in conversation.replies() if n > len(conversation.asked)]
+    ends = row.ends("injected")[-len(places) :]
+    # A think block that the settings add to every prompt, and not the template.
+    block = conversation.prompt.text[len(conversation.text(conversation.asked, True)) :]
+    for number, (place, end) in enumerate(zip(places, ends, strict=True), 2):
+        behind_user = messages[place - 1]["role"] == "user"
+        try:
+            text = conversation.text(messages[:place], True) + block
+        except TemplateFailed as error:
+            found = f"the template refuses message {place}: {error}"
+            return _Broken(number, found, behind_user)
+        found = laid.difference(row.ids[:end], laid.encode(text))
+        if found:
+            blocks = rf"{re.escape(think.open_tag)}.*?{re.escape(think.close_tag)}"
+            texts = (
+                re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
+                for one in (laid.show(row.ids[:end]), text)
+            )
+            ours, theirs = ("".join(one.split()) for one in texts)
+            return _Broken(number, found, behind_user, by_thinking=ours == theirs)
+    return None
+
+
+def _bos(laid: Laid) -> Iterator[Check]:
+    """The first token of a text: once at most."""
+    bos: Any = laid.conversation.tokenizer.bos_token_id
+    ids = laid.conversation.prompt.tokens.tolist()
+    if bos is not None and ids[:2] == [bos, bos]:
+        line = f"token 1: {laid.show([bos])!r} twice; remove one from the template"
+        yield Check("first token", "failed", line)
+    elif bos is not None:
+        count = "once" if ids[:1] == [bos] else "not written by the template"
+        yield Check("first token", "ok", f"{laid.show([bos])!r} {count}")
+    text = laid.show(ids)
+    if text != laid.conversation.prompt.text:
+        pairs = enumerate(zip_longest(text, laid.conversation.prompt.text))
+        place = next(n for n, (one, other) in pairs if one != other)
+        ours, theirs = (one[place : place + 16] for one in (text, laid.conversation.prompt.text))
+        line = f"the tokens spell {ours!r} at character {place}, the template {theirs!r}"
+        yield Check("spelling", "note", f"{line}; the tokenizer changes text")

@@ -1,0 +1,224 @@
+"""The conversation of the check: a question, a tool call, its result, an answer, one more turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.chat import PromptRenderer, think_switches
+from assay.data.rows import reply_text
+from assay.data.template import TemplateFailed, render_chat
+from assay.errors import ModelError, message
+from assay.generate.turns.call_format import FENCED
+from assay.generate.turns.toolbox import Toolbox, open_tools
+from assay.types import Problem, Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+
+SYSTEM = "You answer briefly."
+QUESTION = "What is 6 * 7?"
+TOOL = "calculator"
+EXPRESSION = "6 * 7"
+RESULT = "42"
+THOUGHTS = ("The calculator knows.", "It says forty-two.", "The order does not matter.")
+ANSWERS = ("The product is forty-two.", "It stays the same.")
+SECOND_QUESTION = "And 7 * 6?"
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MARK = "0Assay0"
+
+
+@dataclass(eq=False)
+class Conversation:
+    """The messages for one tokenizer, and their text under its chat template.
+
+    toolbox, renderer: as a run opens them, with the tool ``calculator``. bare: the renderer of a
+    run without tools. prompt, bare_prompt: the first question. has_system: the template accepts a
+    system message. thought_key: the message key whose reasoning the template writes; "": none.
+    result_role: the role under which it writes results.
+    """
+
+    config: TrainConfig
+    tokenizer: Any
+    toolbox: Toolbox
+    renderer: PromptRenderer
+    bare: PromptRenderer
+    prompt: Prompt
+    bare_prompt: Prompt
+    has_system: bool
+    thought_key: str = ""
+    result_role: str = "tool"
+
+    @classmethod
+    def of(cls, config: TrainConfig, tokenizer: Any) -> Conversation:
+        """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
+        template refuses a plain question."""
+        # The user's own tools may need a network. Only the format of calls matters here.
+        only = {"names": (TOOL,), "environment": None}
+        toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
+        assert toolbox is not None
+        renderer = PromptRenderer(
+            tokenizer,
+            config.data,
+            sampling=config.sampling,
+            tools=toolbox.schemas,
+            introduction=toolbox.introduction,
+        )
+        messages = _asked(config, True)
+        try:
+            render_chat(tokenizer, messages, True, toolbox.schemas)
+        except TemplateFailed:
+            messages = _asked(config, False)
+        bare = PromptRenderer(tokenizer, config.data, sampling=config.sampling)
+        problem = Problem("conversation", tuple(messages), source="conversation")
+        prompts = renderer.render(problem), bare.render(problem)
+        made = cls(config, tokenizer, toolbox, renderer, bare, *prompts, len(messages) > 1)
+        try:
+            made.text([*messages, made.answer(False)])
+        except TemplateFailed as error:
+            found, accepted = (
+                f"one that refuses a reply ({error})",
+                "one that takes text as content",
+            )
+            raise ModelError(message("the chat template", found, accepted)) from error
+        for key in THOUGHT_KEYS:
+            reply = {"role": "assistant", "content": ANSWERS[0], key: THOUGHTS[0]}
+            if THOUGHTS[0] in made.text([*messages, reply]):
+                made.thought_key = key
+                break
+        try:
+            made.text(made.messages(False))
+        except TemplateFailed:
+            made.result_role = "user"
+        return made
+
+    @property
+    def in_template(self) -> bool:
+        """Whether the chat template writes calls and results."""
+        return bool(self.toolbox.schemas)
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether a result follows its call inside the same reply."""
+        return self.toolbox.formatter.result is not None
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """The ways in which replies are laid out: plain (False), with reasoning (True)."""
+        think = self.bare_prompt.think.mode
+        return (False,) if think == "empty" else (True,) if think == "opened" else (False, True)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether reasoning is expected: by the settings, or by a template with a key for it."""
+        return self.bare_prompt.think.thinks or bool(self.thought_key)
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        """The system message and the first question."""
+        return _asked(self.config, self.has_system)
+
+    def messages(self, thinks: bool) -> list[dict[str, Any]]:
+        """Return the whole conversation. thinks: with the reasoning of every reply."""
+        thoughts = self._thoughts if thinks else ("",) * 3
+        replies = [self._calling(), *({"role": "assistant", "content": one} for one in ANSWERS)]
+        replies = [self._thinking(*both) for both in zip(replies, thoughts, strict=True)]
+        called, first, second = replies
+        again = {"role": "user", "content": SECOND_QUESTION}
+        if self.is_inline:
+            assert self.toolbox.formatter.result is not None
+            result = self.toolbox.formatter.result.replace("{result}", RESULT)
+            whole = called["content"] + result + first["content"]
+            return [*self.asked, {**called, "content": whole}, again, second]
+        names = {"name": TOOL, "tool_call_id": "call00001"} if self.result_role == "tool" else {}
+        result = {"role": self.result_role, "content": RESULT, **names}
+        return [*self.asked, called, result, first, again, second]
+
+    def answer(self, thinks: bool) -> dict[str, Any]:
+        """Return the first answer as a message. thinks: with its reasoning."""
+        reply = {"role": "assistant", "content": ANSWERS[0]}
+        return self._thinking(reply, THOUGHTS[1]) if thinks else reply
+
+    def text(self, messages: Messages, prompted: bool = False, tools: bool = True) -> str:
+        """Return the chat template's text. prompted: with the generation prompt.
+
+        tools: with the tool's schema, if the template writes it. Raises TemplateFailed.
+        """
+        switches = think_switches(self.config.data.think)
+        renderer, schemas = (self.renderer, self.toolbox.schemas) if tools else (self.bare, ())
+        turns = renderer.messages(messages)  # pyright: ignore[reportArgumentType]
+        return render_chat(self.tokenizer, turns, prompted, schemas, **switches)
+
+    def replies(self, thinks: bool = False) -> list[tuple[str, int]]:
+        """Return each reply's text as the policy writes it, and the number of messages before.
+
+        thinks: with its reasoning.
+        """
+        texts = [self.call_text(), *ANSWERS]
+        if thinks:
+            call, *answers = [
+                reply_text({"content": text, "reasoning": thought})
+                for text, thought in zip(texts, self._thoughts, strict=True)
+            ]
+            texts = [self._call_behind_thought() or call, *answers]
+        places = (0, 0, 2) if self.is_inline else (0, 2, 4)
+        return [(text, len(self.asked) + n) for text, n in zip(texts, places, strict=True)]
+
+    def call_text(self) -> str:
+        """Return the call as the chat template writes it, or in the configured format."""
+        if not self.in_template:
+            return self._calling()["content"]
+        # The header of a reply, and a think block that the template adds, precede both.
+        called = self.text([*self.asked, self._calling()])
+        marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
+        pairs = enumerate(zip(called, marked, strict=False))
+        start = next((n for n, (one, other) in pairs if one != other), len(called))
+        return self._before_end(called[start:]).strip()
+
+    def _call_behind_thought(self) -> str:
+        """Return the first reply with its reasoning in the content, as the template joins it to
+        the call; "": the template has a key for reasoning, or does not write the content."""
+        if self.thought_key or not self.in_template:
+            return ""
+        called = self.text([*self.asked, {**self._calling(), "content": _MARK}])
+        _, found, behind = called.partition(_MARK)
+        thought = self._thinking({"content": "", "tool_calls": []}, THOUGHTS[0])["content"]
+        return thought + self._before_end(behind).rstrip() if found else ""
+
+    def _before_end(self, text: str) -> str:
+        """Return a text up to the token that ends a reply."""
+        end_id = self.renderer.end_id
+        end = "" if end_id is None else str(self.tokenizer.convert_ids_to_tokens(end_id))
+        return text.partition(end)[0] if end else text
+
+    def _calling(self) -> dict[str, Any]:
+        called = {"name": TOOL, "arguments": {"expression": EXPRESSION}}
+        if self.in_template:
+            one = {"type": "function", "id": "call00001", "function": called}
+            return {"role": "assistant", "content": "", "tool_calls": [one]}
+        pattern = self.config.tools.call or FENCED
+        parts = {"tool": TOOL, "input": EXPRESSION, "call": json.dumps(called)}
+        text = re.sub(r"\{(tool|input|call)\}", lambda part: parts[part[1]], pattern)
+        return {"role": "assistant", "content": text}
+
+    @property
+    def _thoughts(self) -> tuple[str, str, str]:
+        """The reasoning of each reply; an answer inside a reply that has called has none."""
+        return (THOUGHTS[0], "", THOUGHTS[2]) if self.is_inline else THOUGHTS
+
+    def _thinking(self, reply: Mapping[str, Any], thought: str) -> dict[str, Any]:
+        if not thought:
+            return dict(reply)
+        if self.thought_key and not self.is_inline:
+            return {**reply, self.thought_key: thought}
+        text = reply_text({"content": reply["content"], "reasoning": thought})
+        # A template puts its own separator between a content and calls.
+        return {**reply, "content": text.rstrip() if "tool_calls" in reply else text}
+
+
+def _asked(config: TrainConfig, has_system: bool) -> list[dict[str, Any]]:
+    system = {"role": "system", "content": config.data.system_prompt or SYSTEM}
+    return [*([system] if has_system else []), {"role": "user", "content": QUESTION}]

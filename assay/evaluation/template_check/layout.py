@@ -1,0 +1,185 @@
+"""Lay the conversation out by the code that training uses: turn controller, slots, masks.
+
+Nothing here encodes or masks by itself, so that the tokens that are shown are those that a run
+trains on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from assay.data.traces import read_trace
+from assay.evaluation.template_check.conversation import (
+    ANSWERS,
+    SECOND_QUESTION,
+    THOUGHTS,
+    Conversation,
+)
+from assay.generate.base import Guide, first_of
+from assay.generate.finish import finished_completion
+from assay.generate.slots import Slots, Waiting
+from assay.generate.turns.guide import ChatFormatter, TurnGuide
+from assay.learn.advantages import loss_masks
+from assay.learn.algorithms import algorithm
+from assay.learn.losses import token_weights
+from assay.model.packing import Batch, pack
+from assay.training.row_schedule import BAD, GOOD
+from assay.training.sft import trace_groups
+from assay.types import Completion, Group, Message, Problem
+
+Kind = Literal["prompt", "sampled", "injected"]
+LIMIT = 1 << 14
+"""Tokens of the conversation; it has a few hundred."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token and its text. kind: who writes it. trained: whether the loss includes it."""
+
+    id: int
+    text: str
+    kind: Kind
+    trained: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"id": self.id, "text": self.text, "kind": self.kind, "trained": self.trained}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as the learner receives it. tokens: those of the prompt, then of the completion."""
+
+    name: str
+    tokens: Sequence[Token]
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return [token.id for token in self.tokens]
+
+    def ends(self, kind: Kind) -> list[int]:
+        """Return the number of tokens up to the end of each run of a kind."""
+        kinds = [token.kind for token in self.tokens]
+        following = [*kinds[1:], ""]
+        pairs = enumerate(zip(kinds, following, strict=True), 1)
+        return [n for n, (one, after) in pairs if one == kind != after]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"name": self.name, "tokens": [token.as_dict() for token in self.tokens]}
+
+
+def rl_row(conversation: Conversation, thinks: bool, eos_ids: Sequence[int]) -> Row:
+    """Play the conversation as RL samples it, with a policy that says the planned replies.
+
+    thinks: with reasoning in every reply. After the tool, an environment asks the second question.
+    """
+    problem = Problem("conversation", tuple(conversation.asked), source="conversation")
+    prompt = conversation.prompt
+    tool = conversation.toolbox.guide(problem, prompt)
+    environment = TurnGuide(ChatFormatter(conversation.tokenizer), _SecondQuestion(), prompt.think)
+    guide = first_of(tool, environment)
+    completion = _played(conversation, problem, guide, thinks, eos_ids)
+    group = Group(problem, prompt, (completion, completion))
+    batch = pack([group], [[GOOD, BAD]])
+    trained_T, _ = loss_masks(batch, algorithm("grpo"))
+    kinds: list[Kind] = ["sampled" if one else "injected" for one in completion.sampled]
+    name = "rl, reasoning" if thinks else "rl"
+    return _row(conversation, name, batch, kinds, trained_T[batch.row_T == 0].tolist())
+
+
+def sft_row(conversation: Conversation, thinks: bool) -> Row:
+    """Lay the first question and answer out as a supervised row. thinks: with its reasoning."""
+    thought = {"reasoning_content": THOUGHTS[1]} if thinks else {}
+    answer = {"role": "assistant", "content": ANSWERS[0], **thought}
+    trace = read_trace({"messages": [*conversation.asked, answer]}, "conversation", "conversation")
+    group = trace_groups([trace], conversation.bare)[0]
+    batch = pack([group], [[GOOD]])
+    weights_T = token_weights(batch.sampled_T, batch.row_T, batch.num_rows, "token_mean")
+    kinds: list[Kind] = ["sampled"] * batch.num_tokens
+    name = "sft, reasoning" if thinks else "sft"
+    return _row(conversation, name, batch, kinds, (weights_T > 0).tolist())
+
+
+class _SecondQuestion:
+    """An environment that answers the first turn that is no call."""
+
+    def __init__(self) -> None:
+        self.has_asked = False
+
+    def is_addressed(self, said: str, ended: bool) -> bool:
+        return ended and not self.has_asked
+
+    def respond(self, said: str) -> Sequence[Message]:
+        self.has_asked = True
+        return [{"role": "user", "content": SECOND_QUESTION}]
+
+
+def _played(
+    conversation: Conversation,
+    problem: Problem,
+    guide: Guide,
+    thinks: bool,
+    eos_ids: Sequence[int],
+) -> Completion:
+    """Feed the replies' tokens to an engine slot, which asks the turn controller at each token."""
+    prompt = conversation.prompt
+    group = Waiting(0, problem, prompt, LIMIT, todo=deque([0]))
+    slots = Slots(1, 1, LIMIT)
+    slots.take(0, group, 0, 0, guide)
+    history = conversation.messages(thinks)
+    for text, place in conversation.replies(thinks):
+        before = history[:place]
+        _, (reply,) = conversation.renderer.render_replies(before, [text], "conversation")
+        for token in reply.tolist():
+            _record(slots, token)
+            slots.ask(0, ends=token in eos_ids)
+            if slots.waits_S[0]:
+                slots.wake()
+                slots.ask(0, ends=token in eos_ids)
+            if slots.given[0]:
+                break  # a call is answered where it ends, before the rest of the plan
+        while slots.given[0]:
+            # The slot replaces whatever is sampled here by the injected token.
+            _record(slots, 0)
+            slots.ask(0)
+    rows = slots.rows(0)
+    return finished_completion(
+        conversation.tokenizer,
+        "conversation/0",
+        prompt,
+        slots.token_log[rows, 0],
+        slots.behavior_log[rows, 0],
+        "eos",
+        begun=slots.turns[0],
+        eos_ids=eos_ids,
+        sampled=slots.sampled_log[rows, 0],
+    )
+
+
+def _record(slots: Slots, token: int) -> None:
+    slots.record((np.array([token], np.int32), np.zeros(1, np.float32), np.zeros(1, np.float32)))
+
+
+def _row(
+    conversation: Conversation,
+    name: str,
+    batch: Batch,
+    kinds: Sequence[Kind],
+    trained: Sequence[bool],
+) -> Row:
+    """Return the first row of a batch, with its prompt."""
+    show: Callable[[int], str] = lambda id: str(  # noqa: E731
+        conversation.tokenizer.decode([id], clean_up_tokenization_spaces=False)
+    )
+    asked = batch.prompts[0].tolist()
+    said = batch.tokens_T[batch.row_T == 0].tolist()
+    prompt = [Token(id, show(id), "prompt", False) for id in asked]
+    rest = zip(said, kinds, trained, strict=True)
+    return Row(name, [*prompt, *(Token(id, show(id), kind, learned) for id, kind, learned in rest)])
