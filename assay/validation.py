@@ -260,6 +260,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def table_section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the configuration model of a table of sections, such as ``dict[str, Section]``."""
+    return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+
+
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
     table: Any = None  # of sections: the next name is one's own

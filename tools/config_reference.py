@@ -20,7 +20,7 @@ from assay.curation.asking import AskingSettings
 from assay.curation.base import STAGES, find_stage
 from assay.curation.output import StageSettings
 from assay.learn.algorithms import ALGORITHMS, PREFERENCES
-from assay.validation import section_of, toml_words
+from assay.validation import section_of, table_section_of, toml_words
 
 TOOLS = Path(__file__).resolve().parent
 PAGE = TOOLS.parent / "docs" / "configuration.md"
@@ -168,9 +168,11 @@ def _section_text(section: str) -> str:
     model: type[BaseModel] = TrainConfig
     is_optional = False
     for name in section.split("."):
+        if name == "NAME":  # of a table of sections
+            continue
         field = model.model_fields[name]
         is_optional = field.default is None and not field.is_required()
-        model = section_of(field.annotation) or model
+        model = section_of(field.annotation) or table_section_of(field.annotation) or model
     text = _words_of(model)
     return f"{text} The section is absent unless you write it." if is_optional else text
 

@@ -12,6 +12,7 @@ from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import GuardConfig
+from assay.config.mixture import MixturePart
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig

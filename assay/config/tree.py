@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import tomllib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import RULES, GuardConfig
+from assay.config.mixture import part_of
+from assay.config.mixture_clashes import clashes_of_mixture
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
@@ -32,7 +35,14 @@ from assay.config.upkeep import (
 )
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
 from assay.errors import ConfigError, UserError, message
-from assay.validation import at_its_line, complain, section_of, toml_words, type_words
+from assay.validation import (
+    at_its_line,
+    complain,
+    section_of,
+    table_section_of,
+    toml_words,
+    type_words,
+)
 
 STAGES = {
     "rl": ("data", "train"),
@@ -118,7 +128,40 @@ class TrainConfig(Section):
         """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
-        return None if stage is None else (stage.num_prompts + more) * stage.group_size
+        if stage is None:
+            return None
+        prompts = stage.num_prompts + more
+        if not self.data.mixture:
+            return prompts * stage.group_size
+        parts = self.data.mixture.values()
+        total = sum(part.weight for part in parts)
+        mean = sum(part.weight * (part.group_size or stage.group_size) for part in parts) / total
+        return math.ceil(prompts * mean)
+
+    @property
+    def largest_group(self) -> int:
+        """Maximum group size before growth, over all parts of a mixture."""
+        assert self.drawing is not None
+        parts, usual = self.data.mixture.values(), self.drawing.group_size
+        return max((part.group_size or usual for part in parts), default=usual)
+
+    @property
+    def longest_completion(self) -> int:
+        """Maximum length of a completion, over all parts of a mixture."""
+        parts = self.data.mixture.values()
+        own = [part.max_tokens or self.sampling.max_tokens for part in parts]
+        return max(own, default=self.sampling.max_tokens)
+
+    def sampling_of(
+        self, tags: Sequence[str], base: SamplingConfig | None = None
+    ) -> SamplingConfig:
+        """Return the sampling settings of a problem with these tags.
+
+        base: settings that the problem's part of the mixture changes; None: `sampling`.
+        """
+        sampling, part = base or self.sampling, part_of(self.data.mixture, tags)
+        changes = {} if part is None else self.data.mixture[part].sampling_changes
+        return sampling.model_copy(update=changes) if changes else sampling
 
     @property
     def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
@@ -276,7 +319,11 @@ def field_help(model: type[BaseModel] = TrainConfig) -> Iterator[tuple[str, str,
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     inner: list[tuple[type[BaseModel], str]] = []
+    tables: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
+        table = table_section_of(field.annotation)
+        if table is not None and all(one.description for one in table.model_fields.values()):
+            tables.append((table, f"{prefix}{name}.NAME."))
         section = section_of(field.annotation)
         if section is not None:
             inner.append((section, f"{prefix}{name}."))
@@ -288,6 +335,12 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
     # TOML requires a table's own keys before its subtables.
     for section, section_prefix in inner:
         yield from _walk(section, section_prefix)
+    for table, table_prefix in tables:
+        for name, field in table.model_fields.items():
+            kind = type_words(field.annotation, field.metadata)
+            default = "None" if field.default is None else toml_words(field.default)
+            default = "required" if field.is_required() else default
+            yield f"{table_prefix}{name}", kind, default, field.description or ""
 
 
 def _not_toml(path: Path, reason: str) -> str:
@@ -307,6 +360,9 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     """Yield conflicts between sections. Each message begins with its key."""
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
+    if config.data.mixture:
+        others = (config.rl, config.sampling, config.algorithm, config.scale)
+        yield from clashes_of_mixture(config.data.mixture, config.stage, *others)
     yield from config.guard.clashes(config.stage)
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
     yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from assay.config.mixture import MixturePart, PartName
 from assay.config.section import (
     Count,
     Natural,
@@ -124,6 +125,9 @@ class DataConfig(Section):
     verifier_by_tag: dict[Text, Text] = Field(default={})
     """Verifiers by tag for rows without one: ``{"general" = "reward_model"}``. The first listed tag
     of a row applies. Rows without a listed tag use `verifier`."""
+    mixture: dict[PartName, MixturePart] = Field(default={})
+    """Parts of a mixture by tag, one table each: ``[data.mixture.sums]``. docs/mixture.md has an
+    example."""
     template: Literal["chat", "base"] | None = None
     """``chat``: the tokenizer's chat template. ``base``: `prompt_template` as plain text. None:
     chat if the tokenizer has a template, else base."""
@@ -168,6 +172,21 @@ class DataConfig(Section):
         if "{question}" not in template:
             raise ValueError(found_words(template, "text that holds {question}"))
         return template
+
+    @model_validator(mode="after")
+    def _with_parts(self) -> DataConfig:
+        """Add the parts' sources and verifiers to the keys of the whole run.
+
+        Everything that reads these keys thus covers the parts. A second pass changes nothing, so a
+        run's own copy of its configuration loads as it was written.
+        """
+        for key in ("train", "heldout"):
+            of_parts = (one for part in self.mixture.values() for one in getattr(part, key))
+            # The model is frozen for its users.
+            object.__setattr__(self, key, tuple(dict.fromkeys((*getattr(self, key), *of_parts))))
+        own = {name: part.verifier for name, part in self.mixture.items() if part.verifier}
+        object.__setattr__(self, "verifier_by_tag", {**self.verifier_by_tag, **own})
+        return self
 
     @model_validator(mode="after")
     def _distinct_tags(self) -> DataConfig:

@@ -86,6 +86,11 @@ class Curriculum:
         self._sizes: list[int] = []
 
     @property
+    def num_problems(self) -> int:
+        """Number of problems."""
+        return len(self._problems)
+
+    @property
     def epoch(self) -> int:
         """Completed epochs of an order that draws every problem once per epoch."""
         return self._epoch

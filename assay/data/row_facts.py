@@ -60,8 +60,11 @@ class FactReader:
                 accepted = f"a tag or a source of data.train: {', '.join(some)}{more}"
                 raise ConfigError(message("curriculum.weights", f'"{name}"', accepted))
 
-    def read(self, problems: Sequence[Problem]) -> RowFacts:
-        """Read the facts of all problems in one pass."""
+    def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
+        """Read the facts of all problems in one pass.
+
+        check_names: as `check_names`; False for a part of the rows, which need not have every name.
+        """
         if not self.reads:
             return RowFacts()
         size = len(problems)
@@ -71,7 +74,8 @@ class FactReader:
             problem = problems[index]
             hardness[index], counts[:, index] = self._hardness(problem)
             weights[index] = self._weight(problem)
-        self.check_names(size)
+        if check_names:
+            self.check_names(size)
         has_label, has_weights = self.settings.label is not None, bool(self.settings.weights)
         return RowFacts(
             hardness if has_label else None,

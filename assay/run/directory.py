@@ -206,7 +206,7 @@ class Run:
             facts = settings.model_dump(mode="json"), surroundings.hashes_of(self.verifiers)
             put_back, self.put_back = self.put_back, None
             self.rollouts.record(self.step + 1, groups, verdicts, *facts, put_back)
-            self._rollout_metrics = rollout_metrics(groups, verdicts)
+            self._rollout_metrics = rollout_metrics(groups, verdicts, self.config.data.mixture)
             if put_back is not None:
                 self._rollout_metrics |= put_back.metrics()
             self._rollout_metrics["sampling/temperature"] = settings.temperature

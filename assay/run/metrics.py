@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,9 +44,12 @@ def is_timing(key: str) -> bool:
 
 
 def rollout_metrics(
-    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str] = ()
 ) -> dict[str, float]:
-    """Compute the metrics of a step's rollouts. A metric without values is left out, never 0."""
+    """Compute the metrics of a step's rollouts. A metric without values is left out, never 0.
+
+    parts: tags of a mixture, which have metrics of their own.
+    """
     # Metrics are the means of these values.
     found: dict[str, list[float]] = defaultdict(list)
     rewarded: list[float] = []
@@ -75,7 +78,41 @@ def rollout_metrics(
         metrics |= _length_metrics(completions)
         metrics["text/repeated"] = float(np.mean([repeated(one.tokens) for one in completions]))
         metrics["tokens/prompt"] = float(sum(len(group.prompt.tokens) for group in groups))
-    return metrics
+    return metrics | _part_metrics(groups, verdicts, parts)
+
+
+def _part_metrics(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str]
+) -> dict[str, float]:
+    """Return the metrics of each part of a mixture: ``mixture/NAME.passed`` and so on.
+
+    reward: mean reward. passed: share of judged completions that passed. mixed: share of groups
+    with right and wrong completions. length: mean tokens. truncated: share cut at the limit.
+    not_judged: share of completions. A part without groups in this step has no metrics.
+    """
+    found: dict[str, float] = {}
+    pairs = list(zip(groups, verdicts, strict=True))
+    for name in parts:
+        own = [
+            one for one in pairs if next(filter(parts.__contains__, one[0].problem.tags)) == name
+        ]
+        flat = [verdict for _, judged in own for verdict in judged]
+        known = [one for one in flat if one.judged]
+        if not own:
+            continue
+        values = {"not_judged": 1 - len(known) / len(flat)}
+        if known:
+            values["reward"] = float(np.mean([one.reward or 0.0 for one in known]))
+            values["passed"] = sum(one.correct for one in known) / len(known)
+            values["mixed"] = _group_metrics([judged for _, judged in own])["group/mixed"]
+        lengths = _length_metrics([one for group, _ in own for one in group.completions])
+        values["length"], values["truncated"] = lengths["length/mean"], lengths["length/truncated"]
+        found |= {f"mixture/{name}.{key}": value for key, value in values.items()}
+    return found
+
+
+def _first_in(parts: Collection[str], tags: Sequence[str]) -> str | None:
+    return next((tag for tag in tags if tag in parts), None)
 
 
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:

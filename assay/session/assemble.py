@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
+from assay.config.mixture import tags_of_sources
 from assay.data.chat import PromptRenderer, keep_fitting, template_of
 from assay.data.curriculum import Curriculum
+from assay.data.mixture import MixedCurriculum, mixed_curriculum
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, RowSet, load_problems
 from assay.data.row_facts import FactReader
@@ -28,6 +30,7 @@ from assay.run.progress import Progress, SamplingWatch
 from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
 from assay.session.judging import open_service
+from assay.session.mixture_check import PartCheck, check_parts
 from assay.session.reward_trial import try_rewards
 from assay.session.tag_check import TagWatch
 from assay.session.thinking import check_generator, check_thinking
@@ -191,11 +194,11 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
     """Return the longest allowed prompt: the configured limit or the context less a completion."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
-    room = loaded.context_length - config.sampling.max_tokens
+    room = loaded.context_length - config.longest_completion
     if room < 1 and not samples(config):
         return config.data.max_prompt_tokens
     if room < 1:
-        found = f"{config.sampling.max_tokens} on a context of {loaded.context_length} tokens"
+        found = f"{config.longest_completion} on a context of {loaded.context_length} tokens"
         accepted = f"at most {loaded.context_length - 1}, less the prompt"
         raise ModelError(
             message("sampling.max_tokens", found, accepted, "lower it (or --max-tokens)")
@@ -223,16 +226,19 @@ def read_problems(
     """
     data = config.data
     judged = check or _training_check(config, verifiers)
-    reader, tags = FactReader(config.curriculum), TagWatch(config)
+    reader, tags, parts = FactReader(config.curriculum), TagWatch(config), PartCheck(config)
 
     def check_all(problem: Problem) -> None:
         check_generator(config, problem)
+        parts.check(problem)
         judged(problem)
         reader.check(problem)
         tags.see(problem)
 
-    train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all)
+    named = tags_of_sources(data.mixture, "train")
+    train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all, tags=named)
     reader.check_names(len(train))
+    parts.finish(train)
     tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     report = check_overlap(
@@ -241,12 +247,16 @@ def read_problems(
     return Problems(report.train, heldout, (*report.describe().splitlines(), *tried))
 
 
-def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curriculum:
+def open_curriculum(
+    problems: Sequence[Problem], config: TrainConfig
+) -> Curriculum | MixedCurriculum:
     """Return the curriculum of a run, before its first draw."""
     stage, settings = config.drawing, config.curriculum
     assert stage is not None
-    facts = FactReader(settings).read(problems)
     most, more = stage.steps * stage.num_prompts, config.rl.oversample if config.rl else 0
+    if config.data.mixture:
+        return mixed_curriculum(problems, config.run.seed, config.data.mixture, settings, most)
+    facts = FactReader(settings).read(problems)
     return Curriculum(problems, config.run.seed, settings, facts, most, more)
 
 
@@ -290,8 +300,11 @@ def read_heldout(
         tags.warn()
         return []
 
+    parts = PartCheck(config, trains=False)
+
     def check(problem: Problem) -> None:
         check_generator(config, problem)
+        parts.check(problem)
         verifiers.check_problem(problem)
         tags.see(problem)
 
@@ -300,7 +313,9 @@ def read_heldout(
         on_bad_row=data.on_bad_row,
         limit=config.evaluation.max_problems,
         check=check,
+        tags=tags_of_sources(data.mixture, "heldout"),
     )
+    parts.finish(heldout)
     tags.of(heldout).warn()
     _try_rewards(config, verifiers, heldout, "held-out rows")
     return heldout
@@ -339,9 +354,10 @@ def fit_heldout(heldout: Sequence[Problem], session: Session) -> Sequence[Proble
 def choose_algorithm(config: TrainConfig) -> Algorithm:
     """Return the configured algorithm preset; raises ConfigError for conflicting settings."""
     settings = config.algorithm.model_dump(exclude={"name"})
-    row = algorithm(config.algorithm.name, **settings, max_tokens=config.sampling.max_tokens)
+    row = algorithm(config.algorithm.name, **settings, max_tokens=config.longest_completion)
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
+        check_parts(config, row)
         _check_sizes(config, row)
         _check_sampling(config.sampling)
         for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
@@ -420,7 +436,7 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        completion_length=session.config.sampling.max_tokens // 2,
+        completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,
         prompts=prompts,

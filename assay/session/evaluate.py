@@ -180,18 +180,22 @@ def evaluate(
     sampling: SamplingConfig,
     num_samples: int = 1,
     sink: Callable[[Group, Sequence[Verdict]], None] | None = None,
+    sampling_of: Callable[[Problem], SamplingConfig] | None = None,
 ) -> Evaluation:
     """Sample ``num_samples`` completions of every problem and judge them.
 
-    sink: called with each group and its verdicts. Problems are processed in parts, so that memory
-    stays bounded for any number of problems.
+    sink: called with each group and its verdicts. sampling_of: settings of a problem, as in a
+    mixture, at the temperature of ``sampling``; None: ``sampling`` for all. Problems are processed
+    in parts, so that memory stays bounded for any number of problems.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
-        groups, verdicts = sample_and_judge(generator, verifiers, part, sampling, num_samples)
+        groups, verdicts = _sample_each(
+            (generator, verifiers), part, num_samples, sampling_of or (lambda _: sampling)
+        )
         same = same_answers(verifiers, groups, verdicts) if num_samples > 1 else None
         tally.add(groups, verdicts, same)
         if sink is not None:
@@ -199,6 +203,28 @@ def evaluate(
                 sink(group, group_verdicts)
     generator.sleep()
     return tally.result(sampling.temperature, time.perf_counter() - started)
+
+
+def _sample_each(
+    parts: tuple[Generator, Judge],
+    problems: Sequence[Problem],
+    num_samples: int,
+    sampling_of: Callable[[Problem], SamplingConfig],
+) -> tuple[list[Group], list[Sequence[Verdict]]]:
+    """Sample and judge problems, those with equal settings in one call; keeps their order."""
+    settings = [sampling_of(problem) for problem in problems]
+    found: dict[int, tuple[Group, Sequence[Verdict]]] = {}
+    distinct: list[SamplingConfig] = []
+    for own in settings:
+        if own not in distinct:
+            distinct.append(own)
+    for own in distinct:
+        places = [n for n, one in enumerate(settings) if one == own]
+        some = [problems[n] for n in places]
+        pairs = zip(*sample_and_judge(*parts, some, own, num_samples), strict=True)
+        found |= dict(zip(places, pairs, strict=True))
+    groups, verdicts = zip(*(found[n] for n in range(len(problems))), strict=True)
+    return list(groups), list(verdicts)
 
 
 def summarize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from assay.config import TrainConfig
+from assay.config.mixture import tags_of_sources
 from assay.data.problems import load_problems
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.types import Group, Problem, Verdict
@@ -25,7 +26,8 @@ def recorded_groups(
     steps = log.steps() if steps is None else steps
     for step in steps:
         wanted |= {row["problem_id"] for row in read_columns(log.path(step), ["problem_id"]) or ()}
-    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
+    tags = tags_of_sources(config.data.mixture, "train")
+    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row, tags=tags)
     rows = (problems[number] for number in range(len(problems)))
     known = {problem.id: problem for problem in rows if problem.id in wanted}
     gone = Problem("", "")

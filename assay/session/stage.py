@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.config import TrainConfig
-from assay.data.curriculum import Curriculum
+from assay.config import SamplingConfig, TrainConfig
+from assay.data.mixture import Draws
 from assay.errors import VerifierError
 from assay.generate.engine import EngineStats
 from assay.host.startup import doing
@@ -166,7 +166,7 @@ class OnPolicy:
 
     def start(
         self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
-    ) -> tuple[Run, Curriculum, RunGenerator, RunVerifiers]:
+    ) -> tuple[Run, Draws, RunGenerator, RunVerifiers]:
         """Open the run and attach the parts; returns those that a step uses."""
         run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
         for note in notes:
@@ -210,7 +210,7 @@ def attach_sampling(
     *,
     judge: Any = None,
     **parts: Any,
-) -> tuple[Curriculum, RunGenerator, RunVerifiers]:
+) -> tuple[Draws, RunGenerator, RunVerifiers]:
     """Attach the parts of a sampling run, restore them on resume, and load the policy.
 
     tested: results of `try_verifiers`. judge: replaces the session's verifiers. parts: further
@@ -314,13 +314,17 @@ def _evaluate_at(
     kind, many = kind_of({"eval/temperature": temperature}), settings.num_samples
     judged: list[tuple[Group, Sequence[Verdict]]] = []
 
+    def sampling_of(problem: Problem) -> SamplingConfig:
+        return run.config.sampling_of(problem.tags, sampling)
+
     def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
         if settings.keep_completions:
             judged.append((group, verdicts))
 
     shown = run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many)
     with run.clock.working("evaluate"), shown:
-        result = evaluate(session.sampler, session.verifiers, heldout, sampling, many, keep)
+        parts = (session.sampler, session.verifiers, heldout)
+        result = evaluate(*parts, sampling, many, keep, sampling_of=sampling_of)
     if judged:
         record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
     run.record_evaluation(result.as_row())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from assay.config import SamplingConfig
-from assay.data.curriculum import Curriculum
+from assay.config import MixturePart, SamplingConfig
+from assay.config.mixture import part_of
+from assay.data.mixture import Draws
 from assay.generate.base import Generator
 from assay.generate.oversampling import OversamplingCutoff
 from assay.run.directory import Run
@@ -26,7 +27,7 @@ class BatchPlan:
     max_refills: limit for dynamic sampling; 0 if the algorithm has none. max_group_size: size up to
     which groups without a correct completion are extended; None: groups keep their size.
     temperatures: [step, temperature] points with linear interpolation; empty: the temperature of
-    ``sampling``.
+    ``sampling``. parts: parts of a mixture, whose problems have their own sampling settings.
     """
 
     num_prompts: int
@@ -35,6 +36,7 @@ class BatchPlan:
     max_refills: int = 0
     max_group_size: int | None = None
     temperatures: Sequence[tuple[int, float]] = ()
+    parts: Mapping[str, MixturePart] = field(default_factory=dict[str, MixturePart])
 
     def sampling_at(self, step: int) -> SamplingConfig:
         """Return the sampling settings after ``step`` finished steps."""
@@ -42,6 +44,34 @@ class BatchPlan:
             return self.sampling
         temperature = at_step(self.temperatures, step)
         return self.sampling.model_copy(update={"temperature": temperature})
+
+    def alike(
+        self, problems: Sequence[Problem], sampling: SamplingConfig
+    ) -> list[tuple[list[int], SamplingConfig, BatchPlan]]:
+        """Split problems by the settings of their parts: (indices, sampling, plan) of each share.
+
+        sampling: settings of this step, which the parts change.
+        """
+        if not self.parts:
+            return [([*range(len(problems))], sampling, self)]
+        shares: dict[str, list[int]] = {}
+        for index, problem in enumerate(problems):
+            name = part_of(self.parts, problem.tags)
+            assert name is not None, problem.id
+            shares.setdefault(name, []).append(index)
+        found: list[tuple[list[int], SamplingConfig, BatchPlan]] = []
+        for name, indices in sorted(shares.items()):
+            part = self.parts[name]
+            own = sampling.model_copy(update=part.sampling_changes)
+            size = part.group_size or self.group_size
+            plan = replace(self, group_size=size, sampling=own, parts={})
+            # Parts with equal settings share a call, which fills more slots of the engine.
+            same = next((one for one in found if one[1:] == (own, plan)), None)
+            if same is None:
+                found.append((indices, own, plan))
+            else:
+                same[0].extend(indices)
+        return found
 
 
 def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
@@ -59,7 +89,33 @@ def sample_groups(
     plan: BatchPlan,
     wanted: int,
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
-    """Sample and judge one group per problem; problems with equal group sizes share one call.
+    """Sample and judge one group per problem, in the order of the problems.
+
+    The problems of a mixture's parts are sampled with their own settings (`_sample_alike`).
+    """
+    shares = plan.alike(problems, sampling)
+    if len(shares) == 1:
+        ((_, own, own_plan),) = shares
+        return _sample_alike(generator, verifiers, problems, sizes, own, own_plan, wanted)
+    judged_of: dict[int, Judged] = {}
+    for indices, own, own_plan in shares:
+        some, own_sizes = [problems[n] for n in indices], [sizes[n] for n in indices]
+        rest = (some, own_sizes, own, own_plan, len(some))
+        pairs = zip(*_sample_alike(generator, verifiers, *rest), strict=True)
+        judged_of |= dict(zip(indices, pairs, strict=True))
+    return unzip([judged_of[n] for n in range(len(problems))])
+
+
+def _sample_alike(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sizes: Sequence[int],
+    sampling: SamplingConfig,
+    plan: BatchPlan,
+    wanted: int,
+) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
+    """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
     If there are more problems than wanted groups, the `OversamplingCutoff` selects the groups that
     finish first, which are those with the shortest maximum length. All groups then have one size.
@@ -136,18 +192,21 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.correct for verdict in verdicts)
 
 
-def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[AheadCall]:
+def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
     """Return the generator calls of the next step."""
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
     ahead = curriculum.ahead()
     problems = ahead.draw(plan.num_prompts)
     sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)
-    pairs = list(zip(problems, sizes, strict=True))
-    return [
-        AheadCall([one for one, own in pairs if own == size], sampling, size)
-        for size in sorted(set(sizes))
-    ]
+    calls: list[AheadCall] = []
+    for indices, own, _ in plan.alike(problems, sampling):
+        pairs = [(problems[n], sizes[n]) for n in indices]
+        calls += [
+            AheadCall([one for one, its in pairs if its == size], own, size)
+            for size in sorted({sizes[n] for n in indices})
+        ]
+    return calls
 
 
 def is_mixed(verdicts: Sequence[Verdict]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.data.curriculum import Curriculum
+from assay.data.mixture import Draws
 from assay.generate.base import Generator
 from assay.learn.advantages import compute_advantages
 from assay.learn.base import Learner
@@ -20,7 +20,7 @@ from assay.types import Group, Verdict
 class Loop:
     """Parts of a training step, each behind its own protocol."""
 
-    curriculum: Curriculum
+    curriculum: Draws
     generator: Generator
     verifiers: Judge
     run: Run
@@ -42,7 +42,7 @@ def train_step(loop: Loop) -> None:
 
 
 def collect(
-    curriculum: Curriculum, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
+    curriculum: Draws, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
     """Draw problems, sample and judge their groups, and record them before they are used.
 

@@ -53,7 +53,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems
     teacher = open_reference(session, algorithm)
-    layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
+    layout = choose_layout(session, problems.train, config.largest_group, model_of(teacher))
     row = for_generator(algorithm, session.sampler.exact)
     make = partial(rl_learner, row=row, layout=layout, teacher=teacher)
     ranks = open_learner_ranks(session, make, stack)
@@ -69,6 +69,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
         max_group_size=config.rl.max_group_size,
         temperatures=config.rl.temperature_schedule,
+        parts=config.data.mixture,
     )
     if isinstance(ahead := session.actors, AheadGenerator):
         generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
@@ -91,7 +92,7 @@ def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLo
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, session)
     teacher = open_reference(session, row)
-    layout = choose_layout(session, problems.train, config.rl.group_size, model_of(teacher))
+    layout = choose_layout(session, problems.train, config.largest_group, model_of(teacher))
     notes = [
         *problems.notes,
         *notes_on(teacher),

@@ -59,7 +59,7 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
 ) -> None:
     """One program does both: what it imports takes as long as either. The other stages are killed
     by the slow tests, more often."""
-    stages = ("rl", "given")
+    stages = ("rl", "mixture", "given")
     found = run_killer(world, 0, 3, *stages, "ctrl_c")
     ended = found.pop("ctrl_c")
     assert found.keys() == {*stages}
@@ -101,6 +101,7 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
         (9, "distill"),
         (10, "kept"),
         (11, "taught"),
+        (12, "mixture"),
     ],
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:

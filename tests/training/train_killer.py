@@ -136,8 +136,30 @@ def thinking(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def mixture_tree(world: World) -> dict[str, Any]:
+    """Dynamic sampling from two parts of unequal weight, each with its own order, and a third held out."""
+
+    def rows(start: int, name: str) -> list[str]:
+        found = [{"prompt": f"{n} + 1 =", "answer": f"{n + 1}"} for n in range(start, start + 9)]
+        return [str(world.write_rows(f"{name}.jsonl", found))]
+
+    short = {"train": rows(10, "short"), "heldout": rows(400, "short_held"), "group_size": 4}
+    long = {"train": rows(200, "long"), "heldout": rows(500, "long_held"), "group_size": 2}
+    banded = {"curriculum": {"order": "prioritized"}, "verifier": "train_worlds:even_text"}
+    tree = rl_tree(world)
+    del tree["curriculum"]
+    tree["data"]["train"] = tree["data"]["heldout"] = []
+    tree["data"]["mixture"] = {
+        "short": {**short, "weight": 2.5, "max_tokens": 6},
+        "long": {**long, **banded, "max_tokens": 10},
+        "far": {"heldout": rows(700, "far"), "weight": 0.0},
+    }
+    return tree
+
+
 STAGES = {
     "rl": rl_tree,
+    "mixture": mixture_tree,
     "thinking": thinking_tree,
     "critic": critic_tree,
     "shared": shared_tree,

@@ -1,0 +1,197 @@
+"""Mixtures: balanced draws from several curricula, one for each part."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from assay.config import CurriculumConfig, MixturePart
+from assay.config.mixture import part_of
+from assay.data.curriculum import Curriculum
+from assay.data.row_facts import FactReader
+from assay.errors import RunError, message
+from assay.types import Group, Problem, Verdict
+
+STATE_FILE = "mixture.json"
+
+
+class Draws(Protocol):
+    """A source of problems for training: a `Curriculum`, or the `MixedCurriculum` of several."""
+
+    def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
+        """Return the next problems."""
+        ...
+
+    def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
+        """Return the group size of each drawn problem."""
+        ...
+
+    def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """Record the verdicts of drawn problems."""
+        ...
+
+    def ahead(self) -> Any:
+        """Return a copy for looking ahead."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of a step."""
+        ...
+
+
+class MixedCurriculum:
+    """Draws problems from the curricula of a mixture's parts, in proportion to their weights.
+
+    Each prompt raises the credit of every part by its share and costs the drawn part one. The part
+    with the most credit is drawn (smooth weighted round robin), so that after any number of prompts
+    each part has had its share to within about one prompt: a random choice would miss it by the
+    square root. The next draw depends on the credits and the parts' own states only, so a resumed
+    run draws the same problems.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Curriculum], settings: Mapping[str, MixturePart]
+    ) -> None:
+        self._parts = dict(parts)
+        self._settings = settings
+        self._credits = dict.fromkeys(self._parts, 0.0)
+        self._num_drawn = dict.fromkeys(self._parts, 0)
+        self._of_step = dict.fromkeys(self._parts, 0)
+
+    def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
+        """Return the next problems, in the order in which the parts were chosen."""
+        order = [self._next_part() for _ in range(num_prompts)]
+        if not refill:
+            self._of_step = dict.fromkeys(self._parts, 0)
+        drawn: dict[str, list[Problem]] = {}
+        for name, part in self._parts.items():
+            # A part without a prompt begins its step too.
+            drawn[name] = part.draw(order.count(name), refill)[::-1]
+            self._of_step[name] += len(drawn[name])
+            self._num_drawn[name] += len(drawn[name])
+        return [drawn[name].pop() for name in order]
+
+    def _next_part(self) -> str:
+        total = sum(self._settings[name].weight for name in self._parts)
+        for name in self._parts:
+            self._credits[name] += self._settings[name].weight / total
+        chosen = max(self._credits, key=self._credits.__getitem__)
+        self._credits[chosen] -= 1.0
+        return chosen
+
+    def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
+        """Return the group size of each drawn problem: that of its part, or of its curriculum."""
+        sizes: list[int] = []
+        for problem in problems:
+            name = self._name_of(problem)
+            own = self._settings[name].group_size or usual
+            sizes += self._parts[name].group_sizes([problem], own)
+        return sizes
+
+    def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """Record the verdicts of drawn problems in the curricula of their parts."""
+        pairs = list(zip(groups, verdicts, strict=True))
+        for name, part in self._parts.items():
+            own = [pair for pair in pairs if self._name_of(pair[0].problem) == name]
+            part.observe([group for group, _ in own], [judged for _, judged in own])
+
+    def _name_of(self, problem: Problem) -> str:
+        name = part_of(self._settings, problem.tags)
+        assert name is not None, problem.id
+        return name
+
+    def ahead(self) -> MixedCurriculum:
+        """Return a copy for looking ahead; it draws the same problems as this curriculum will."""
+        other = copy.copy(self)
+        other._parts = {name: part.ahead() for name, part in self._parts.items()}
+        other._credits, other._num_drawn = dict(self._credits), dict(self._num_drawn)
+        other._of_step = dict(self._of_step)
+        return other
+
+    def state_copy(self) -> MixedCurriculum:
+        """Return a copy of the current state, for `save_state`."""
+        return self.ahead()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the parts' shares of the step's prompts, and the progress through the problems.
+
+        ``curriculum/...`` are means over the parts, weighted by their numbers of problems.
+        """
+        total = max(1, sum(self._of_step.values()))
+        found: dict[str, float] = {}
+        of_parts = {name: part.metrics() for name, part in self._parts.items()}
+        for name, own in of_parts.items():
+            found[f"mixture/{name}.share"] = self._of_step[name] / total
+            found[f"mixture/{name}.effective_epochs"] = own["curriculum/effective_epochs"]
+        for key in dict.fromkeys(key for own in of_parts.values() for key in own):
+            with_key = [name for name, own in of_parts.items() if key in own]
+            sizes = [self._parts[name].num_problems for name in with_key]
+            values = [of_parts[name][key] for name in with_key]
+            found[key] = float(np.average(values, weights=sizes))
+        return found
+
+    def save_state(self, folder: Path | str) -> None:
+        """Write the state of every part to a subfolder of its name."""
+        folder = Path(folder)
+        state = {"credits": self._credits, "num_drawn": self._num_drawn}
+        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        for name, part in self._parts.items():
+            (folder / name).mkdir()
+            part.save_state(folder / name)
+
+    def load_state(self, folder: Path | str) -> None:
+        """Restore a saved state; raises RunError if the parts or their problems differ.
+
+        Weights may change on resume: credits of the saved run are kept, so that the new shares hold
+        from there on.
+        """
+        folder = Path(folder)
+        path = folder / STATE_FILE
+        try:
+            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            remedy = "choose another checkpoint"
+            raise RunError(f"{path}: cannot be read ({error}); {remedy}") from error
+        if state["credits"].keys() != self._parts.keys():
+            found, saved = ", ".join(self._parts), ", ".join(state["credits"])
+            remedy = "resume with the parts that the run began with"
+            raise RunError(message(f"{path} parts", found, saved, remedy))
+        # In this run's order: it decides between equal credits.
+        self._credits = {name: state["credits"][name] for name in self._parts}
+        self._num_drawn = {name: state["num_drawn"][name] for name in self._parts}
+        self._of_step = dict.fromkeys(self._parts, 0)
+        for name, part in self._parts.items():
+            part.load_state(folder / name)
+
+
+def mixed_curriculum(
+    problems: Any,
+    seed: int,
+    settings: Mapping[str, MixturePart],
+    usual: CurriculumConfig,
+    most_drawn: int,
+) -> MixedCurriculum:
+    """Return the curriculum of a mixture, before its first draw.
+
+    problems: rows with ``select``; each belongs to one part. usual: order of parts without their
+    own. most_drawn: expected number of draws in the run.
+    """
+    rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}
+    for index in range(len(problems)):
+        name = part_of(settings, problems[index].tags)
+        assert name is not None, index
+        rows[name].append(index)
+    total = sum(settings[name].weight for name in rows)
+    parts: dict[str, Curriculum] = {}
+    for name, indices in rows.items():
+        own = problems.select(np.array(indices))
+        order = settings[name].curriculum or usual
+        share = int(most_drawn * settings[name].weight / total) + 1
+        facts = FactReader(order).read(own, check_names=order is not usual)
+        parts[name] = Curriculum(own, seed, order, facts, min(share, most_drawn))
+    return MixedCurriculum(parts, settings)

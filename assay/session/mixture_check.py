@@ -1,0 +1,74 @@
+"""Check that the problems and the algorithm fit a mixture, before the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.config import TrainConfig
+from assay.config.mixture import part_of
+from assay.errors import ConfigError, DataError, message
+from assay.learn.algorithms import Algorithm
+from assay.types import Problem
+
+
+class PartCheck:
+    """Counts the rows of each part; raises DataError for a row that no part can take.
+
+    trains: the rows are training problems, not held-out ones.
+    """
+
+    def __init__(self, config: TrainConfig, trains: bool = True) -> None:
+        self._parts = config.data.mixture
+        self._trains = trains
+        self._counts = dict.fromkeys(self._parts, 0)
+
+    def check(self, problem: Problem) -> None:
+        """Count a row; raises DataError with its location."""
+        if not self._parts:
+            return
+        name, key = part_of(self._parts, problem.tags), "train" if self._trains else "heldout"
+        if name is None:
+            found = f"{', '.join(problem.tags) or 'no tags'}"
+            remedy = f"tag the row, or name its source in data.mixture.NAME.{key}"
+            accepted = f"a tag of data.mixture: {', '.join(self._parts)}"
+            raise DataError(message(f"{problem.place} tags", found, accepted, remedy))
+        if self._trains and not self._parts[name].weight:
+            accepted = f"no training row with it: data.mixture.{name}.weight is 0"
+            remedy = "move the row to data.heldout, or weigh the part above 0"
+            raise DataError(message(f"{problem.place} tags", name, accepted, remedy))
+        self._counts[name] += 1
+
+    def finish(self, rows: Sequence[Problem]) -> None:
+        """Raise ConfigError for a part without rows, after all rows were checked."""
+        if self._parts and sum(self._counts.values()) < len(rows):
+            # Rows that are generated on demand were not read yet.
+            self._counts = dict.fromkeys(self._parts, 0)
+            for index in range(len(rows)):
+                self.check(rows[index])
+        for name, part in self._parts.items():
+            if self._counts[name] or not (part.weight if self._trains else not part.weight):
+                continue
+            if self._trains:
+                known = ", ".join(one for one, count in self._counts.items() if count)
+                remedy = f"add train = [...] to [data.mixture.{name}], or tag rows of data.train"
+                found = f"no training row with this tag; tags with rows: {known or 'none'}"
+                raise ConfigError(message(f"data.mixture.{name}", found, "at least one", remedy))
+            remedy = f"add heldout = [...] to [data.mixture.{name}], or leave it out"
+            found = "weight 0 and no held-out row with this tag"
+            raise ConfigError(message(f"data.mixture.{name}", found, "at least one", remedy))
+
+
+def check_parts(config: TrainConfig, row: Algorithm) -> None:
+    """Raise ConfigError for group sizes of parts that the algorithm cannot learn from."""
+    assert config.rl is not None
+    usual = config.rl.group_size
+    sizes = {name: part.group_size or usual for name, part in config.data.mixture.items()}
+    for name, size in sizes.items():
+        where = f"data.mixture.{name}.group_size"
+        if size < row.min_siblings:
+            accepted = f"at least {row.min_siblings}: {row.name} compares siblings"
+            raise ConfigError(message(where, size, accepted))
+        if len(set(sizes.values())) > 1 and row.across_groups:
+            found = f"{size} with {row.across_groups}, to which every completion counts alike"
+            accepted = "groups of one size: a larger one would count for more"
+            raise ConfigError(message(where, found, accepted, "leave it out"))
