@@ -119,16 +119,16 @@ _HOMES = {
     ),
 }
 _PACKAGES = ("testing", "verify")
-"""May be used as ``assay.verify.checker`` without an import of their own."""
+"""Subpackages that ``assay.NAME`` loads on first use, such as ``assay.verify.checker``."""
 
 
 def _open_scorer(name: str, options: Any) -> scorers.RewardScorer:
-    from assay.session.scorers import open_scorer  # loads torch
+    from assay.session.scorers import open_scorer  # Loads torch.
 
     return open_scorer(name, options)
 
 
-# `assay.verify` names no higher package, so it gets its reward models from here.
+# `assay.verify` must not import a higher package, so reward models are injected here.
 scorers.inject(_open_scorer, "assay.reward_models")
 
 

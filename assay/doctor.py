@@ -1,7 +1,7 @@
-"""What this machine can do, and whether the install is sound: `diagnose` finds, `report` prints.
+"""Check the machine and the installation: `diagnose` runs the checks, `report` prints them.
 
-A finding is ``ok``; or a ``note``: something is absent or limited, and Assay works without it; or
-``broken``: something that Assay needs does not work. Every note and fault names its remedy.
+The status of a check is ``ok``, ``note`` (an optional part is missing or limited) or ``broken`` (a
+required part does not work). Every note and every broken part names a remedy.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ EXTRAS = {
     "logic": "formal logic (the verifiers boolean_equivalence and entailment)",
     "schema": "JSON schemas (the verifier json_schema)",
 }
-"""What each extra is for; that of our own developers is left out."""
+"""Purpose of each extra, except the one for Assay's developers."""
 REINSTALL = "reinstall torch and transformers in the versions of constraints.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One thing that was looked at: of the machine or the install."""
+    """Result of one check of the machine or the installation."""
 
     name: str
     status: Literal["ok", "note", "broken"]
@@ -54,14 +54,14 @@ class Checked:
 
 
 def noted(name: str, found: str, remedy: str = "") -> Checked:
-    """Return a finding that is fine, or a note where it has a remedy."""
+    """Create a result: ``note`` if there is a remedy, else ``ok``."""
     return Checked(name, "note" if remedy else "ok", found, remedy)
 
 
 def diagnose(directory: Path | str = "runs") -> list[Checked]:
-    """Examine the machine, the install and the folder of runs; takes a few seconds.
+    """Check the machine, the installation and the folder of runs, within a few seconds.
 
-    Nothing is changed, and nothing is sent or fetched.
+    The checks change nothing and use no network.
     """
     checks: tuple[Callable[[], Iterator[Checked]], ...] = (
         _check_python,
@@ -79,7 +79,7 @@ def diagnose(directory: Path | str = "runs") -> list[Checked]:
 
 
 def report(as_json: bool = False, directory: Path | str = "runs") -> int:
-    """Print what `diagnose` finds, as a table or as one line of JSON; return the exit code."""
+    """Print the results of `diagnose` as a table or as one line of JSON; return the exit code."""
     findings = diagnose(directory)
     sound = all(finding.status != "broken" for finding in findings)
     if as_json:
@@ -121,7 +121,7 @@ def _check_python() -> Iterator[Checked]:
 
 
 def _check_packages() -> Iterator[Checked]:
-    """Each core dependency: installed, in the accepted range, and importable; then the extras."""
+    """Check that core dependencies are installed, in range and importable; then the extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -169,13 +169,13 @@ def _check_processor() -> Iterator[Checked]:
     yield noted("processor", found, remedy if usable and threads > usable else "")
     yield _products_on("cpu")
     compiler = c_compiler()
-    remedy = "install one (Debian: apt install gcc): a CPU is faster with it"
-    found = compiler[1] if compiler else "no cc was found: tensor operations do the work"
+    remedy = "install one (Debian: apt install gcc): training on a CPU is faster with it"
+    found = compiler[1] if compiler else "no cc was found: slower tensor operations are used"
     yield noted("C compiler", found, "" if compiler else remedy)
 
 
 def _products_on(device: str) -> Checked:
-    """The rate of matrix products in each type that a model may have, measured."""
+    """Measure the rate of matrix products in each type that a model can have."""
     from assay.model.rates import NOISE, rates_here
 
     rates, sure = rates_here(device, measure=True)
@@ -183,7 +183,9 @@ def _products_on(device: str) -> Checked:
     slow = [name for name, rate in rates.items() if rate < NOISE * rates["float32"]]
     remedy = f'slower than float32 here: {", ".join(slow)}; set model.dtype = "float32"'
     if not sure:
-        remedy = "the machine is busy, so this is not sure: ask again when it is idle"
+        remedy = (
+            "the machine is busy, so this rate is uncertain: run assay doctor again when it is idle"
+        )
     return noted(f"matrix products on {device}", found, remedy if slow else "")
 
 
@@ -224,7 +226,8 @@ def _check_memory() -> Iterator[Checked]:
 
 
 def _check_directory(directory: Path) -> Iterator[Checked]:
-    """The folder of runs, or the nearest one that exists: writable, with room for checkpoints."""
+    """Check that the folder of runs, or its nearest existing parent, is writable and has free
+    space."""
     place = directory.absolute()
     while not place.exists():
         place = place.parent
@@ -232,12 +235,12 @@ def _check_directory(directory: Path) -> Iterator[Checked]:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".assay-"):
             pass
     except OSError as error:
-        remedy = "choose another folder by run.directory"
+        remedy = "set run.directory to another folder"
         yield Checked("runs", "broken", f"{place} cannot be written ({error.strerror})", remedy)
         return
     yield Checked("runs", "ok", f"{place} can be written")
     free = shutil.disk_usage(place).free / GIB
-    remedy = "checkpoint.max_disk_gib bounds what checkpoints take"
+    remedy = "checkpoint.max_disk_gib limits the size of checkpoints"
     yield noted("disk", f"{free:.0f} GiB free", remedy if free < LITTLE_DISK_GIB else "")
 
 
@@ -247,17 +250,17 @@ def _check_hub() -> Iterator[Checked]:
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
         yield noted("model hub", found, "unset it to fetch from the hub")
     else:
-        yield noted("model hub", "online names are allowed (HF_HUB_OFFLINE is not set)")
+        yield noted("model hub", "names on the hub are allowed (HF_HUB_OFFLINE is not set)")
 
 
 def _check_verifiers() -> Iterator[Checked]:
-    """A worker process starts, and its verdicts on a right and on a wrong answer are correct."""
+    """Check that a verifier worker starts and judges a right and a wrong answer correctly."""
     start = time.perf_counter()
     try:
         statuses = _try_verifier()
     except (AssayError, OSError) as error:
-        remedy = "verifiers judge in processes of their own: allow this program to start them"
-        yield Checked("verifiers", "broken", f"no worker can be used: {error}", remedy)
+        remedy = "verifiers run in separate processes: allow this program to start processes"
+        yield Checked("verifiers", "broken", f"no worker process can be used: {error}", remedy)
         return
     found = f"a worker judged in {time.perf_counter() - start:.1f} s"
     if statuses == ["passed", "failed"]:
@@ -269,7 +272,7 @@ def _check_verifiers() -> Iterator[Checked]:
 
 
 def _try_verifier() -> list[str]:
-    """Return the status of a right and of a wrong answer to one problem."""
+    """Return the verdict statuses of a right and a wrong answer to one problem."""
     from assay.types import Problem
     from assay.verify.service import VerifierService
 
@@ -280,7 +283,8 @@ def _try_verifier() -> list[str]:
 
 
 def _check_isolation() -> Iterator[Checked]:
-    """Whether programs that a model wrote can be run walled in, as the verifier ``code`` does."""
+    """Check that the sandbox, which the verifier ``code`` uses for model-written programs,
+    works."""
     from assay.verify.sandbox import sandbox_report
 
     for what, works, detail in sandbox_report():
@@ -289,7 +293,8 @@ def _check_isolation() -> Iterator[Checked]:
 
 
 def _check_learning() -> Iterator[Checked]:
-    """A tiny model learns on each device; a group's shared prompt gives what separate ones give."""
+    """Check on each device that a tiny model learns and that shared prompts reproduce separate
+    ones."""
     torch = _torch()
     if torch is None:
         return
@@ -297,7 +302,8 @@ def _check_learning() -> Iterator[Checked]:
         start = time.perf_counter()
         try:
             gradient, difference, limit = _try_tiny_model(device)
-        except Exception as error:  # torch, transformers and a driver: foreign code
+        except Exception as error:
+            # Torch, Transformers and the driver are foreign code.
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
             yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue
@@ -305,7 +311,7 @@ def _check_learning() -> Iterator[Checked]:
             yield Checked(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
         elif not difference <= limit:
             found = f"shared prompts differ from separate ones by {difference:.2g} nats"
-            remedy = "training falls back to separate prompts: right, and slower"
+            remedy = "training falls back to separate prompts, which is correct but slower"
             yield Checked(f"self-test {device}", "note", found, remedy)
         else:
             seconds = time.perf_counter() - start
@@ -314,7 +320,8 @@ def _check_learning() -> Iterator[Checked]:
 
 
 def _try_tiny_model(device: str) -> tuple[float, float, float]:
-    """Return the largest gradient, how far shared prompts are from separate ones, and its limit."""
+    """Return the largest gradient, the error of shared prompts in nats, and the limit of this
+    error."""
     import torch
 
     from assay.model.probe import TOLERANCE, measure_difference
@@ -329,7 +336,7 @@ def _try_tiny_model(device: str) -> tuple[float, float, float]:
 
 
 def _torch() -> Any:
-    """Return the module, or None where it does not load (`_check_dependencies` says why)."""
+    """Import torch; return None if that fails, which `diagnose` reports."""
     try:
         import torch
     except Exception:  # importing runs foreign code

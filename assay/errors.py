@@ -1,10 +1,10 @@
-"""Every error that Assay raises on purpose, and the exit code that each one ends a command with.
+"""The tree of Assay's exceptions, with the exit code of each.
 
     AssayError                      exit 1
     |-- UserError                   exit 2  the input is wrong; the message says what to do
     |   |-- ConfigError (ValueError)        a configuration file or an override
     |   |-- DataError (ValueError)          a row, a file of rows, or two sets that overlap
-    |   |-- ModelError (ValueError)         a model or tokenizer that cannot be used as asked
+    | |-- ModelError (ValueError) a model or tokenizer that cannot be loaded or used
     |   |-- RunError (ValueError)           a run directory that cannot be created, resumed or read
     |   |-- VerifierError (ValueError)      a verifier expression, a spec, or a verifier that fails
     |   `-- MissingExtra (ImportError)      an optional package; the message says how to install it
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C or SIGTERM ended, as shells have it: 128 + SIGINT."""
+"""Exit code of a command that Ctrl-C or SIGTERM ended: 128 + SIGINT, as in shells."""
 FAILURES = (Exception, SystemExit)
-"""What foreign code may raise: its exit is its failure, and not the end of the command."""
+"""Exceptions of foreign code. A SystemExit there is its failure and must not end the command."""
 _OBJECT = "package.module:object"
 
 
@@ -41,7 +41,7 @@ class AssayError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the message, and no page of our own lines above it."""
+        """Return the traceback that a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -55,11 +55,11 @@ class ConfigError(UserError, ValueError):
     """A configuration file, or an override of one of its keys, is wrong."""
 
     lines: tuple[str, ...] = ()
-    """The complaints, where there are several; nothing else in an error begins a line."""
+    """One message per line, if there are several."""
 
     @classmethod
     def of(cls, complaints: Sequence[str]) -> ConfigError:
-        """Return the error of several complaints, each a line."""
+        """Create one error from several messages, each on its own line."""
         lines = tuple(line.replace("\n", r"\n") for line in complaints)
         error = cls("\n".join(lines))
         error.lines = lines
@@ -71,7 +71,7 @@ class DataError(UserError, ValueError):
 
 
 class ModelError(UserError, ValueError):
-    """A model or tokenizer cannot be loaded, or cannot be used as asked."""
+    """A model or tokenizer cannot be loaded, or does not support the requested use."""
 
 
 class RunError(UserError, ValueError):
@@ -79,15 +79,16 @@ class RunError(UserError, ValueError):
 
 
 class VerifierError(UserError, ValueError):
-    """A verifier expression or a problem's spec is wrong, or a verifier fails on everything."""
+    """A verifier expression or a problem's spec is wrong, or a verifier fails on every
+    completion."""
 
 
 class MissingExtra(UserError, ImportError):
-    """An optional package is needed and absent."""
+    """An optional package is required and not installed."""
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingExtra:
-        """Return the error that names the install command of ``extra``."""
+        """Create the error, which names the install command of ``extra``."""
         return cls(f'{purpose} needs {package}: install it with  pip install "assay-rl[{extra}]"')
 
 
@@ -108,28 +109,30 @@ class RunStopped(AssayError, RuntimeError):
 
 
 def message(where: str, found: object, accepted: str, remedy: str = "") -> str:
-    """Return the one-line form of a complaint about user input."""
+    """Format an error about user input as one line."""
     text = f"{where}: found {found}; accepted: {accepted}"
     text = f"{text}; {remedy}" if remedy else text
-    # A file's name or a row's text must not begin a line of its own, and bytes that are not UTF-8
-    # arrive from the command line as surrogates, which cannot be encoded.
+    # File names and row texts may contain line breaks, which would split the message. Bytes that
+    # are not UTF-8 arrive from the command line as surrogates, which cannot be encoded.
     return text.replace("\n", r"\n").encode(errors="backslashreplace").decode()
 
 
 def cause(error: BaseException) -> str:
-    """Return an error's type and the first line of its text, to stand inside another message."""
+    """Format an error as its type and first line, for use inside another message."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:  # the methods of a foreign error may raise
+    except Exception:
+        # The methods of a foreign error may raise.
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def nearest(found: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
-    """Return the name that was meant, or the ``most`` nearest ones; [] where none is near.
+    """Return up to ``most`` known names that resemble ``found``, nearest first; [] if there are
+    none.
 
-    Of those that are near, those with the fewest edits, and then of the same length: ``gpro`` is
-    ``grpo``, and not ``gspo``. Capitals count for nothing.
+    Names are ranked by the number of edits, then by the difference in length, so ``gpro`` suggests
+    ``grpo`` and not ``gspo``. Case is ignored.
     """
     names, lower = list(known), found.lower()
     near = difflib.get_close_matches(lower, [name.lower() for name in names], 8, cutoff)
@@ -142,18 +145,19 @@ def nearest(found: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1
 
 
 def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``did you mean grpo?``, or an empty text where no known name is near."""
+    """Return ``did you mean grpo?``, or an empty string if no known name is near."""
     return "".join(f"did you mean {name}?" for name in nearest(found, known, cutoff))
 
 
 def slip_of(key: str, known: Iterable[str]) -> str:
-    """Return the name that a key of a row is a slip of: an edit in six letters; "" if of none."""
+    """Return the known name that a key misspells, with one edit per six letters; "" if there is
+    none."""
     near = nearest(key, known, 0.7)
     return near[0] if near and edits(key.lower(), near[0].lower()) <= len(near[0]) // 6 else ""
 
 
 def edits(one: str, other: str) -> int:
-    """Return how many letters are put in, left out, changed or swapped with their neighbor."""
+    """Return the edit distance: insertions, deletions, substitutions and swaps of neighbors."""
     rows = [list(range(len(other) + 1))]
     for i, letter in enumerate(one, 1):
         row = [i]
@@ -166,7 +170,8 @@ def edits(one: str, other: str) -> int:
 
 
 def find_object(name: str, where: str, error: type[AssayError]) -> Any:
-    """Import what ``package.module:object`` names, in ``where``; raises ``error`` in one line."""
+    """Import the object named ``package.module:object``; raise ``error`` if that fails. where:
+    location of the name, for the message."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -186,15 +191,15 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
 
 
 def _complaint_of_import(where: str, module: str, failure: BaseException) -> str:
-    """Say which module is missing, or at which of its lines it failed, and what to do."""
+    """Describe a failed import: the missing module or the failing line, and a remedy."""
     missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
     if missing and f"{module}.".startswith(f"{missing}."):
         meant = did_you_mean(missing, _public(path.stem for path in Path().glob("*.py")))
         remedy = meant or f"start in the folder of {missing}.py, or install {missing}"
         return message(where, f"no module {missing!r}", _OBJECT, remedy)
     line = line_of(failure, __file__)
-    found = f"what cannot be imported ({cause(failure)}{line and f' in {line}'})"
-    remedy = f"install {missing}, or leave out its import" if missing else "mend it"
+    found = f"an import that fails ({cause(failure)}{line and f' in {line}'})"
+    remedy = f"install {missing}, or remove its import" if missing else "mend it"
     return message(where, found, "a module that can be imported", remedy)
 
 
@@ -203,10 +208,10 @@ def _public(names: Iterable[str]) -> list[str]:
 
 
 def line_of(error: BaseException, *ours: str) -> str:
-    """Return ``file.py:12``: the line of the foreign file that raised, or led to what did.
+    """Return ``file.py:12``: the file and line of foreign code where an error was raised.
 
-    ours: files that are on the way and are not the foreign one. An empty string: it is not known.
-    A file of Assay is named only where no other has raised.
+    ours: files to skip. Files of Assay are skipped too, if the traceback has any others. Returns an
+    empty string if the line is unknown.
     """
     from traceback import walk_tb
 

@@ -1,4 +1,4 @@
-"""Fakes for Assay's tests and its users': a tiny model, a byte tokenizer, a scripted generator."""
+"""Test fakes, public for users' tests: a tiny model, a byte tokenizer, a scripted generator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte: itself if visible."""
+    """Return the character that byte-level tokenizers use for each byte: itself if printable."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
@@ -82,7 +82,8 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():  # wider than the default, so that next-token distributions differ
+        # Wider than the default, so that next-token distributions differ.
+        with torch.no_grad():
             for _, parameter in model.named_parameters():
                 if parameter.dim() == 2:
                     parameter.normal_(0.0, 0.2)
@@ -97,14 +98,15 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
 
 
 class Given(str):
-    """A piece that the policy did not choose, as a tool's answer; it begins a turn."""
+    """Injected text, such as a tool's result; it begins a turn."""
 
 
 class ScriptedGenerator:
-    """A generator whose completions are given: ``script(problem, sibling)`` returns the text.
+    """A generator that returns scripted completions: ``script(problem, sibling)`` returns the text.
 
-    Or its pieces, of which some are `Given`. Log-probabilities are constant; tokens are the text's
-    bytes, as in `byte_tokenizer`. It meets the generator protocol.
+    A script may also return a list of pieces, with `Given` for injected text. Log-probabilities are
+    constant; tokens are the text's bytes, as in `byte_tokenizer`. Implements the generator
+    protocol.
     """
 
     exact = False
@@ -130,7 +132,7 @@ class ScriptedGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: object = None,
     ) -> list[Group]:
-        """Return one group a problem, and ignore the cutoff."""
+        """Return one group per problem; the cutoff is ignored."""
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
         for problem in problems:
@@ -143,10 +145,10 @@ class ScriptedGenerator:
         return groups
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is held."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Take the policy's version; scripts do not learn."""
+        """Store the policy's version; the script does not change."""
         self.policy_version = weights.version
 
     def _complete(self, problem: Problem, sibling: int) -> Completion:

@@ -1,14 +1,14 @@
-"""Where a completion's answer stands: outside think blocks, however a model spells their tags.
+"""Find a completion's answer: the text outside think blocks, in any spelling of their tags.
 
-One meaning for all who ask: functions of users (`Completion.answer_text`), built-in verifiers, the
-tokens of the think block, the report. A block is what the model wrote as one, in every mode:
+User functions (`Completion.answer_text`), built-in verifiers, the count of think tokens and the
+report share this definition. The rules are the same in every mode:
 
-- tags count in any case, with spaces, and in the spellings that models are known for
-  (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``), beside the configured ones;
+- in addition to the configured tags, tags are recognized in any case, with spaces, and in the
+spellings of known models (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``);
 - blocks nest; a scratchpad inside a think block ends with it;
-- what stands before a close tag is reasoning, also where nothing opened the block;
-- the answer follows the last block that closed, up to a block that opens again; what an
-  outer block that never closes holds is reasoning.
+- text before a close tag is reasoning, even if no tag opened the block;
+- the answer is the text after the last closed block, up to the next open tag; text inside an outer
+block that never closes is reasoning.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import re
 from functools import lru_cache
 
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
-_OTHER_NAMES = r"scratchpad|reflection|reasoning"  # none of them ends a block that think opened
+# A close tag of these names does not close a think block.
+_OTHER_NAMES = r"scratchpad|reflection|reasoning"
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 
 
 @lru_cache(maxsize=64)
 def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
-    """Return what finds the tags of a think block, in any case and with spaces."""
+    """Compile the pattern of think tags, in any case and with spaces."""
     name = re.escape(open_tag.strip("<> \t"))
     gap = r"\s{0,8}"
     return re.compile(
@@ -43,10 +44,10 @@ def _has_tags(text: str, open_tag: str, close_tag: str) -> bool:
 def answer_span(
     text: str, open_tag: str, close_tag: str, opened: bool = False
 ) -> tuple[int, int] | None:
-    """Return where the answer begins and ends, None where the whole text is reasoning.
+    """Return the span of the answer, or None if the whole text is reasoning.
 
-    The answer may be empty. opened: the prompt has opened a block already; the model may open it
-    once more.
+    The answer may be empty. opened: the prompt has already opened a block; a second open tag at the
+    start of the text has no effect.
     """
     if not _has_tags(text, open_tag, close_tag):
         return None if opened else (0, len(text))
@@ -59,7 +60,7 @@ def open_block(
 ) -> tuple[bool, tuple[int, int]]:
     """Return whether a text ends inside a block, and the span of its last tag.
 
-    The span is empty where the text has no tag.
+    The span is empty if the text has no tag.
     """
     if not _has_tags(text, open_tag, close_tag):
         return opened, (0, 0)
@@ -85,7 +86,8 @@ def _walk(
                 scratch = max(0, scratch - 1)
             else:
                 thinking = max(0, thinking - 1)
-            span = (last[1], last[1])  # what came before a close tag is no answer after it
+            # Text before a close tag is reasoning.
+            span = (last[1], last[1])
         elif tag["other"]:
             scratch += 1
         elif not (thinking == 1 and opened and not text[: tag.start()].strip()):
@@ -96,7 +98,7 @@ def _walk(
 def _shown(
     text: str, begin: int, end: int, before: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Return the span of a text outside every block; the one before where nothing is there."""
+    """Return the span (begin, end), or ``before`` if the span holds only white space."""
     return (begin, end) if text[begin:end].strip() else before
 
 

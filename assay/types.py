@@ -32,18 +32,18 @@ NotJudgedReason = Literal["timeout", "error", "unavailable"]
 ThinkMode = Literal["off", "free", "opened", "empty"]
 
 UNREAD_CALL = "error: unreadable call: "
-"""How the result begins that a tool call gets if no parser reads it."""
+"""Prefix of the result of a tool call that no parser could read."""
 FACTS_FILE = "reward_model.json"
-"""What lies beside a saved reward model: how text is to be read to it, and what it is worth."""
+"""File beside a saved reward model: its input format and its evaluation."""
 PLAIN_TEMPLATE = "{prompt}\n{completion}"
-"""How a reward model reads a problem and its completion where nothing else is said."""
+"""Default input format of a reward model without a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkFormat:
-    """How a prompt asks for reasoning, and so how its completion splits into reasoning and answer.
+    """How completions split into reasoning and answer: the mode of think blocks and their tags.
 
-    mode: ``off``: there is no think block. ``free``: the model opens and closes the block itself.
+    mode: ``off``: no think block. ``free``: the model opens and closes the block itself.
     ``opened``: the prompt already ends inside an open block. ``empty``: the prompt already holds an
     intentionally empty block (no-think mode), so that the completion is all answer.
     """
@@ -54,30 +54,31 @@ class ThinkFormat:
 
     @property
     def thinks(self) -> bool:
-        """Whether the policy is to reason in a block."""
+        """Whether the policy reasons in a think block."""
         return self.mode in ("free", "opened")
 
     @property
     def row_keys(self) -> dict[str, Any]:
-        """The keys that say in a row how its completion is split; usual tags are not named."""
+        """Keys of a data row that describe this format; default tags are omitted."""
         tags = [self.open_tag, self.close_tag]
         usual = tags == ["<think>", "</think>"]
         return {"think": self.mode, **({} if usual else {"think_tags": tags})}
 
     def answer_span(self, text: str) -> tuple[int, int] | None:
-        """Return where the answer begins and ends in a completion's text; None: all is reasoning.
+        """Return the character span of the answer in a completion's text, or None without an
+        answer.
 
-        `assay.think` says what an answer is. It is the same in every mode, but that ``opened``
-        begins inside a block.
+        `assay.think` defines the answer. The definition is the same in every mode, except that
+        ``opened`` begins inside a block.
         """
         return answer_span(text, self.open_tag, self.close_tag, opened=self.mode == "opened")
 
     def open_block(self, text: str) -> tuple[bool, tuple[int, int]]:
-        """Return whether a text ends while it still reasons, and the span of its last tag."""
+        """Return whether a text ends inside a think block, and the span of its last tag."""
         return open_block(text, self.open_tag, self.close_tag, opened=self.mode == "opened")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return (reasoning, answer) of a completion's text; the tags belong to neither."""
+        """Split a completion's text into (reasoning, answer), without the tags."""
         start, end = self.answer_span(text) or (len(text), len(text))
         reasoning = without_tags(text[:start] + text[end:], self.open_tag, self.close_tag)
         return reasoning.strip(), text[start:end]
@@ -85,13 +86,13 @@ class ThinkFormat:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row: what the policy is asked, and what its verifier needs to judge the reply.
+    """A data row: the prompt for the policy and the spec for the verifier.
 
-    spec: answers, tests and the like; never visible to the policy. draw: how many times a
-    curriculum has handed the problem out before; with the id it names the group.
-    verifier: an expression such as ``math`` or ``math*1.0 + think_format*0.1``; None: the config's.
-    source: where the row stands, as ``file.jsonl:12``. think: the mode of its `ThinkFormat`.
-    effort: a name of ``sampling.efforts``; None: the config's, as for think.
+    spec: for example the answer or the tests; never visible to the policy. draw: number of earlier
+    draws of the problem by the curriculum; (id, draw) identifies the group. verifier: an expression
+    such as ``math`` or ``math*1.0 + think_format*0.1``. source: file and line of the row, as
+    ``file.jsonl:12``. think: mode of the `ThinkFormat`. effort: a name in ``sampling.efforts``. For
+    verifier, think and effort, None selects the configured value.
     """
 
     id: str
@@ -106,12 +107,12 @@ class Problem:
 
     @property
     def group_id(self) -> str:
-        """The name of the group that this draw of the problem gives rise to."""
+        """Identifier of the group that this draw of the problem produces."""
         return f"{self.id}#{self.draw}"
 
     @property
     def place(self) -> str:
-        """Where the row stands, else its name."""
+        """File and line of the row, or else the problem's id."""
         return self.source or self.id
 
     @property
@@ -136,18 +137,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A chain of sampled and given tokens, in any order, with what is known of its sampling.
+    """A sequence of sampled and injected tokens, with log-probabilities and policy versions.
 
-    id: ``problem#draw/sibling``. tokens [L]: with the end-of-sequence token. behavior_logprobs [L]:
-    under the distribution that was sampled from (temperature and truncation included).
-    sampled [L]: False where the policy did not choose the token (it is context only: never in a
-    loss, a ratio or a KL). model_logprobs [L]: under the untempered model; None where the generator
-    does not give them. policy_version: the oldest that sampled one of its tokens.
-    num_think_tokens: how many leading tokens belong to the think block. token_versions [L]: the
-    policy version of each token; None where all are the same. turn_ends: of a conversation, the
-    index behind the last token of each turn. A turn is what was given and what the policy said.
-    said: of a conversation, where in the text that which the policy said in each turn begins and
-    ends; empty: the text is one turn.
+    id: ``problem#draw/sibling``. tokens [L]: includes the end-of-sequence token. behavior_logprobs
+    [L]: under the sampling distribution, with temperature and truncation. sampled [L]: False for
+    injected tokens, which are context only: never in a loss, a ratio or a KL. model_logprobs [L]:
+    under the model at temperature 1; None if the generator does not return them. policy_version:
+    the oldest version that sampled one of the tokens. num_think_tokens: number of leading tokens in
+    the think block. token_versions [L]: policy version of each token; None if all are equal.
+    turn_ends: index after the last token of each turn; a turn is injected tokens followed by
+    sampled ones. said: character spans of the assistant turns in the text; empty for a single turn.
     """
 
     id: str
@@ -175,7 +174,7 @@ class Completion:
         finish_reason: FinishReason = "eos",
         said: tuple[tuple[int, int], ...] = (),
     ) -> Completion:
-        """Return a completion made of a text; of its tokens only the number is known."""
+        """Create a completion from a text, for verifiers; its tokens are placeholders."""
         return cls(
             id=id,
             text=text,
@@ -189,45 +188,45 @@ class Completion:
 
     @classmethod
     def given(cls, id: str, tokens: Tokens, text: str = "") -> Completion:
-        """Return tokens that nobody sampled here, all of which are learned from."""
+        """Create a completion from a demonstration's tokens; all of them are trained on."""
         size = len(tokens)
         return cls(id, text, tokens, np.zeros(size, np.float32), sampled=np.ones(size, np.bool_))
 
     @property
     def num_turns(self) -> int:
-        """How many turns it spans."""
+        """Number of turns."""
         return max(1, len(self.turn_ends))
 
     @property
     def num_given(self) -> int:
-        """How many of its tokens the policy did not choose."""
+        """Number of injected tokens."""
         return int(np.count_nonzero(~self.sampled))
 
     @property
     def truncated(self) -> bool:
-        """Whether the completion ran into its limit before it ended."""
+        """Whether the completion reached its length limit before it ended."""
         return self.finish_reason == "length"
 
     @property
     def turn_texts(self) -> tuple[str, ...]:
-        """What the policy said in each turn: its calls of tools, and at last its answer."""
+        """Texts of the assistant turns: tool calls, then the final answer."""
         return tuple(self.text[start:end] for start, end in self.said) or (self.text,)
 
     @property
     def _thought_turns(self) -> list[str]:
-        """The turns, each with the tag that was given to open its think block, if one was."""
+        """Texts of the assistant turns, each after its open tag if the prompt holds this tag."""
         tag = self.think.open_tag
         given = (self.text[:start].rstrip().endswith(tag) for start, _ in self.said or ((0, 0),))
         return [tag * put + said for put, said in zip(given, self.turn_texts, strict=True)]
 
     @property
     def reasoning_text(self) -> str:
-        """What the policy said inside think blocks, or an empty string."""
+        """The text inside think blocks, or an empty string."""
         return self.think.split("".join(self._thought_turns))[0]
 
     @property
     def answer_text(self) -> str:
-        """The last turn outside think blocks: all that a verifier of answers may read."""
+        """The last turn without its think blocks; verifiers of answers read only this text."""
         *before, newest = self._thought_turns
         text, last = "".join([*before, newest]), len(newest)
         start, end = self.think.answer_span(text) or (len(text), len(text))
@@ -258,12 +257,13 @@ class StepScore:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier says of one completion.
+    """A verifier's result for one completion.
 
-    score: correctness in [0, 1]; None exactly when status is ``not_judged``. components: each part
-    under its own name, not bounded. reward: the weighted sum that the optimizer sees; None when not
-    judged. A verdict that was not judged is never a 0: it enters no baseline and has no gradient.
-    step_weight: what the score of a step counts in the reward: the weight of the first term.
+    score: correctness in [0, 1]; None exactly when status is ``not_judged``. components: unbounded
+    values by name. reward: the weighted sum that the optimizer maximizes; None when not judged. A
+    completion that was not judged never gets reward 0: it enters no baseline and has no gradient.
+    step_weight: weight of step scores in the reward, which is the weight of the expression's first
+    term.
     verifier: ``name@version``. seconds: time spent judging.
     """
 
@@ -281,9 +281,9 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if (self.status == "not_judged") != (self.score is None):
-            raise ValueError(f"status {self.status!r} does not go with score {self.score!r}")
+            raise ValueError(f"status {self.status!r} contradicts score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):
-            raise ValueError(f"status {self.status!r} does not go with reason {self.reason!r}")
+            raise ValueError(f"status {self.status!r} contradicts reason {self.reason!r}")
         if self.status == "not_judged" and self.reward is not None:
             raise ValueError(f"reward {self.reward!r} of a completion that was not judged")
         if self.score is not None and not 0.0 <= self.score <= 1.0:
@@ -291,7 +291,7 @@ class Verdict:
 
     @property
     def judged(self) -> bool:
-        """Whether there is a judgement at all."""
+        """Whether the completion was judged."""
         return self.status != "not_judged"
 
     @property
@@ -300,19 +300,19 @@ class Verdict:
         return self.status == "passed"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, without the scores of steps."""
+        """Return the fields as plain values, without step scores."""
         names = ("status", "reason", "extracted", "detail", "verifier", "seconds")
         parts = {"score": self.score, "reward": self.reward, "components": dict(self.components)}
         return parts | {name: getattr(self, name) for name in names}
 
     @classmethod
     def of_score(cls, score: float, verifier: str, **rest: Any) -> Verdict:
-        """Return a judgement: passed when score is 1, failed below."""
+        """Create a verdict from a score: passed if the score is 1, else failed."""
         rest.setdefault("reward", score)
         status: Status = "passed" if score >= 1.0 else "failed"
         return cls(score=score, status=status, verifier=verifier, **rest)
 
     @classmethod
     def not_judged(cls, reason: NotJudgedReason, verifier: str, **rest: Any) -> Verdict:
-        """Return the verdict of a checker that could not do its work."""
+        """Create the verdict of a checker that failed or timed out."""
         return cls(score=None, status="not_judged", verifier=verifier, reason=reason, **rest)

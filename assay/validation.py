@@ -1,7 +1,7 @@
-"""Words for what is wrong with a configuration: its line, what was found and is accepted.
+"""Error messages about a configuration: the line, the value found and the accepted values.
 
-`complain` makes one line of one pydantic error; `type_words` says in words what a field accepts
-(the reference page uses it too).
+`complain` formats a pydantic error as one line. `type_words` describes the values that a field
+accepts, also for the reference page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
 def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Say in words which TOML values a type accepts, as ``a whole number >= 1``."""
+    """Describe the TOML values that a type accepts, as ``a whole number >= 1``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_words(arguments[0], [*arguments[1:], *metadata])
@@ -70,12 +70,13 @@ def _number(value: float) -> str:
 
 
 def toml_words(value: Any, limit: int = 80) -> str:
-    """Return a value as TOML writes it, in one line and cut to ``limit`` characters."""
+    """Format a value as TOML, in one line of at most ``limit`` characters."""
     if isinstance(value, Mapping):
         return "a section" if value else "{}"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # dates, infinities, and what only Python can hold
+    except (TypeError, ValueError):
+        # Dates, infinities and Python objects.
         text = str(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
@@ -87,16 +88,17 @@ def complain(
     lines: Mapping[str, int],
     overridden: Collection[str] = (),
 ) -> str:
-    """Return one line for one of pydantic's errors about ``root``.
+    """Format one of pydantic's errors about ``root`` as one line.
 
-    lines: of the dotted keys of the file ``where``. overridden: keys that came from ``--set``.
+    lines: line number of each dotted key in the file ``where``. overridden: keys set by ``--set``.
     """
     path, found = _without_member(tuple(error["loc"]), root), error["input"]
     if error["type"] == "value_error" and not path:
         return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
     if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
-        path = path[:-1]  # a list of the wrong length
-    if path and path[-1] == "[key]":  # a table's key is wrong, whatever stands at it
+        path = path[:-1]  # The list has the wrong length.
+    # The key of a table is invalid; its value is not checked.
+    if path and path[-1] == "[key]":
         place = _place(path[:-2], where, lines, overridden)
         keys = get_args(_type_at(path[:-2], root)[0])[0]
         return message(place, f"the key {toml_words(found)}", f"keys that are {type_words(keys)}")
@@ -123,7 +125,7 @@ def complain(
 def _complain_about_whole(
     text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
 ) -> str:
-    """A check across sections: its text may begin with the key that it is about."""
+    """Format the error of a check across sections; its text may begin with a key."""
     key, colon, rest = text.partition(": ")
     if not colon or not re.fullmatch(r"[\w.]+", key):
         return f"{where}: {text}"
@@ -133,9 +135,9 @@ def _complain_about_whole(
 def at_its_line(
     text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
 ) -> str:
-    """Return an error's text with the place of the key that it begins with, if it has one.
+    """Prefix an error's text with the file and line of the key that it begins with, if any.
 
-    A verifier that no row named is that of ``data.verifier``.
+    An error about a verifier that no row names is located at ``data.verifier``.
     """
     text = re.sub(r"^(?=verifier )", "data.", text)
     key = re.match(r"[a-z_]+(?:\.\w+)+", text)
@@ -222,7 +224,7 @@ def _literals(annotation: Any) -> Iterator[str]:
 
 
 def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
-    """Return the type, and its limits, at a path of keys and list indices."""
+    """Return the type and limits of the value at a path of keys and list indices."""
     names = [part for part in path if isinstance(part, str)]
     owner = _model_at(names[:-1], root)
     if owner is None:  # a value in a table of values
@@ -239,19 +241,21 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
 
 
 def _without_member(path: _Path, root: type[BaseModel]) -> _Path:
-    """Leave out the last part where it names a member of a union, as ``int`` of ``int | str``."""
+    """Remove the last part of a path if it names a member of a union, as ``int`` in ``int |
+    str``."""
     if len(path) < 2 or not isinstance(path[-1], str) or path[-1] == "[key]":
         return path
     names = [part for part in path if isinstance(part, str)]
     if _model_at(names[:-1], root) is not None or _model_at(names[:-2], root) is not None:
-        return path  # a field of a section, or a key of a table
+        # A field of a section, or a key of a table.
+        return path
     return path[:-1]
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the configuration model that a field's type names, None where it is a value.
+    """Return the configuration model of a field's type, or None for a plain value.
 
-    A table of sections is a value too.
+    A table of sections counts as a plain value.
     """
     kinds = () if get_origin(annotation) is dict else get_args(annotation)
     for kind in (annotation, *kinds):
@@ -267,7 +271,8 @@ def table_section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
-    table: Any = None  # of sections: the next name is one's own
+    # A table of sections: the next name in the path is chosen by the user.
+    table: Any = None
     for name in names:
         if table is not None:
             model, table = section_of(get_args(table)[1]), None

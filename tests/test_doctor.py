@@ -110,7 +110,7 @@ def test_workers_that_cannot_start_are_broken(
 
     monkeypatch.setattr(doctor, "_try_verifier", fail)
     [finding] = doctor._check_verifiers()
-    assert (finding.status, finding.found) == ("broken", f"no worker can be used: {error}")
+    assert (finding.status, finding.found) == ("broken", f"no worker process can be used: {error}")
 
 
 def test_a_verifier_that_passes_everything_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

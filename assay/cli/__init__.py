@@ -43,7 +43,8 @@ def main() -> None:
             from assay.cli.command import run_command
 
             code = run_command()
-        except BaseException:  # foreign code turned an interruption into its own error
+        except BaseException:
+            # Foreign code turned an interruption into its own error.
             if not received:
                 raise
             code = INTERRUPTED

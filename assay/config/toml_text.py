@@ -135,7 +135,8 @@ def _override_value(text: str, is_text: bool) -> Any:
     for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
         try:
             read = tomllib.loads(f"value = {candidate}")
-        except (ValueError, RecursionError):  # text that TOML cannot represent
+        except (ValueError, RecursionError):
+            # The text contains characters that TOML cannot represent.
             continue
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]

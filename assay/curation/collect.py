@@ -87,8 +87,7 @@ def in_style(
 ) -> Problem:
     """Add examples or an instruction to the prompt of a problem.
 
-    template: text around the question, for plain-text prompts; None for chats. In chats, all
-    examples are in the user's message, because chat templates remove reasoning from earlier turns.
+    template: text around the question, for plain-text prompts; None for chats.
     """
     if not examples and instruction is None:
         return problem
@@ -104,6 +103,8 @@ def in_style(
         question = "\n\n".join([LIKE_THESE, *shown, _headed(question, "").rstrip()])
     if isinstance(problem.prompt, str):
         return replace(problem, prompt=question)
+    # In chats, all examples are in the user's message, because chat templates remove reasoning from
+    # earlier turns.
     turns = [dict(turn) for turn in problem.prompt]
     last = max((n for n, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     turns[last]["content"] = question

@@ -148,6 +148,7 @@ class Writer:
             raise ProblemRemoved("constant", f"the answer is always {found[0].outputs[0][:100]}")
         tests = _varied(found)[: self.settings.num_tests]
         passing = sum(
+            # A program with global state may pass the tests in one order only.
             self._passes(each, tests) and self._passes(each, tests[::-1])
             for each in self.references
         )

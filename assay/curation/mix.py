@@ -97,6 +97,7 @@ def in_proportion(
     has too few rows.
     """
     whole = sum(weights.values())
+    # The scarcest part limits the total at fixed proportions.
     most, scarcest = min((available[name] * whole / weights[name], name) for name in weights)
     if total is None:
         total = int(most + 1e-9)

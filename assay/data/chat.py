@@ -306,14 +306,16 @@ class PromptRenderer:
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
         """Return the tokens of a completion that follows the prompt.
 
-        Some tokenizers treat the start of a text specially (they put a space before it), so prompt
-        and completion are encoded together. If a token would span both, the completion is encoded
-        alone.
+        If a token would span both, the completion is encoded
+               alone.
         """
+        # Some tokenizers treat the start of a text specially (they put a space before it), so
+        # prompt and completion are encoded together.
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
+        # A token would span the end of the prompt, whose tokens must not change.
         return self._encode(text)
 
 
@@ -383,13 +385,14 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
     """Return the problems whose prompts are within the renderer's limit.
 
     A longer prompt or an unknown effort is a bad row: it raises DataError or is skipped with its
-    error. Short ASCII prompts are not rendered, because an ASCII token has at least one character.
+    error.
     """
     limit = renderer.max_prompt_tokens
     longest = math.inf if limit is None else limit - renderer.max_overhead
     long: dict[int, str] = {}
     for index, problem in enumerate(problems):
         text = problem.prompt
+        # Short ASCII prompts are not rendered, because an ASCII token has at least one character.
         plain = isinstance(text, str) and len(text) <= longest and text.isascii()
         if plain and problem.effort is None:
             continue

@@ -47,10 +47,8 @@ class FactReader:
         self._weight(problem)
 
     def check_names(self, num_rows: int) -> None:
-        """Raise ConfigError for a weight that matches no row, once ``num_rows`` rows were read.
-
-        Rows of a gym are not read before they are drawn, so their weights cannot be checked.
-        """
+        """Raise ConfigError for a weight that matches no row, once ``num_rows`` rows were read."""
+        # Rows of a gym are not read before they are drawn, so their weights cannot be checked.
         if self._num_read < num_rows:
             return
         for name in self.settings.weights:

@@ -45,9 +45,9 @@ def source(function: Function) -> Function:
         def problems(size):
             return [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(size)]
 
-    Only declared functions are called. A foreign configuration thus cannot call any other function,
-    such as one that runs commands.
+    Only declared functions are called.
     """
+    # A foreign configuration thus cannot call any other function, such as one that runs commands.
     setattr(function, _DECLARED, True)
     return function
 

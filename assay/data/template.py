@@ -68,7 +68,8 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # tokenizers are third-party classes
+    except Exception as error:
+        # Tokenizers are third-party classes.
         raise TemplateFailed(cause(error)) from error
 
 
@@ -162,7 +163,8 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        except BaseException:  # else the next request would read the pending reply
+        except BaseException:
+            # The next request must not read the pending reply.
             self.close()
             raise
 

@@ -349,9 +349,10 @@ def _connection(concurrency: int) -> dict[str, Any]:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Return the trusted certificates. Cached, because loading them takes longer than a reply."""
+    """Return the trusted certificates."""
     import httpx2
 
+    # Cached, because loading them takes longer than a reply.
     return httpx2.create_ssl_context()
 
 

@@ -130,6 +130,7 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
         reply must contain the key, once. Objects without the key are quotations. Raises
         EndpointFailure, also for a truncated reply, because its end might have changed the verdict.
     """
+    # The missing end might have changed the verdict.
     if reply.finish_reason in CUT_OFF:
         raise EndpointFailure("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
     found = [each for each in objects_of(reply.text) if key in each]

@@ -203,7 +203,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
 
 
 def is_url(value: Any) -> bool:
-    """Whether a value is a URL without credentials. Credentials in a URL would appear in logs."""
+    """Whether a value is a URL without credentials."""
     try:
         parts = urlsplit(value)
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -211,6 +211,7 @@ def is_url(value: Any) -> bool:
         return False
     query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
     whole = not re.search(r"\s", value.strip())
+    # Credentials in a URL would appear in logs.
     return known and whole and "@" not in parts.netloc and bool(query) and not parts.fragment
 
 

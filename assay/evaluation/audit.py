@@ -256,11 +256,10 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the queue, and its labelled rows as two labelled sets: answers and steps.
-
-    The sets are separate because a right answer with wrong steps is no error of an answer verifier.
-    """
+    """Write the queue, and its labelled rows as two labelled sets: answers and steps."""
     (folder / "audit").mkdir(exist_ok=True)
+    # The sets are separate because a right answer with wrong steps is no error of an answer
+    # verifier.
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
     for row in rows:
         if row["label"] in ("passed", "failed"):

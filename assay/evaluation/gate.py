@@ -237,10 +237,8 @@ def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
 
 
 def _check_sandbox(canaries: Sequence[Path | str], model: str, options: SamplingOptions) -> None:
-    """Raise RunError if canaries run programs and no sandbox works.
-
-    Otherwise all canaries would be sampled and then not judged.
-    """
+    """Raise RunError if canaries run programs and no sandbox works."""
+    # Otherwise all canaries would be sampled and then not judged.
     names = [
         str(one)
         for one in canaries
@@ -267,15 +265,13 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
 
 
 def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
-    """Raise DataError if a question of the gate occurs in the run's training or held-out data.
-
-    Held-out data count because they decide early stopping, the guard and the choice of the best
-    step.
-    """
+    """Raise DataError if a question of the gate occurs in the run's training or held-out data."""
     asked = list(_all_problems(sources))
     questions = Questions(None)
     for problem in asked:
         questions.add(normalize(problem))
+    # Held-out data count because they decide early stopping, the guard and the choice of the best
+    # step.
     for key, prompt, place in _seen(config):
         if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
             found = f"the question of {place}, of the run's {key}"

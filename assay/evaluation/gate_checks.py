@@ -194,9 +194,8 @@ def canary_checks(
 ) -> Iterator[Check]:
     """Yield the checks of a canary file: left out, the whole file, each kind.
 
-    The whole file decides, over all kinds that an honest answer passes. A single kind has about ten
-    canaries, too few for a paired test, so it is reported only. A kind that must never pass decides
-    alone.
+    The whole file decides, over all kinds that an honest answer passes. A kind that must never pass
+    decides alone.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
@@ -214,6 +213,8 @@ def canary_checks(
             check = _must_fail_check(one, name, ids)
             yield replace(check, found=check.found + short)
         else:
+            # A single kind has about ten canaries, too few for a paired test, so it is reported
+            # only.
             words = "; ".join(
                 [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )

@@ -38,9 +38,10 @@ class Preferring:
 def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
     """Open the named judge: ``pairwise``, or a verifier expression.
 
-    The judge is opened before a model is loaded, so a missing address is reported at once.
+
     ``stack`` closes it.
     """
+    # The judge is opened before a model is loaded, so a missing address is reported at once.
     if name == PAIRWISE:
         options = config.verification.options.get("judge", {})
         panel_for(options)

@@ -107,6 +107,7 @@ def replay(
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
         copy = _copy(folder, place / folder.resolve().name, start, step)
+        # The thread count changes the last bits of sums, so the recorded one is used.
         changes = [*_AS_IT_WAS]
         if config.run.threads is None and environment.get("threads"):
             changes.append(f"run.threads={environment['threads']}")
@@ -394,17 +395,16 @@ def _uncommitted(environment: Mapping[str, Any]) -> list[str]:
 
 
 def _events_about(folder: Path, start: int, step: int) -> list[str]:
-    """Return events of the run that may explain a difference in the repeated steps.
-
-    Settings of later starts count, because the configuration is the newest one. The machine of an
-    earlier start counts, because the environment is that of the first start.
-    """
+    """Return events of the run that may explain a difference in the repeated steps."""
     found: list[str] = []
     for event in read_events(folder / "events.jsonl"):
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {
+            # Settings of later starts count, because the configuration is the newest one.
             "config_changes": at >= start,
+            # The machine of an earlier start counts, because the environment is that of the first
+            # start.
             "differences": at < step,
             "changes": start <= at < step,
         }

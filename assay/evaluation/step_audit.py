@@ -180,8 +180,6 @@ def _draw(
 ) -> dict[int, list[tuple[int, str]]]:
     """Draw the (step, completion) sample of each milestone: one pass per problem, nearest steps
     first.
-
-    A step belongs to its nearest milestone, so no pass is in two samples.
     """
     rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
     steps = sorted({row["step"] for row in rows})
@@ -191,6 +189,7 @@ def _draw(
         accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
         raise RunError(message("assay run audit --at", unknown[0], accepted))
     milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
+    # A step belongs to its nearest milestone, so no pass is in two samples.
     near: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         if row["status"] == "passed":
@@ -200,6 +199,7 @@ def _draw(
         chance = random.Random(f"{seed} steps of {milestone}")
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))
+        # One pass per problem: passes of one problem repeat the same mistakes.
         first: dict[str, tuple[int, str]] = {}
         for row in mixed:
             first.setdefault(row["problem_id"], (row["step"], row["completion_id"]))

@@ -18,8 +18,8 @@ from assay.types import Completion, Group, Problem, Prompt, Tokens
 class SoFar:
     """An unfinished completion, as a turn controller sees it.
 
-    newest: the newest token; None before the first. ends: the completion would end here, by an end
-    token or a stop string. read: returns a copy of all tokens; call it only inside the controller.
+    newest: the newest token; None before the first. ends: the newest token is an end token or
+    completes a stop string. read: returns a copy of all tokens; call it only inside the controller.
     given: the newest token was injected, not sampled.
     """
 

@@ -81,11 +81,9 @@ class CapturedForward(LeanForward):
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Capture a step on the current CUDA device.
-
-    The step runs once before, on another stream, so that libraries finish their lazy
-    initialization, which cannot be captured.
-    """
+    """Capture a step on the current CUDA device."""
+    # The step runs once before, on another stream, so that libraries finish their lazy
+    # initialization, which cannot be captured.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

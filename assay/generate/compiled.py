@@ -46,8 +46,7 @@ class _Layer(ctypes.Structure):
 
 
 class CompiledForward(LeanForward):
-    """Decoding with the parameters of a Llama-like model; matrix products by a library, the rest in
-    C."""
+    """Decoding with the parameters of a Llama-like model; everything but matrix products in C."""
 
     name = "compiled"
 
@@ -119,7 +118,7 @@ class CompiledForward(LeanForward):
             outside = self._functions.attend(
                 ctypes.byref(shape), rows, fused.data_ptr(), positions, *addresses
             )
-            assert not outside, "a position beyond the room that was made"
+            assert not outside, "a position beyond the allocated cache"
             return result
 
         return attend

@@ -45,7 +45,7 @@ class EngineStats:
     """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
     num_completions: finished, out of num_wanted. rows: computed in all steps, including idle ones.
-    prompt_tokens: computed by the model; a beginning shared with the prompt before counts once.
+    prompt_tokens: computed by the model, without tokens reused from the previous prompt.
     tokens: of all completions, including unfinished ones and removed tokens. wait_seconds: time in
     which every completion waited for its turn controller.
     """
@@ -290,7 +290,7 @@ class Engine:
             room = min(room, self.context_length - length)
         if room < 1:
             accepted = f"at most {self.context_length} - 1, so that a completion has room"
-            remedy = "shorten the prompt, or leave long rows out (data.max_prompt_tokens)"
+            remedy = "shorten the prompt, or skip long rows (data.max_prompt_tokens)"
             raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
         return Waiting(position, problem, prompt, room)
 
@@ -313,8 +313,8 @@ class Engine:
             tokens = cache.num_tokens(1, room) + cache.prompt_tokens(room)
             needed = tokens * cache.bytes_per_token / 2**20
             raise OutOfMemory(
-                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of"
-                f" {room.extent.total} tokens beside its prompt ({needed:.0f} MiB); raise it, or"
+                f"engine.max_kv_mib: {budget:.0f} MiB cannot hold one completion of"
+                f" {room.extent.total} tokens and its prompt ({needed:.0f} MiB); raise it, or"
                 " lower sampling.max_tokens"
             )
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():

@@ -35,7 +35,7 @@ ROW_MULTIPLES = (8, 16, 64)
 # Minimum rows of a step when idle rows are dropped. Libraries use other kernels for fewer rows,
 # which changes the bits.
 LEAST_ROWS = 4
-# The probe's prompt extends into a second block, both as it is read and as it is stored.
+# The probe's prompt is longer than one block of prompt reading and one block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
 # Tokens of the probe after a load. A few suffice, because every weight affects every position.
@@ -83,8 +83,8 @@ class Forward(Protocol):
     def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
         """Store a prompt's keys and values in the cache and return its last logits [V].
 
-        known: leading tokens, in whole blocks of both prompts, that are those of the last prompt;
-        0 unless it was read in blocks under the same weights.
+        known: number of leading tokens, in whole blocks, that equal those of the previous prompt; 0
+        unless that prompt was read in blocks under the same weights.
         """
         ...
 
@@ -287,11 +287,13 @@ def choose_forward(
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # third-party model code may raise anything
+        except Exception as error:
+            # Third-party model code may raise anything.
             reason = f"{type(error).__name__}: {error}"
             reasons += [reason] if reason not in reasons else []
     raise ModelError(
-        f"{type(model).__name__}: found no way to decode it with a cache ({'; '.join(reasons)}); "
+        f"{type(model).__name__}: found no correct way to decode it with a cache"
+        f" ({'; '.join(reasons)}); "
         "accepted: a causal language model of Transformers whose attention keeps keys and values"
     )
 

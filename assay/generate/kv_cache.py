@@ -68,7 +68,8 @@ class KeyValues:
         return sum(store.numel() * store.element_size() for store in self._stores())
 
     def begin_prompt(self, known: int = 0) -> None:
-        """Start recording the next prompt; its ``known`` first tokens are those of the last one."""
+        """Start recording the next prompt; its first ``known`` tokens equal those of the previous
+        one."""
         self._num_known, self._last = known, dict(self.prompt) if known else {}
         self.prompt = {}
 
@@ -154,7 +155,7 @@ class SlotCache(KeyValues, Cache):
     def allocate(self, num_slots: int, capacity: int) -> None:
         """Allocate ``num_slots`` of ``capacity`` tokens, in the shapes of the last prompt."""
         if not self.prompt:
-            raise NotImplementedError("the model keeps no keys and values in its cache")
+            raise NotImplementedError("the model stores no keys and values in its cache")
         num_blocks = -(-capacity // BLOCK)
         if num_slots == self.num_slots and num_blocks * BLOCK <= self.capacity:
             return

@@ -40,7 +40,8 @@ class LeanForward:
 
     @property
     def reads_in_blocks(self) -> bool:
-        """Whether prompts are read in blocks. On a GPU a block would take as long as a prompt."""
+        """Whether prompts are read in blocks."""
+        # On a GPU a block would take as long as a prompt.
         return self._decoder.embedding.device.type == "cpu"
 
     def __init__(self, model: nn.Module, packed: bool = False, shared: bool = False) -> None:

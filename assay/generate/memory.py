@@ -14,11 +14,9 @@ UNTOLD_MIB = 8192.0
 
 
 def default_kv_mib(device: torch.device) -> float:
-    """Return a quarter of the device's memory, or of the container's limit.
-
-    Total memory is used instead of free memory: the number of slots depends on it, and a resumed
-    run must compute the same number.
-    """
+    """Return a quarter of the device's memory, or of the container's limit."""
+    # Total memory is used instead of free memory: the number of slots depends on it, and a resumed
+    # run must compute the same number.
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory / 4 / 2**20
     return (memory_mib() or UNTOLD_MIB) / 4

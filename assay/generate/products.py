@@ -1,10 +1,10 @@
 """The linear maps of a decoding step: live parameters, or packed copies.
 
 Adapters of live maps and of narrow types are computed separately. In packed float32 maps they are
-merged. On a CPU a step mostly multiplies a few rows with every weight, and the library reorders a
-weight for every product. Weights that are packed once per generation (query, key and value as one
-map, gate and up as another) avoid this. Packed copies are as large as the weights and do not see
-updates, so they are reused only while the weights are unchanged.
+merged. On a CPU a step multiplies a few rows with every weight, and the library reorders the
+weight's memory for each product. Packing the weights once per generation (query, key and value as
+one map, gate and up as another) avoids this. Packed copies are as large as the weights and do not
+see updates, so they are reused only while the weights are unchanged.
 """
 
 from __future__ import annotations
@@ -156,9 +156,10 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
     """Return a key that changes with any weight that `Products` packs: address, shape and integer
     sum.
 
-    It reads all weights, about twenty times faster than packing them. Integer sums detect a change
-    of the last bit of one weight; floating-point sums would round it away.
+    It reads all weights, about twenty times faster than packing them.
     """
+    # Integer sums detect a change of the last bit of one weight; floating-point sums would round it
+    # away.
     parts = [part for one in _maps(decoder) for part in one if part is not None]
     adapters = [one for layer in decoder.layers for one in layer.adapters.values()]
     parts += [part for one in adapters for part in (one.down, one.up)]

@@ -1,7 +1,7 @@
-"""Reading prompts in blocks of a fixed size, of which equal leading ones are computed once.
+"""Reading prompts in blocks of a fixed size, where equal leading blocks are computed once.
 
 The keys and values of a block depend only on the tokens up to its end, in products of fixed shapes.
-Leading blocks that the previous prompt has too therefore have the same bits, and are reused.
+Leading blocks that equal the previous prompt's therefore have the same bits and are reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from assay.types import Tokens
 # Few-shot examples and system prompts, which prompts share, have a few hundred tokens. A product of
 # fewer rows is slower: every block reads all weights again.
 READ_BLOCK = 192
-# The last block has at least this many tokens, and at most a block more: a short one is slow.
+# The last block has at least this many tokens and at most a block more, because short blocks are
+# slow.
 LEAST_READ = 64
 
 
@@ -30,7 +31,7 @@ def read_bounds(length: int, known: int = 0) -> list[tuple[int, int]]:
 
 
 def num_known(tokens: Tokens, last: Tokens) -> int:
-    """Return the number of leading tokens, in whole blocks of both prompts, that are the same."""
+    """Return the number of equal leading tokens of two prompts, in whole blocks."""
     shorter = min(len(tokens), len(last))
     different = np.flatnonzero(tokens[:shorter] != last[:shorter])
     same = int(different[0]) if len(different) else shorter

@@ -1,4 +1,4 @@
-"""Sample one token per row: inverse CDF of one uniform, which a per-completion key determines.
+"""Sample one token per row by inverse CDF, with one uniform from a per-completion key.
 
 A uniform depends only on (seed, problem, draw, sibling, position). A completion is therefore
 independent of its neighbors, of earlier completions and of the machine.

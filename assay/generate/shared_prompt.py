@@ -186,7 +186,7 @@ class SharedPromptCache(KeyValues):
     def _grow(self) -> None:
         """Add rows for prompts."""
         num_rows = min(len(self._rows) + ROWS_AT_ONCE, self._max_rows)
-        assert num_rows > len(self._rows), "more prompts at once than there can be"
+        assert num_rows > len(self._rows), "more prompts than groups can be active"
         if not self._rows:
             num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
             sizes = (num_blocks, num_rows, self._heads, PROMPT_BLOCK)

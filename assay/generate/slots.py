@@ -228,12 +228,17 @@ class Slots:
 
     def _silence(self, slots: list[int]) -> str:
         places = [group.problem.place for slot in slots if (group := self.group[slot])]
-        found = f"{len(places)} completions that wait for a tool or an environment, and no answer"
+        found = (
+            f"{len(places)} completions that wait for a tool or environment that does not answer"
+        )
         accepted = f"an answer within {PATIENCE:g} seconds"
-        return message(places[0], found, accepted, "give what it does a time limit, then resume")
+        return message(
+            places[0], found, accepted, "set a time limit in the tool or environment, then resume"
+        )
 
     def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
-        """Restore a slot's logs so that they end in the newest row; `counts_S` is their length."""
+        """Copy a slot's saved logs to the rows before the newest one; `counts_S` is their
+        length."""
         rows = self.rows(slot)
         for name, values in zip(_LOGS, logs, strict=True):
             getattr(self, name)[rows, slot] = values

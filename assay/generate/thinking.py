@@ -63,7 +63,7 @@ class ThinkControl:
         stop, budget = tokens_of(sampling.think_stop_text), sampling.budget(effort)
         if budget is not None and budget < len(stop):
             where, text = f"sampling.{sampling.budget_key(effort)}", "sampling.think_stop_text"
-            accepted = f"at least {len(stop)}, the tokens of {text}"
+            accepted = f"at least {len(stop)}, the number of tokens in {text}"
             raise ConfigError(message(where, budget, accepted, f"raise it, or shorten {text}"))
         return cls(
             tokenizer=tokenizer,

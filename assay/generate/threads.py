@@ -26,7 +26,8 @@ from assay.host.machine import processor
 FILE = "decoding.json"
 # Prompt and own tokens that a timed step attends to.
 PROMPT, OWN = 16, 48
-# Timed steps per number of threads, alternating. The fastest counts, because others were disturbed.
+# Timed steps per number of threads, alternating. The fastest time counts, because other processes
+# may have disturbed the rest.
 ROUNDS = 8
 # One thread is chosen if its time is below this share of the time with all threads.
 CLEARLY = 0.9
@@ -61,6 +62,7 @@ def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
         known = _read(path)
         if key not in known:
             milliseconds = time_steps(forward, num_rows, (threads, 1))
+            # The margin keeps the decision stable under measurement noise.
             is_one = milliseconds[1] < CLEARLY * milliseconds[threads]
             known[key] = {"threads": 1 if is_one else threads, "milliseconds": milliseconds}
             write_atomic(path, json.dumps(known, indent=1).encode())

@@ -145,15 +145,17 @@ class VllmEngine:
             self._engine.reset_prefix_cache()
             self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
-                raise WorkerDied(f"vLLM is stale: its {said['other']} is not what was sent")
+                raise WorkerDied(f"vLLM is stale: its {said['other']} differs from what was sent")
             if ours.result() != self._held:
-                raise WorkerDied("vLLM is stale: its weights have another fingerprint than ours")
+                raise WorkerDied(
+                    "vLLM is stale: its weights' fingerprint differs from the sent one"
+                )
         if self._expected is not None:
             dtype = getattr(torch, self._facts.dtype)
             try:
                 check_close(torch.tensor(self.probe()), torch.tensor(self._expected()), dtype)
             except ModelError as error:
-                raise WorkerDied(f"vLLM is stale: of fixed tokens, {error}") from error
+                raise WorkerDied(f"vLLM is stale: on fixed tokens, {error}") from error
 
     def fingerprint(self) -> str:
         """Return the hash of the weights that vLLM's process read."""
@@ -202,6 +204,7 @@ class VllmEngine:
         self._calls += 1
         for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
             for number in range(group_size):
+                # vLLM identifies requests by name, so names must not repeat between calls.
                 name = f"{self._calls}-{place}-{number}"
                 asked[name] = place, number
                 key = completion_key(self._seed, problem.id, problem.draw, first_sibling + number)
@@ -258,7 +261,7 @@ class VllmEngine:
             )
         except ValueError as error:
             # vLLM rejects its settings before it starts a process.
-            found = f"what vLLM does not take ({' '.join(str(error).split())[:300]})"
+            found = f"settings that vLLM rejects ({' '.join(str(error).split())[:300]})"
             raise ModelError(message("model.path", found, "a model that vLLM can load")) from error
         except Exception as error:  # a failure of vLLM's processes
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
@@ -266,7 +269,7 @@ class VllmEngine:
     def _prompt(self, problem: Problem, sampling: SamplingConfig) -> Prompt:
         prompt, context = self.render(problem), self._facts.context_length
         if sampling.controls_thinking(problem.effort):
-            found = f"control of thinking (sampling.think_budget, min_think) of {problem.place}"
+            found = f"a thinking limit (sampling.think_budget, min_think) for {problem.place}"
             raise ConfigError(message("scale.generator", f'"vllm", with {found}', '"engine"'))
         if context is not None and len(prompt.tokens) >= context:
             found = f"a prompt of {len(prompt.tokens)} tokens"
@@ -327,7 +330,8 @@ class VllmEngine:
     def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:
             return call(*arguments, **named)
-        except Exception as error:  # third-party engine, reported in one line
+        except Exception as error:
+            # Third-party engine, reported in one line.
             raise WorkerDied(f"vLLM: {cause(error)[:300]}; go on with --resume") from error
 
     def _completion(
@@ -377,7 +381,7 @@ def check_vllm(config: ModelConfig) -> None:
     known = import_vllm().ModelRegistry.get_supported_archs()
     names = saved_architectures(config)
     if names and not {*names} & {*known}:
-        found, accepted = f"a {names[0]}, which vLLM cannot load", "a model that vLLM knows"
+        found, accepted = f"a {names[0]}, which vLLM cannot load", "a model that vLLM supports"
         remedy = 'or set scale.generator = "engine"'
         raise ModelError(message(f"model.path {config.path}", found, accepted, remedy))
 

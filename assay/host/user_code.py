@@ -38,11 +38,9 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 
 @contextmanager
 def _kept_alive() -> Generator[None]:
-    """Convert ``os._exit`` in this thread to SystemExit.
-
-    A module that calls ``os._exit`` during import would end the command silently with an arbitrary
-    exit code, and 0 would mean success.
-    """
+    """Convert ``os._exit`` in this thread to SystemExit."""
+    # A module that calls ``os._exit`` during import would end the command silently with an
+    # arbitrary exit code, and 0 would mean success.
     end, importing = os._exit, True
     thread = threading.get_ident()
 
@@ -64,9 +62,9 @@ def _kept_alive() -> Generator[None]:
 def deadline(seconds: float, what: str) -> Generator[None]:
     """Raise TimeoutError inside the context after ``seconds``, with a notice before.
 
-    Applies in the main thread only, because Python delivers signals there. In other threads the
-    context has no effect.
+    In other threads the context has no effect.
     """
+    # Applies in the main thread only, because Python delivers signals there.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -78,7 +78,8 @@ def run_worker(kind: type[WorkerLoop]) -> None:
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     loop = kind(socket.socket(fileno=descriptor))
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # errors at the start are reported to the parent
+        # Errors at the start are reported to the parent.
+        os.dup2(nowhere.fileno(), 2)
     with suppress(OSError):
         loop.run()
     end_with_children()

@@ -113,15 +113,13 @@ def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
 
 
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
-    """Return the built-in verifier that can judge all problems; None if the choice is unclear.
-
-    ``math`` is chosen for numbers only; for other text it would compare formulas.
-    """
+    """Return the built-in verifier that can judge all problems; None if the choice is unclear."""
     certain = ("code", "instructions", "gym", "countdown", "json_schema")
     for name in certain:
         if _can_judge(name, problems, service):
             return name
     answers = [str(problem.spec.get("answer", "")).strip() for problem in problems]
+    # ``math`` is chosen for numbers only; for other text it would compare formulas.
     if all(map(_NUMBER.fullmatch, answers)):
         return "math"
     return "choice" if _can_judge("choice", problems, service) else None
@@ -150,7 +148,8 @@ def look_at_model(path: str) -> LookedModel:
     source = ModelSource.find(base, revision)
     try:
         config: Any = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a foreign library reads foreign files: reported in one line
+    except Exception as error:
+        # A third-party library reads a user's files; its errors are reported in one line.
         raise ModelError(f"model {path}: cannot be read ({cause(error)})") from error
     tokenizer = read_tokenizer(source, SimpleNamespace(config=config))
     think = think_tags(tokenizer)

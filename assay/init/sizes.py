@@ -212,7 +212,8 @@ def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
     """Return changes of ``[model]``, each with less memory than the one before."""
     recomputed = {"activation_checkpointing": True}
     if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
-        return {}, recomputed  # a reward model is trained whole
+        # A reward model is trained without adapters.
+        return {}, recomputed
     return {}, {"lora": {}}, {"lora": {}, **recomputed}
 
 

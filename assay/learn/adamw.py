@@ -196,10 +196,8 @@ class _Workbench:
     def _round(
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
-        """Write the moments back in bfloat16, with stochastic rounding.
-
-        Rounding to nearest would discard every relative change below 1/256.
-        """
+        """Write the moments back in bfloat16, with stochastic rounding."""
+        # Rounding to nearest would discard every relative change below 1/256.
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)
@@ -216,13 +214,11 @@ class _Workbench:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (first element, views of one piece) of tensors of the same shape.
-
-    Tensors that are not all contiguous form a single piece, because their elements have no common
-    order.
-    """
+    """Yield (first element, views of one piece) of tensors of the same shape."""
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
+    # Tensors that are not all contiguous form a single piece, because their elements have no common
+    # order.
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         yield 0, dict(tensors)
         return

@@ -98,6 +98,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
+        # DAPO trains on mixed groups only (eq. 11), so without one every loss term is 0.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":

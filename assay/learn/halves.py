@@ -13,8 +13,9 @@ HALF = 16
 def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
     """Write to ``out`` the float32 numbers of halves ``upper`` (bfloat16) and ``lower`` (int16).
 
-    The bits are (upper << 16) + lower. ``lower`` is signed because ``upper`` is rounded.
+    The bits are (upper << 16) + lower.
     """
+    # ``lower`` is signed because ``upper`` is rounded.
     out.copy_(upper)
     out.view(torch.int32).add_(lower)
 
@@ -28,6 +29,8 @@ def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -
     """
     bits = numbers.view(torch.int32)
     lower.copy_(bits)
+    # Ties round away from zero. Ties to even would leave differences of +32768, which int16 cannot
+    # represent.
     torch.add(bits, 1 << (HALF - 1), out=spare)
     upper.view(torch.int16).copy_(spare.bitwise_right_shift_(HALF))
 
@@ -55,6 +58,8 @@ def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
     mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: buffer of the
     same shape.
     """
+    # The noise is a function of the element's index, so it does not depend on how a tensor is
+    # split.
     torch.arange(first, first + out.numel(), out=out.view(-1))
     out.mul_(_signed(0x9E3779B1)).bitwise_xor_(_signed(key))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):

@@ -91,6 +91,7 @@ def policy_loss(
         kl_T = kl_estimate(logprobs_T, batch.ref_logprobs_T, algorithm.kl_estimator)
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
+    # The KL to the old policy is a metric of every algorithm, but few have it in the loss.
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
         old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
         penalty = (weights_T * old_kl_T).sum()
@@ -157,6 +158,7 @@ def gains_where_first_met(
     """
     if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
+    # Any log-probabilities will do: at the old policy only the ratio of 1 enters the gradient.
     logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
     entropy_T = torch.zeros_like(weights_T, requires_grad=True)
     parts = policy_loss(

@@ -128,6 +128,8 @@ class Optimizer:
                 trained.grad = torch.zeros_like(trained)
             return trained.grad
         if name not in self._added:
+            # A gradient in the parameter's 16-bit type would lose small contributions of later
+            # micro-batches.
             self._added[name] = self._arena.take(name)
         return self._added[name]
 

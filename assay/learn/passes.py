@@ -234,10 +234,8 @@ class PassesLearner:
         return self.passes.device
 
     def digest(self) -> int:
-        """Return a checksum of the first elements of every trained parameter.
-
-        Nearly all elements change with an optimizer step, so a few show ranks that went apart.
-        """
+        """Return a checksum of the first elements of every trained parameter."""
+        # Nearly all elements change with an optimizer step, so a few show ranks that went apart.
         crc = self.state_version
         for optimizer in self.all_optimizers:
             trained = optimizer.trained.values()

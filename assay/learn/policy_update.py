@@ -32,6 +32,7 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
+    # These terms have zero gradient until the policy has moved, and only advantages move it.
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
         return advantages.mask_T
@@ -169,6 +170,7 @@ class PolicyUpdate:
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
             return False
+        # The accumulated gradient belongs to the step that is not taken.
         self.passes.optimizer.zero_grad()
         self.stopped_at = len(self.steps)
         return True

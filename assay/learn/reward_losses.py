@@ -74,6 +74,8 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
     al. 2023, arXiv:2305.20050, section 2.6).
     """
     wrong_M = (labels_M < RIGHT).long()
+    # Errors before each step, counted over all rows; the count at the start of the row is the
+    # offset.
     before_M = wrong_M.cumsum(0) - wrong_M
     starts_M = torch.ones_like(row_M, dtype=torch.bool)
     starts_M[1:] = row_M[1:] != row_M[:-1]

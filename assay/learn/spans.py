@@ -81,6 +81,7 @@ class SpanTeacher:
                 groups.append(Group(problem, prompt, tuple(given)))
         if not groups:
             return torch.from_numpy(found).to(batch.device)
+        # `pack` expects verdicts, but the teacher only needs log-probabilities.
         none = Verdict.not_judged("unavailable", "none@1")
         asked = pack(groups, [[none] * len(group.completions) for group in groups], batch.device)
         said = passes.logprobs(asked, self.model).cpu().double().numpy()
@@ -161,6 +162,8 @@ def text_ends(
         if now.startswith(known) and not piece.endswith(PIECE) and text.startswith(piece, done):
             done += len(piece)
             ends.append(done)
+            # Decoding restarts at the previous span end, so that the cost stays linear in the
+            # length.
             anchor, settled = settled, end
             known = _decoded(tokenizer, every[anchor:settled])
         else:

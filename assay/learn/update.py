@@ -168,6 +168,8 @@ class PolicyLearner(PassesLearner):
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
                 for micro_batch in self.clock.each(micro_batches, "update", part):
+                    # Before the first step every ratio is 1, so the gradient is known before the
+                    # forward pass.
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
                         stats = passes.stats(micro_batch, expected=gains)
@@ -180,6 +182,7 @@ class PolicyLearner(PassesLearner):
                         )
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
+                # Ranks must agree on the KL before any of them decides to stop.
                 policy.exchange()
                 if policy.learns_now and policy.went_too_far():
                     break
@@ -306,6 +309,7 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
     because doubling could not increase it again.
     """
     if kl < target / PENALTY_BAND:
+        # At 0 the weight could never grow again.
         return max(weight / PENALTY_FACTOR, sys.float_info.min)
     if kl > target * PENALTY_BAND:
         return weight * PENALTY_FACTOR

@@ -35,7 +35,7 @@ def kept_bytes(model: Any, lean: bool = True) -> float:
     keys = layer.key[0].shape[0] + layer.value[0].shape[0]
     queries = layer.query[0].shape[0]
     heads = queries + keys
-    # The heads are also saved before their norms.
+    # Models with a norm per head save queries and keys before it, too.
     if layer.query_norm:
         heads *= 2
     numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]

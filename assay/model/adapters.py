@@ -69,8 +69,8 @@ def load_adapter(
 
     base: the source of the base model, recorded when the wrapped model is saved. config: the
     expected adapter settings; None accepts any. Raises ModelError if the settings differ or if the
-    adapters do not fit the model. That includes layers that only one of the two has: peft merely
-    warns about these.
+    adapters do not fit the model. Layers without weights, or weights without a layer, are errors
+    too: peft merely warns about them.
     """
     peft = import_peft()
     layers = linear_layers(model)
@@ -124,14 +124,14 @@ def _refusal(folder: Path, base: ModelSource, error: str) -> str:
     if sizes := _SIZES.search(error):
         name, theirs, ours = sizes.groups()
         what = f"{name.removeprefix('base_model.model.').replace('.default.', '.')} of shape"
-        return _misfit(folder, base, f"{what} ({theirs}), where the model takes ({ours})")
+        return _misfit(folder, base, f"{what} ({theirs}); the model expects ({ours})")
     if absent := _ABSENT.search(error):
         return _misfit(folder, base, f"target layers {absent[1]}, none of which the model has")
     return f"the adapter of {folder} cannot be loaded: {error.strip().splitlines()[0][:240]}"
 
 
 def _misfit(folder: Path, base: ModelSource, found: str) -> str:
-    return message(f"the adapter of {folder}", found, f"one that was trained on {base.name}")
+    return message(f"the adapter of {folder}", found, f"an adapter trained on {base.name}")
 
 
 def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence
             if key == "targets":
                 found, own = _leaves(asked), _leaves(adapted)
             accepted = f"{own}, as of the adapters in {folder}"
-            remedy = "leave [model.lora] out to go on with them, or export them and start from that"
+            remedy = "remove [model.lora] to continue with them, or export and start from that"
             raise ModelError(message(f"model.lora.{key}", found, accepted, remedy))
 
 

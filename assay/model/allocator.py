@@ -27,8 +27,7 @@ def keep_freed_memory() -> bool:
     By default glibc returns every block above 32 MiB, and free memory at the end of the heap, to
     the system immediately. A new allocation then maps and zeroes the memory again page by page,
     which took as long as the arithmetic of some operations. This call raises the threshold to 256
-    MiB. Larger blocks (optimizer state, gradients) are still mapped separately, because in the heap
-    they would leave large holes that no other allocation fills.
+    MiB.
 
     Has an effect only on Linux with glibc, and only if the environment does not set these two
     thresholds (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
@@ -49,6 +48,8 @@ def keep_freed_memory() -> bool:
         return False
     # Use the first accepted value. Setting only the trim threshold would freeze the mmap threshold
     # at 128 KiB.
+    # Larger blocks (optimizer state, gradients) are still mapped separately, because in the heap
+    # they would leave large holes that no other allocation fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 

@@ -1,10 +1,11 @@
 """Attention over the rectangles of a micro-batch, with an explicit backward pass.
 
 Queries, keys and values are flat over the tokens of all rectangles (`assay.model.lean_decoder`).
-Each rectangle is cut out; its tokens attend to their own row and to their prompt. On a CPU the
-matrix products are explicit: in bfloat16 they take a third of the time of the library's fused
-attention, whose backward pass is optimized for long rows. Other devices use the fused attention.
-Long rows are processed in blocks of queries, so no mask over all pairs of tokens is allocated.
+Each rectangle is processed separately; its tokens attend to their own row and to their prompt. On a
+CPU the matrix products are explicit: in bfloat16 they take a third of the time of the library's
+fused attention, whose backward pass is optimized for long rows. Other devices use the fused
+attention. Long rows are processed in blocks of queries, so no mask over all pairs of tokens is
+allocated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Segment:
 
     @property
     def tokens(self) -> slice:
-        """The slice of its tokens in the flat tensor."""
+        """The slice of the segment's tokens in the flat tensor."""
         return slice(self.first, self.first + self.num_rows * self.length)
 
     def heads(self, flat: Tensor) -> Tensor:
@@ -275,8 +276,7 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 
 
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
-    """Return prompt and own keys; in 16-bit explicit products the mean key of each row is
-    subtracted.
+    """Return prompt and own keys; explicit 16-bit products subtract each row's mean key.
 
     Softmax is invariant to a term that all scores of a query share, here q . mean(k), but rounding
     is not. Qwen2's key biases make the scores so large that the error of a layer's output doubled.

@@ -25,15 +25,13 @@ KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
 
 
 def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
-    """Compile a C file for a tensor type and load it. Raises NotLean if that is not possible.
-
-    Uses the instruction set that PyTorch uses on this machine, so an environment variable that
-    restricts PyTorch (``ATEN_CPU_CAPABILITY``) restricts this code too.
-    """
+    """Compile a C file for a tensor type and load it. Raises NotLean if that is not possible."""
     compiler = c_compiler()
     if compiler is None or dtype not in KINDS:
         raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
     path, version = compiler
+    # Uses the instruction set that PyTorch uses on this machine, so an environment variable that
+    # restricts PyTorch (``ATEN_CPU_CAPABILITY``) restricts this code too.
     command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
     try:
         return ctypes.CDLL(str(_built(source, command, version)))

@@ -79,7 +79,8 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a model call; a large mask is replaced by a short one."""
+    """Return the keyword arguments of a model call; a large mask is replaced by a short one
+    (`long_rows`)."""
     num_masks, length = rectangle.tokens.shape
     if rectangle.prompt_length_B is None:
         num_masks = 1
@@ -150,11 +151,9 @@ class BranchCache(Cache):
 
 
 def _let_caches_through(decoder: nn.Module) -> None:
-    """Keep checkpointed layers from dropping our caches.
-
-    Transformers drops every cache in a checkpointed layer, because recomputation would append to
-    most caches twice. Ours tolerate recomputation.
-    """
+    """Keep checkpointed layers from dropping our caches."""
+    # Transformers drops every cache in a checkpointed layer, because recomputation would append to
+    # most caches twice. `PromptCache` and `BranchCache` tolerate recomputation.
     for layer in decoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer._can_checkpoint_with_cache = True

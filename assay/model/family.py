@@ -104,7 +104,7 @@ class Decoder:
         if hidden := hidden_tokens(config):
             raise NotLean(hidden)
         if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
-            raise NotLean("its rotary embedding changes with the length")
+            raise NotLean("its rotary embedding depends on the sequence length")
         for name, module in model.named_modules():
             if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
                 raise NotLean(f"{name} has hooks")
@@ -154,7 +154,8 @@ def is_lean(model: nn.Module) -> bool:
 
 
 def hidden_tokens(config: Any) -> str | None:
-    """Return why a token does not attend to all earlier tokens, or None with full attention."""
+    """Return the reason why tokens do not attend to all earlier tokens; None with full
+    attention."""
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if kinds:
         return f"the model has layers of {', '.join(sorted(kinds))}"
@@ -199,7 +200,7 @@ def _adapter(module: Any) -> Adapter | None:
     if not hasattr(module, "base_layer"):
         return None
     if type(module).__module__.partition(".")[0] != "peft" or not hasattr(module, "lora_A"):
-        raise NotLean(f"{type(module).__name__} stands around a linear map")
+        raise NotLean(f"{type(module).__name__} wraps a linear layer")
     if module.merged:
         raise NotLean("adapters are merged into the weights")
     if module.disable_adapters:
@@ -218,7 +219,7 @@ def _adapter(module: Any) -> Adapter | None:
 
 def _weight(module: Any, kind: type) -> Tensor:
     if type(module) is not kind or getattr(module, "parametrizations", None):
-        raise NotLean(f"{type(module).__name__} stands where a plain {kind.__name__} is expected")
+        raise NotLean(f"{type(module).__name__} instead of a plain {kind.__name__}")
     weight: Tensor = module.get_parameter("weight")
     return weight
 
@@ -229,5 +230,5 @@ def _linear(module: Any) -> tuple[Tensor, Tensor | None]:
 
 def _norm(module: Any) -> tuple[Tensor, float]:
     if not type(module).__name__.endswith("RMSNorm"):
-        raise NotLean(f"{type(module).__name__} stands where an RMS norm is expected")
+        raise NotLean(f"{type(module).__name__} instead of an RMS norm")
     return module.weight, module.variance_epsilon

@@ -91,7 +91,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        # Convert one tensor at a time, so that memory holds one matrix.
+        # Convert one tensor at a time, so that memory holds only one converted matrix.
         for path, key in targets:
             writer.write_tensor_data(_bytes_of(path, key, config, arch))
         if extra is not None:
@@ -138,6 +138,8 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
         pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
         if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
+    # A guess could be wrong without any error: the file would load, and the model would receive
+    # different tokens.
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
 

@@ -155,6 +155,7 @@ def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     splits the largest part is minimal, because it determines the peak memory.
     """
     parts = _fill_greedily(sizes, room)
+    # The largest part determines the peak memory, so its minimal size is found by bisection.
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
     while low < high:
         middle = (low + high) // 2

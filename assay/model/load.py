@@ -178,7 +178,7 @@ def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
 
 
 def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
-    """Return the first (id, token) that the other tokenizer lacks or maps to another id."""
+    """Return the first token and its id that the other tokenizer lacks or maps to another id."""
     theirs: Mapping[str, int] = others.get_vocab()
     ours: Mapping[str, int] = tokenizer.get_vocab()
     odd = ((number, token) for token, number in ours.items() if theirs.get(token) != number)
@@ -198,6 +198,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     config = ModelConfig(path=str(checkpoint), adapter=named)
     source, folder = find_parts(config)
     dtype = saved_dtype(source)
+    # Adapters are merged in float32: bfloat16 would round small changes away.
     model = read_model(source, dtype if folder is None else torch.float32, saved_family(source))
     if folder is not None:
         adapted: Any = load_adapter(model, folder, source)
@@ -212,6 +213,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     out.parent.mkdir(parents=True, exist_ok=True)
+    # The folder appears at its path only when it is complete.
     partial = scratch_beside(out, "export")
     try:
         with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):

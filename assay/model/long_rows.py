@@ -31,8 +31,8 @@ def takes_short_masks(decoder: nn.Module) -> bool:
     """Switch a model's attention to the version that accepts short masks; return whether it is
     possible.
 
-    Results with any other mask do not change. Returns False if the model does not select its
-    attention by name, as models that add a distance bias to the scores.
+    Results with any other mask do not change. Returns False for models that do not select their
+    attention by name, such as models that add a distance bias to the scores.
     """
     if not getattr(decoder, "_supports_attention_backend", False):
         return False

@@ -87,6 +87,7 @@ def probe_layouts(
     else:
         found = [(one.error("tree", lean), one.limit) for one in probes]
         difference, limit = max(found, key=lambda one: one[0] / one[1])
+        # Multiplications are counted, not timed, so that a resumed run makes the same choice.
         savings = _savings(model, prompt_length, completion_length, group_size)
         layout, reason = _choose(difference, limit, savings)
     seconds = time.perf_counter() - started
@@ -142,7 +143,8 @@ class Probe:
                 exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party forward may raise anything
+        except Exception:
+            # A third-party forward may raise anything.
             exact_TV = None
         plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
@@ -162,7 +164,8 @@ class Probe:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party forward may raise anything
+        except Exception:
+            # A third-party forward may raise anything.
             if layout == "plain":
                 raise
             return math.inf
@@ -225,7 +228,7 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
             found = "cannot be computed by this model"
         return "plain", f"one row a completion: shared prompts {found}"
     if savings <= 0:
-        return "plain", "one row a completion: prompts are short beside completions"
+        return "plain", "one row a completion: prompts are too short to share"
     proof = f"proved equal within {difference:.1g} nats"
     return "tree", f"prompts are computed once a group ({proof}, {savings:.0%} less to compute)"
 

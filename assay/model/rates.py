@@ -174,7 +174,7 @@ def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
             return None
     advice = 'set model.dtype = "float32" unless memory is short'
     if not sure:
-        advice = "but it is busy, so this is not sure: `assay doctor` measures it again"
+        advice = "but it is busy, so the rates are uncertain: `assay doctor` measures again"
     return (
         f"matrix products in {name} run at {rate / 1e9:.3g} GFLOP/s on this machine, in float32 at"
         f" {full / 1e9:.3g}: {advice}"

@@ -1,8 +1,8 @@
 """Packed batches of texts for a reward model; common prefixes are computed once.
 
-A place is a token at which a score is read. The layouts of packed batches return the state that
-predicts a token, which is the state *at* the token before it. So each text gets one additional
-token that is never an input, and the layouts need no change.
+A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
+that predicts a token, which is the state at the previous token. Each text therefore gets one
+additional token, which is never an input, so that the same layouts can be used.
 """
 
 from __future__ import annotations

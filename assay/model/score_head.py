@@ -87,8 +87,8 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
         with torch.device("meta"):
             scorer = family.from_config(config)
     except ValueError as error:
-        found = f"{type(model).__name__}, which has no form with a head for scores"
-        raise ModelError(message("model.path", found, "a decoder as Llama or Qwen")) from error
+        found = f"{type(model).__name__}, for which Transformers has no class with a score head"
+        raise ModelError(message("model.path", found, "a decoder such as Llama or Qwen")) from error
     setattr(scorer, scorer.base_model_prefix, model.base_model)
     head = score_head(scorer).to_empty(device=device).to(dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -107,8 +107,8 @@ def score_head(model: Any) -> nn.Linear:
     layers = [one for name, one in model.named_children() if name != model.base_model_prefix]
     heads = [one for one in layers if next(one.parameters(), None) is not None]
     if len(heads) != 1 or type(heads[0]) is not nn.Linear:
-        found = f"{type(model).__name__}, whose head is not one linear map"
-        raise ModelError(message("model.path", found, "a decoder as Llama or Qwen"))
+        found = f"{type(model).__name__}, whose head is not a single linear layer"
+        raise ModelError(message("model.path", found, "a decoder such as Llama or Qwen"))
     return heads[0]
 
 
@@ -144,23 +144,26 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     """Score texts with each layout and decoder, compare with the model's own scores, and choose.
 
     The lean decoder and shared prefixes are used if they reproduce the model's own scores within
-    the rounding of its type. Raises ModelError if the plain layout through the
-    model's own modules does not reproduce them either.
+    the rounding of its type. Otherwise slower ones are used. Raises ModelError if even the plain
+    layout with the model's own modules does not reproduce the scores.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
     batch = pack_scores(groups, device)
     theirs = torch.cat([_own_scores(model, group, device) for group in groups])
+    # Rounding errors grow with the size of the scores.
     limit *= 1.0 + theirs.abs().max().item()
 
     def difference(layout: Layout, lean: bool) -> float:
         try:
             found = read_scores(model, batch, layout, lean)
-        except Exception:  # a third-party forward may raise anything
+        except Exception:
+            # A third-party forward may raise anything.
             if layout == "plain" and not lean:
                 raise
             return float("inf")
         largest = (found - theirs).abs().max().item()
+        # NaN compares as False with every limit, so it becomes infinity.
         return largest if largest == largest else float("inf")
 
     plain = difference("plain", lean=False)

@@ -120,8 +120,10 @@ def read_model(
                 ignore_mismatched_sizes=True,
                 **source.options(),
             )
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:
+        # A damaged file may raise anything in the library.
         raise _refusal(where, error) from error
+    # Transformers initializes missing weights randomly with only a warning; here they are an error.
     model, report = loaded
     for complaint, keys in (
         ("without", "missing_keys"),
@@ -166,7 +168,8 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise ModelError(message(where, "none", ", ".join(TOKENIZERS), remedy))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:
+        # A damaged file may raise anything in the library.
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
@@ -185,7 +188,8 @@ def saved_dtype(source: ModelSource) -> torch.dtype:
         return torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:
+        # A damaged file may raise anything in the library.
         raise _refusal(f"model.path {source.name}", error) from error
     dtype = config.get_text_config().dtype or config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -220,7 +224,7 @@ def _ask_hub(name: str, revision: str | None) -> bool:
     is_cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
     if constants.HF_HUB_OFFLINE:
         if not is_cached:
-            found = "no such folder, nor in the hub's local cache"
+            found = "neither a folder nor a model in the hub's local cache"
             raise ModelError(message(where, found, ACCEPTED, "or unset HF_HUB_OFFLINE"))
         return True
     try:
@@ -229,14 +233,14 @@ def _ask_hub(name: str, revision: str | None) -> bool:
         found = f"no revision {revision!r} on the hub"
         raise ModelError(message(where, found, "a branch, tag or commit")) from error
     except RepositoryNotFoundError as error:
-        found = "no such folder, nor such a public model on the hub"
+        found = "neither a folder nor a public model on the hub"
         remedy = "a private or gated one needs a login: hf auth login"
         raise ModelError(message(where, found, ACCEPTED, remedy)) from error
     except Exception as error:  # any network failure
         if not is_cached:
             endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
             found = (
-                f"no such folder, and the hub cannot be asked ({endpoint}: {_first_line(error)})"
+                f"no such folder, and the hub cannot be reached ({endpoint}: {_first_line(error)})"
             )
             raise ModelError(message(where, found, ACCEPTED)) from error
         return True

@@ -47,7 +47,9 @@ class Weights:
         own = model.state_dict()
         if odd := sorted(own.keys() ^ self.tensors.keys()):
             accepted = f"the tensors of this {type(model).__name__}"
-            raise ModelError(message("weights", f"{odd[0]} on one side only", accepted))
+            raise ModelError(
+                message("weights", f"{odd[0]} in only one of the two models", accepted)
+            )
         copied = False
         for name, tensor in self.tensors.items():
             mine = own[name]
@@ -59,7 +61,7 @@ class Weights:
                     mine.copy_(tensor)
                 copied = True
         if copied and self.fingerprint is not None and fingerprint(own) != self.fingerprint:
-            found = f"version {self.version} with another fingerprint than it was sent with"
+            found = f"version {self.version} whose fingerprint changed in transfer"
             raise ModelError(
                 message("weights", found, "the weights as they were sent", "send again")
             )
@@ -68,9 +70,9 @@ class Weights:
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of names, types, shapes and bits; it is the same on every machine.
 
-    It detects transfer errors, not forgery. sha256 over all bits would also detect forgery but
-    takes longer.
+    It detects transfer errors, not forgery.
     """
+    # sha256 over all bits would also detect forgery but takes longer.
     digest, seen = hashlib.sha256(), dict[Hashable, bytes]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
@@ -99,6 +101,7 @@ def _digest(data: np.ndarray) -> bytes:
     for first in range(0, len(words), BLOCK):
         block = words[first : first + BLOCK]
         part = mixed[: len(block)]
+        # Multiplication moves bits upwards only, so the upper half must also reach the lower half.
         np.right_shift(block, np.uint64(32), out=part)
         np.bitwise_xor(part, block, out=part)
         digest.update((part @ _FACTORS).tobytes())

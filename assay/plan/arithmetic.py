@@ -71,6 +71,7 @@ def units_from_rates(
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
         size += one.numel() * one.element_size()
+        # The input embedding is a lookup without a product; a tied embedding is also the head.
         if one.ndim > 1 and (one is head or one is not embedding):
             maps += one.numel()
     forward = 2.0 * maps

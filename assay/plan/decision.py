@@ -45,7 +45,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """A row of the table for one method. key, value: of a setting."""
+    """A rule of the table for one method. key, value: the setting, for rows of settings."""
 
     method: str
     when: str = ""
@@ -124,10 +124,11 @@ class Decision:
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the recommendation of the first rule that holds, and what speaks against the others.
+    """Return the recommendation of the first rule that holds, and the reasons against all other
+    methods.
 
-    Where something must come first, that is what speaks against a method that has no objection of
-    its own but its last.
+    If the recommendation is a prerequisite, it is also the reason against every method without a
+    specific objection.
     """
     known = known_of(facts)
     figures = figures_of(known)
@@ -139,6 +140,8 @@ def decide(facts: Facts) -> Decision:
             continue
         row = first_row(OBJECTIONS, known, name)
         because, source = fill(row.because, figures), row.source
+        # The method's only objection is its last, unconditional one: the prerequisite is the better
+        # reason.
         if KINDS[best.name] == "first" and not row.when:
             because, source = f"not before this: {best.title} ({best.because})", best.source
         rejected.append(Finding(name, because, source))
@@ -146,7 +149,7 @@ def decide(facts: Facts) -> Decision:
 
 
 def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[Setting, ...]:
-    """Return the table's settings for a method; those that have no value there get theirs here."""
+    """Return the table's settings for a method; values that depend on facts are computed here."""
     size, tokens = best_group_size(facts), facts.mean_tokens or facts.max_tokens
     most = min(KL_OF_A_TOKEN, KL_OF_A_COMPLETION / tokens)
     values = {
@@ -175,7 +178,7 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 def best_group_size(facts: Facts) -> int:
     """Return the smallest group size, from the present one on, whose groups are mixed often enough.
 
-    The present one where that is not known, or where more siblings would not help.
+    Return the present size if no pass rates are known, or if no larger size helps.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]
     enough = (size for size in sizes if (facts.mixed_share(size) or 0) >= LIMITS["FEW_MIXED"])

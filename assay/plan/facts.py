@@ -128,13 +128,13 @@ class Facts:
         p_i^G - (1 - p_i)^G; the share is the mean over problems. If c of n judged completions
         passed and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for
         pass@k (Chen et al. 2021, eq. 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1). If
-        only the mean pass rate is known, it replaces every p_i. The result is then an upper bound,
-        because the function is concave.
+        only the mean pass rate is known, it replaces every p_i.
         """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
+        # The result is then an upper bound, because the function is concave.
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
     @property

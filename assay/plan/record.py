@@ -133,6 +133,7 @@ def run_decision(
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
+    # An old page may describe another reward; its facts would then mislead.
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
         source, facts = "measured by `assay plan`", planned

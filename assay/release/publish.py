@@ -50,6 +50,7 @@ def publish(model: str, name: str, out: Path | None = None, *, public: bool = Fa
 def _ask(call: Callable[[], Result], name: str) -> Result:
     try:
         return call()
-    except Exception as error:  # of the hub's client, where each cause has its own type
+    except Exception as error:
+        # The hub's client raises a different type for each cause.
         advice = hub_advice(error) or "try again later"
         raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

@@ -145,8 +145,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
     """Yield the run directories below a folder, without descending into runs.
 
     seen: folders already visited; symbolic links may form cycles. is_linked: whether the folder was
-    reached through a link. Its subfolders are then skipped, because a link may lead to the whole
-    disk.
+    reached through a link.
     """
     seen = set() if seen is None else seen
     seen.add(os.path.realpath(top))
@@ -156,6 +155,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
         if os.path.isfile(os.path.join(path, "config.toml")):
             yield Path(path)
         elif os.path.realpath(path) not in seen and not is_linked:
+            # Its subfolders are then skipped, because a link may lead to the whole disk.
             with suppress(OSError):
                 yield from run_folders(Path(path), seen, os.path.islink(path))
 

@@ -95,7 +95,8 @@ class Table(Sequence[Mapping[str, Any]]):
         return "\n".join([*lines[not names :], f"({count} rows{listed})"])
 
     def _repr_html_(self) -> str:
-        """Render the first rows as HTML. Model text is untrusted and therefore escaped."""
+        """Render the first rows as HTML."""
+        # Model text is untrusted and therefore escaped.
         columns = self.columns
         head = "".join(f"<th>{_safe(name)}</th>" for name in columns)
         rows = [

@@ -39,12 +39,10 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row. Columns select parts of a vocabulary.
-
-    Other positions are not computed, because the logits of a vocabulary at every token need much
-    memory.
-    """
+    """Return the logits at some positions of each row. Columns select parts of a vocabulary."""
     parameters = inspect.signature(checkpoint.model.forward).parameters
+    # Other positions are not computed, because the logits of a vocabulary at every token need much
+    # memory.
     sliced = columns is not None and "logits_to_keep" in parameters
 
     def run(chosen: Sequence[int]) -> list[list[list[float]]]:

@@ -137,6 +137,8 @@ def checkpoint_hash(path: str) -> str:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 found, remedy = "a damaged header", "copy the checkpoint again"
                 raise VerifierError(message(str(file), found, "safetensors", remedy)) from error
+    # Pickled weights have no tensor table that can be read without unpickling, so whole files are
+    # hashed.
     if not any(folder.glob("*.safetensors")):
         for file in sorted(folder.glob("pytorch_model*.bin")):
             with file.open("rb") as stream:

@@ -71,7 +71,8 @@ class Checkpoints:
             self._discard(self.path(step))
             move(temporary, self.path(step))
             sync_file(self.folder)
-        except Exception as error:  # parts raise different exceptions for a full disk
+        except Exception as error:
+            # Parts raise different exceptions for a full disk.
             if is_disk_full(error) or not has_room(self.folder):
                 what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
                 raise DiskFull(self.full_words(what)) from error
@@ -120,15 +121,14 @@ class Checkpoints:
                 part.load_state(part_folder(folder, name))
             except (AssayError, OSError, MemoryError):
                 raise
-            except Exception as error:  # a part, or a library it uses, may fail on a damaged file
+            except Exception as error:
+                # A part, or a library it uses, may fail on a damaged file.
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename damaged checkpoints newer than a step; return the new names.
-
-        They are not removed, because some of their files may be undamaged.
-        """
+        """Rename damaged checkpoints newer than a step; return the new names."""
+        # They are not removed, because some of their files may be undamaged.
         names: list[str] = []
         for folder in (self.path(newer) for newer in self.steps() if newer > step):
             names.append(move_aside(folder, "damaged").name)
@@ -172,15 +172,14 @@ class Checkpoints:
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint, renaming it first so that a kill leaves no partial checkpoint.
-
-        A checkpoint with additional files is renamed only, because users may have put them there.
-        """
+        """Remove a checkpoint, renaming it first so that a kill leaves no partial checkpoint."""
         if not os.path.lexists(folder):
             return
+        # A checkpoint with additional files is renamed only, because users may have put them there.
         if folder.is_symlink() or not _is_as_listed(folder):
             move_aside(folder, "kept")
             return
+        # Renaming is atomic: a killed process leaves no half-removed checkpoint under its name.
         out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
         remove_temporary(out_of_sight)
         move(folder, out_of_sight)

@@ -270,7 +270,8 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        self.begin_step()  # an evaluation is no part of a step
+        # The time of an evaluation does not count as time of a step.
+        self.begin_step()
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
         """Return all evaluations, or those of one step."""
@@ -291,7 +292,8 @@ class Run:
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
-        with suppress(DiskFull):  # which the run itself meets, and says
+        # The run reports a full disk itself at its next write.
+        with suppress(DiskFull):
             self.event("listener_failed", listener=name, error=why)
         self.note(f"warning: {name} hears no more of {self.folder}: {why}")
 
@@ -354,8 +356,7 @@ class Run:
     def stop_reason(self) -> str | None:
         """Why no further step should begin; None if one should.
 
-        One of ``interrupted``, ``finished early``, ``max_minutes``, and the reason of a pause. The
-        time limit allows one step per start, so that a repeatedly restarted run makes progress.
+        One of ``interrupted``, ``finished early``, ``max_minutes``, and the reason of a pause.
         """
         if self._stop.requested:
             return "interrupted"
@@ -363,6 +364,8 @@ class Run:
             return self._paused
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
+        # The time limit allows one step per start, so that a repeatedly restarted run makes
+        # progress.
         limit, learned = self._max_minutes, self.step > self.first_step
         if limit is not None and learned and self.clock.seconds > 60 * limit:
             return "max_minutes"
@@ -442,7 +445,8 @@ class Run:
         check_has_use(self.folder, self.step, self.num_steps, harmful, early)
         now = surroundings.collect_environment(self.config)
         environment = surroundings.read_environment(self.folder)
-        if environment is None:  # killed while the run was being created
+        # The run was killed while its directory was being created.
+        if environment is None:
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}

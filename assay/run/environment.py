@@ -138,9 +138,10 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
 def find_missing_settings(path: Path, config: TrainConfig) -> list[str]:
     """Return the keys of a configuration that its file lacks.
 
-    Assay writes every key. A file cut off at the end of a line is valid TOML, and each lost key
-    would take its default unnoticed.
+    Assay writes every key.
     """
+    # A file cut off at the end of a line is valid TOML, and each lost key would take its default
+    # unnoticed.
     written = dict(flat(read_toml(path)[0]))
     return [key for key in settings_of(config) if key not in written]
 

@@ -110,8 +110,7 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
 
     The first evaluation is an improvement. A later one is an improvement if its accuracy exceeds
     that of the last improvement by more than the last improvement's standard error. Only
-    evaluations scheduled by ``evaluation.every`` count. A time limit adds an unscheduled one, and
-    counting it would make a resumed run end elsewhere than an uninterrupted one.
+    evaluations scheduled by ``evaluation.every`` count.
     """
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
@@ -119,6 +118,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     best, at, bar, since = -math.inf, 0, -math.inf, 0
     rows = of_deciding_kind(evaluations)
     for row in rows:
+        # A time limit adds an unscheduled one, and counting it would make a resumed run end
+        # elsewhere than an uninterrupted one.
         if row["step"] % every:
             continue
         merit, since = merit_of(row) or 0.0, since + 1

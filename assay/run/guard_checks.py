@@ -102,14 +102,13 @@ def below(rule: Rule, seen: Seen) -> CheckFound | None:
 def jump(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the newest value is above the floor and above limit times the previous window's
     median.
-
-    The median is used because a single earlier outlier must not hide the next one.
     """
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
             part = seen.history.newest(name, rule.window + 1, seen.after)
             if part is None:
                 continue
+            # The median is used because a single earlier outlier must not hide the next one.
             before, value = float(np.median(part.values[:-1])), float(part.values[-1])
             if value > max(rule.floor, rule.bound * before):
                 return CheckFound(part.steps[-1], [name], {"value": value, "before": before})
@@ -149,12 +148,10 @@ def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the mean fell below limit times the first window's and the pass rate is below floor.
-
-    The pass rate is averaged over up to four windows, because it is noisier than entropy.
-    """
+    """Fire if the mean falls below limit times the first window's, with a pass rate below floor."""
     for name, part in seen.windows(rule) if PASSED in seen.history else ():
         first = seen.history.part(name, 0, rule.window)
+        # The pass rate is averaged over up to four windows, because it is noisier than entropy.
         passed = seen.history.part(PASSED, -4 * rule.window)
         if part.steps[0] <= first.steps[-1] or passed.mean >= rule.floor:
             continue

@@ -161,10 +161,8 @@ def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
-    """Return the share of n-grams that occurred earlier in a completion.
-
-    Only the last ``most`` tokens count, because loops occur at the end.
-    """
+    """Return the share of n-grams that occurred earlier in a completion."""
+    # Only the last ``most`` tokens count, because loops occur at the end.
     tokens = tokens[-most:].astype(np.int64)
     num_runs = len(tokens) - n + 1
     if num_runs < 2:
@@ -210,10 +208,8 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _num_unread_calls(completion: Completion) -> int:
-    """Return how many of the injected results say that no parser read the call.
-
-    The completions are read, not the tools, so that a resumed run counts the same.
-    """
+    """Return how many of the injected results say that no parser read the call."""
+    # The completions are read, not the tools, so that a resumed run counts the same.
     ends = [end for _, end in completion.said]
     starts = [*(start for start, _ in completion.said[1:]), len(completion.text)]
     injected = zip(ends, starts, strict=True) if ends else ()

@@ -26,15 +26,15 @@ def check_beginning(
 ) -> None:
     """Raise RunError if a run without a valid checkpoint should have one.
 
-    A run killed before its first checkpoint starts over without loss. Otherwise its steps would be
-    trained a second time, over weights that may still exist. rows, events: the run's metrics and
-    events. every: steps between checkpoints. damaged: faults of existing checkpoints.
+    A run killed before its first checkpoint starts over without loss. rows, events: the run's
+    metrics and events. every: steps between checkpoints. damaged: faults of existing checkpoints.
     """
     done = max((int(row.get("step") or 0) for row in rows), default=0)
     had_one = done > every or any(event.get("checkpoint") for event in events)
     if not damaged and not had_one:
         return
     found = "; ".join(damaged) or "its checkpoints are gone"
+    # Otherwise its steps would be trained a second time, over weights that may still exist.
     raise RunError(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
         f"changed; bring the files back from a copy, or start a new run: "
@@ -47,12 +47,12 @@ def check_has_use(
 ) -> None:
     """Raise RunError if a finished run is resumed with settings that no step would use.
 
-    Its configuration would then describe steps that never ran. changes: settings that affect a
-    step. early: the run ended by ``evaluation.patience``.
+    changes: settings that affect a step. early: the run ended by ``evaluation.patience``.
     """
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
         return
+    # Its configuration would then describe steps that never ran.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
     found = f"{how}, so that nothing would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"

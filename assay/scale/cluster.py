@@ -80,7 +80,8 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _signals_kept(), environment(marks):
         try:
             ray.init(**options)
-        except Exception as error:  # Ray raises a plain Exception for a node that starts too late
+        except Exception as error:
+            # Ray raises a plain Exception for a node that starts too late.
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
@@ -198,13 +199,14 @@ def _why(error: BaseException) -> str:
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
     """Prepare a local cluster. Returns the options of ``ray.init`` and the processes' environment.
 
-    The environment marks the cluster's processes. Marked processes are stopped with ``stack``, or
-    when this process is killed, because Ray leaves some of its processes running.
+    The environment marks the cluster's processes.
     """
     _clear_of_dead()
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
+    # Marked processes are stopped with ``stack``, or when this process is killed, because Ray
+    # leaves some of its processes running.
     remains = Remains(new_family(), "cluster", str(folder))
     stack.enter_context(watched(remains))
     cores = os.cpu_count() or 1

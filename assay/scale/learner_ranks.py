@@ -46,10 +46,8 @@ class Meeting:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the ranks while they join.
-
-        On one machine gloo would listen on the address that belongs to the machine's name.
-        """
+        """Environment variables of the ranks while they join."""
+        # On one machine gloo would listen on the address that belongs to the machine's name.
         is_here = self.file is not None and sys.platform == "linux"
         return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
 
@@ -137,10 +135,7 @@ def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
 
 
 def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -> str:
-    """Return the error of a rank that ended, or "" if none has reported one.
-
-    A rank that ended because another one was lost does not count if that one has reported.
-    """
+    """Return the error of a rank that ended, or "" if none has reported one."""
     ended, _ = ray.wait([*running], num_returns=len(running), timeout=seconds)
     reasons: list[tuple[bool, str]] = []
     for ref in ended:
@@ -150,6 +145,8 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
-        except Exception as error:  # Ray has many for an actor that died
+        except Exception as error:
+            # Ray raises several types for an actor that died.
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
+    # A rank that ended because another one was lost does not count if that one has reported.
     return min(reasons)[1] if reasons else ""

@@ -54,9 +54,10 @@ class Opening:
     def sent(self, problem: Problem) -> Problem:
         """Copy a problem without its spec, so that answers and tests stay out of the actor.
 
-        With an environment, the spec is sent, because the environment runs in the actor and needs
-        the answer. The policy sees only the prompt.
+        The policy sees only the prompt.
         """
+        # With an environment, the spec is sent, because the environment runs in the actor and needs
+        # the answer.
         return problem if self.tools.environment is not None else replace(problem, spec={})
 
 
@@ -243,5 +244,6 @@ class _Share:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, cutoff=self.cutoff)
             self._ended.put(None)
-        except BaseException as error:  # `take` raises it in the actor's main thread
+        except BaseException as error:
+            # `take` raises it in the actor's main thread.
             self._ended.put(error)

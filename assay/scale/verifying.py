@@ -227,13 +227,11 @@ class VerifierActors:
 
 
 def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """Open the cluster of a run with actors. Returns arguments for its verifier service.
-
-    A run opens the cluster first, so that its errors are reported at once.
-    """
+    """Open the cluster of a run with actors. Returns arguments for its verifier service."""
     settings = config.scale
     if settings.generator == "vllm":
         check_vllm(config.model)
+    # A run opens the cluster first, so that its errors are reported at once.
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:

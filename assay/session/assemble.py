@@ -66,15 +66,15 @@ def open_verifiers(
 ) -> VerifierService:
     """Start the verifiers, which check every row before a model is loaded; ``stack`` closes them.
 
-    Workers and the actor cluster start first, so that they load while the model loads. actors: use
-    the configured actors. Commands that only sample leave them out; commands that open the teacher
-    need them (`ScaleConfig.teacher_actors`).
+    actors: use the configured actors. Commands that only sample do not use them; commands that open
+    the teacher need them (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
     for tag, expression in config.data.verifier_by_tag.items():
         parse_expression(expression, f"data.verifier_by_tag.{tag}")
     options = verifier_options(config)
+    # Workers and the actor cluster start first, so that they load while the model loads.
     service = open_service(
         config.verification,
         config.data.verifier,
@@ -396,14 +396,14 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
 def _check_sampling(sampling: SamplingConfig) -> None:
     """Reject truncated sampling (top-k, top-p, min-p): the learner uses the full distribution.
 
-    Ratios, KL and importance weights would compare two different distributions. Truncated tokens
-    could never lose probability; the remaining tokens could only gain it.
+    Truncated tokens could never lose probability; the remaining tokens could only gain it.
     """
+    # Ratios, KL and importance weights would compare two different distributions.
     for key in ("top_k", "top_p", "min_p"):
         found, default = getattr(sampling, key), SamplingConfig.model_fields[key].default
         if found != default:
-            accepted = f"{default} in a run of [rl], which learns over all tokens"
-            remedy = "leave it out, and set it for assay eval and sample"
+            accepted = f"{default} in a run of [rl], whose loss covers the whole distribution"
+            remedy = "remove it; assay eval and assay sample accept it"
             raise ConfigError(message(f"sampling.{key}", found, accepted, remedy))
 
 

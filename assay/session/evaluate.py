@@ -185,11 +185,11 @@ def evaluate(
     """Sample ``num_samples`` completions of every problem and judge them.
 
     sink: called with each group and its verdicts. sampling_of: settings of a problem, as in a
-    mixture, at the temperature of ``sampling``; None: ``sampling`` for all. Problems are processed
-    in parts, so that memory stays bounded for any number of problems.
+    mixture, at the temperature of ``sampling``; None: ``sampling`` for all.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
+    # Problems are processed in parts, so that memory stays bounded for any number of problems.
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]

@@ -19,9 +19,9 @@ def recorded_groups(
 ) -> Iterator[tuple[int, list[Judged] | None]]:
     """Yield each step with its groups and verdicts; None if the shard cannot be read.
 
-    steps: None: all. The log holds no answers, so problems come from the run's sources. A problem
-    that is missing there has an empty id.
+    steps: None: all. A problem that is missing there has an empty id.
     """
+    # The log holds no answers, so problems come from the run's sources.
     wanted: set[str] = set()
     steps = log.steps() if steps is None else steps
     for step in steps:

@@ -252,13 +252,14 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
     """Yield the number of each step until the run ends or must stop.
 
     Held-out problems are evaluated before the first step, when due, and after the last step. The
-    guard is checked after each evaluation and each step. On resume the guard is checked first,
-    because a run may have been killed between a step and its check.
+    guard is checked after each evaluation and each step.
     """
     assert run.num_steps is not None
 
     def evaluate_and_ask() -> None:
         evaluate_now()
+        # On resume the guard is checked first, because a run may have been killed between a step
+        # and its check.
         if run.step:
             guard.check(run)
 
@@ -334,9 +335,8 @@ def _evaluate_at(
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
     """Test the built-in verifiers in use on a sample of their labelled rows.
 
-    Raises VerifierError for a wrong verdict: a run must not learn from it. The labels assume
-    default options, so only options that a row cannot set are taken from the configuration. Results
-    are cached for later stages of this process.
+    Raises VerifierError for a wrong verdict: a run must not learn from it. Results are cached for
+    later stages of this process.
     """
     described = service.describe()
     asked = [
@@ -346,6 +346,8 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     ]
     if not asked:
         return []
+    # The labels assume default options, so only options that a row cannot set are taken from the
+    # configuration.
     options = {
         name: {
             field.name: config.verification.options[name][field.name]
@@ -364,7 +366,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     for result in found:
         if result.false_accepts or result.false_rejects:
             raise VerifierError(
-                f"{result}; the verifier does not do here what it did where it was made; "
+                f"{result}; the verifier's self-test failed on this machine; "
                 f"see: assay verifier self-test --verifier {result.verifier.partition('@')[0]}"
             )
     _TESTED[key] = found
@@ -389,11 +391,9 @@ def verifiers_of(run: Path) -> list[str]:
 
 
 def warn_of_cold_start(run: Run) -> None:
-    """Warn if the first step has too few correct completions to reinforce.
-
-    Pairwise verdicts are exempt: they rank siblings, so they are no pass rate.
-    """
+    """Warn if the first step has too few correct completions to reinforce."""
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
+    # Pairwise verdicts are exempt: they rank siblings, so they are no pass rate.
     if passed is None or (settings is not None and settings.judge == "pairwise"):
         return
     # A teacher also gives a signal on wrong completions.

@@ -137,6 +137,7 @@ class RunGenerator:
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled
         log.turn_to(self._run.step + 1, self.policy_version)
+        # A resumed step reuses whole groups only if completions do not depend on their neighbors.
         siblings = range(first_sibling, first_sibling + group_size)
         found = {one.group_id: log.whole(one, siblings) for one in problems}
         missing = [one for one in problems if found[one.group_id] is None]

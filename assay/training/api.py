@@ -262,10 +262,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
 
 
 def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
-    """Return the estimated hours of a run from this machine's rates, without timing.
-
-    None if a teacher scores completions, because the estimate does not cover its time.
-    """
+    """Return the estimated hours of a run from this machine's rates, without timing."""
+    # None if a teacher scores completions, because the estimate does not cover its time.
     if look.teacher is not None:
         return None
     config, loaded = session.config, session.loaded
@@ -290,6 +288,7 @@ def settled(config: TrainConfig) -> TrainConfig:
     resume refer to its files.
     """
     if (adapter := config.model.adapter) is not None:
+        # Lineage, gate and resume refer to the files of a single model.
         accepted = "one model to train"
         remedy = (
             f"assay model export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"

@@ -55,6 +55,7 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
     """
     width_bins = np.minimum((predicted * num_bins).astype(np.int64), num_bins - 1)
     equal_width = bins_of(predicted, observed, width_bins)
+    # Bins of equal count: sparse bins cannot dominate the error.
     ranks = np.empty(len(predicted), np.int64)
     ranks[np.argsort(predicted, kind="stable")] = np.arange(len(predicted))
     equal_count = bins_of(predicted, observed, ranks * num_bins // len(predicted))

@@ -179,11 +179,7 @@ class _Opening:
     run: Run | None = None
 
     def given(self) -> PreferenceLoop:
-        """Open offline pairs and score them once with the initial policy.
-
-        On resume the learner holds the initial weights until the run is attached, so missing scores
-        are computed from the same policy as in the original run.
-        """
+        """Open offline pairs and score them once with the initial policy."""
         settings, row, session = self.settings, self.row, self.session
         examples, notes = open_examples(session, settings.pairs, settings, row)
         heldout = self._heldout_pairs()
@@ -196,6 +192,8 @@ class _Opening:
         table = ReferenceTable(run.folder)
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
+        # On resume the learner holds the initial weights until the run is attached, so missing
+        # scores are computed from the same policy as in the original run.
         if watched:
             steps = [drawn(step) for step in range(schedule.num_steps)]
             used = {id(one): one for step in steps for one in step}

@@ -101,8 +101,7 @@ def chosen_pairs(
 def mismatched(examples: Sequence[Example]) -> list[Group]:
     """Return each prompt with the completion of another example; [] for fewer than two examples.
 
-    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as in KTO. Examples with the same prompt are skipped if
-    others exist, because their completions do match the prompt.
+    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as in KTO.
     """
     count = len(examples)
     groups: list[Group] = []
@@ -110,6 +109,8 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
         group = example.group
         others = [examples[(index + shift) % count].group for shift in range(1, count)]
         prompt = group.prompt.tokens
+        # Examples with the same prompt are skipped if others exist, because their completions do
+        # match the prompt.
         differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
         other = next(differ, others[0])
         groups.append(Group(group.problem, group.prompt, other.completions))

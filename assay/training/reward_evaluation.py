@@ -56,7 +56,7 @@ def evaluate_reward_model(
     """Score held-out rows and compare the scores with the labels.
 
     For pairs the prediction is sigmoid(r_1 - r_2), the probability that the first completion is
-    better. Each pair is used in both orders, so that calibration does not depend on the order.
+    better.
     """
     started = time.perf_counter()
     scores = learner.scores(groups)
@@ -68,6 +68,7 @@ def evaluate_reward_model(
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
         difference = chosen - rejected
+        # Each pair is used in both orders, so that calibration does not depend on the order.
         predicted = _sigmoid(np.concatenate([difference, -difference]))
         observed = np.repeat([1.0, 0.0], len(difference))
         both = np.concatenate([chosen, rejected])

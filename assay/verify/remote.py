@@ -58,7 +58,8 @@ def remote(place: str, pinned: str = "") -> Verifier:
         name=place,
         version=int(pinned or 1),
         judge=judge,
-        takes="batch",  # those of one group travel together
+        # Those of one group travel together.
+        takes="batch",
         executor="thread",
         domain="what a verifier of another process, machine or language judges",
         fields=FIELDS,

@@ -104,5 +104,5 @@ def test_memory_is_kept_between_calls_and_grows_only_when_needed() -> None:
 def test_a_model_without_keys_and_values_is_refused() -> None:
     cache = SlotCache()
     cache.begin_prompt()
-    with pytest.raises(NotImplementedError, match="no keys and values"):
+    with pytest.raises(NotImplementedError, match="stores no keys and values"):
         cache.allocate(8, 64)

@@ -63,7 +63,7 @@ def test_whatever_a_module_does_is_one_line(modules: None, module: str, where: s
     with pytest.raises(AssayError) as caught:
         use(f"{module}:f")
     assert caught.value.exit_code == 2
-    assert f"{module}:f: found what cannot be imported (" in str(caught.value)
+    assert f"{module}:f: found an import that fails (" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -78,7 +78,7 @@ def test_a_complaint_of_an_import_names_the_line_and_what_to_do(
     said = {
         "lacks_one:f": "ModuleNotFoundError: No module named 'nothing_of_this_name' in"
         " lacks_one.py:2); accepted: a module that can be imported; install nothing_of_this_name,",
-        "fails_inside:f": "found what cannot be imported (ZeroDivisionError: division by zero in"
+        "fails_inside:f": "found an import that fails (ZeroDivisionError: division by zero in"
         " fails_inside.py:2); accepted: a module that can be imported; mend it",
         "good_reward:f": "found no module 'good_reward'; accepted: package.module:object; did you"
         " mean good_rewards?",

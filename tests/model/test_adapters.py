@@ -57,7 +57,7 @@ def test_adapters_that_are_there_are_those_that_are_asked_for(
         load(tmp_path / "adapter", lora=asked)
     said = str(caught.value)
     assert said.startswith(f"model.lora.{complaint}") and str(tmp_path / "adapter") in said
-    assert "\n" not in said and "leave [model.lora] out" in said
+    assert "\n" not in said and "remove [model.lora]" in said
 
 
 def test_all_linear_layers_are_all_linear_layers(folder: Path, tmp_path: Path) -> None:

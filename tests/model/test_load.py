@@ -181,15 +181,17 @@ def test_the_tokenizer_of_another_folder(folder: Path, tmp_path: Path) -> None:
 
 def test_a_hub_name_that_is_not_cached_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"nor in the hub's local cache.* or unset HF_HUB_OFFLINE"):
+    with pytest.raises(
+        ModelError, match=r"nor a model in the hub's local cache.* or unset HF_HUB_OFFLINE"
+    ):
         load("someone/nothing")
 
 
 @pytest.mark.parametrize(
     ("error", "complaint"),
     [
-        (OSError("no route"), "the hub cannot be asked .*no route"),
-        (RepositoryNotFoundError, "nor such a public model on the hub.* hf auth login"),
+        (OSError("no route"), "the hub cannot be reached .*no route"),
+        (RepositoryNotFoundError, "nor a public model on the hub.* hf auth login"),
     ],
 )
 def test_a_hub_that_has_it_not(monkeypatch: pytest.MonkeyPatch, error: Any, complaint: str) -> None:

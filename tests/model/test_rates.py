@@ -58,7 +58,7 @@ def test_a_busy_machine_is_not_advised_by(monkeypatch: pytest.MonkeyPatch) -> No
     fake_rates(monkeypatch, 18.8e9)
     monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
     line = slow_type(torch.bfloat16, CPU) or ""
-    assert "busy, so this is not sure" in line and "set model.dtype" not in line
+    assert "busy, so the rates are uncertain" in line and "set model.dtype" not in line
 
 
 def test_the_first_measurement_of_an_idle_machine_is_kept(
@@ -71,7 +71,7 @@ def test_the_first_measurement_of_an_idle_machine_is_kept(
     assert slow_type(torch.bfloat16, CPU) is None
     (kept,) = own_state.rglob("product-rates.json")
     kept.write_text('{"a": 1}')
-    assert "not sure" in (slow_type(torch.bfloat16, CPU) or "")
+    assert "uncertain" in (slow_type(torch.bfloat16, CPU) or "")
 
 
 def test_cached_rates_of_a_busy_machine_are_measured_again_before_a_warning(

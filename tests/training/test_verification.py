@@ -137,7 +137,7 @@ def test_a_reward_that_cannot_be_imported_is_told_at_its_key(
 ) -> None:
     monkeypatch.chdir(world.folder)
     Path("needs.py").write_text("import nothing_of_this_name\n")
-    why = re.escape("needs:f: found what cannot be imported (ModuleNotFoundError")
+    why = re.escape("needs:f: found an import that fails (ModuleNotFoundError")
     there = world.config_file(world.tree())
     with pytest.raises(VerifierError, match=f"^--set data.verifier {why}.* in needs.py:1\\)"):
         dry_run(there, overrides=["data.verifier=needs:f"], quiet=True)

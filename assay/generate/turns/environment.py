@@ -48,7 +48,7 @@ class Play(Protocol):
 
 
 class Environment:
-    """An environment class, as ``tools.environment`` names it. Calling it as a verifier judges."""
+    """Wrapper of an environment class, for ``tools.environment``. Callable as a verifier."""
 
     def __init__(self, play: Callable[[], Play]) -> None:
         self.play = play
@@ -79,9 +79,13 @@ class Environment:
             return conversation.total(completion.turn_ends)
         if not completion.said and not len(
             completion.tokens
-        ):  # as a row's answer, tried before a run
-            return Part.not_judged("unavailable", "the environment goes on behind this one text")
-        raise VerifierError("the environment ends elsewhere than it did: it is not deterministic")
+        ):  # The reference answer of a row, judged before the run.
+            return Part.not_judged(
+                "unavailable", "the environment continues after this single text"
+            )
+        raise VerifierError(
+            "the environment ended at another turn than before: it is not deterministic"
+        )
 
 
 class Conversation:
@@ -112,7 +116,7 @@ class Conversation:
     def hear(self, said: str) -> Sequence[Message] | None:
         """Return the next messages, and record the reward at the end."""
         if self.is_over:
-            raise VerifierError("the policy went on behind the end of the environment")
+            raise VerifierError("the policy continued after the environment ended")
         content = self.think.split(said)[1]
         # Only the first turn starts in a block that the prompt opened.
         self.think = replace(self.think, mode="free")
@@ -155,7 +159,7 @@ def _started(play: Play, problem: Problem) -> list[Message]:
         raise
     except FAILURES as error:
         found = f"a row with which it cannot start ({cause(error)})"
-        remedy = "mend the row or its start"
+        remedy = "fix the row or the environment's start"
         raise DataError(message(f"{problem.place} environment", found, MESSAGES, remedy)) from error
 
 

@@ -58,7 +58,8 @@ class AnswerThread:
             promise, asked = self._asked.get()
             try:
                 promise.set_result(asked())
-            except BaseException as error:  # raised again by future.result()
+            except BaseException as error:
+                # Raised again by future.result().
                 promise.set_exception(error)
             # Drop the references, so that finalizers of a finished completion can run.
             del promise, asked
@@ -142,7 +143,9 @@ class ChatFormatter:
             number, name, in_json = piece
             text = messages[number].get(name, "")
             text = json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text
+            # Tokenizers reject unpaired surrogates, which a tool's output may contain.
             text = text.encode("utf-8", "replace").decode()
+            # Names of special tokens in a message must stay text, or a tool could end the turn.
             tokens += _encode(self._plain, text, split_special_tokens=True)
         return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
 

@@ -13,7 +13,7 @@ RunCall: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
 FREE = ThinkFormat()
-"""Think format of a turn without requirements on thinking."""
+"""Think format of a turn in which the model may think or not."""
 
 
 class ToolError(Exception):
@@ -28,8 +28,7 @@ class Tool:
     that uses the tool; returns the function that runs its calls and may keep state for the
     completion. Calls of one completion run in order, in one thread. stateless: the calls of one
     turn run concurrently, each in any thread. A tool must limit its own run time. Its exceptions
-    are shown to the policy: the message of a `ToolError`, or the type and message of any other
-    exception.
+    are shown to the policy: the message of a `ToolError`, the type and message of any other.
     """
 
     name: str

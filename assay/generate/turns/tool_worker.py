@@ -39,7 +39,7 @@ def result_of(
     name: str,
     arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Call a function, or import it where there are no arguments; errors are returned as text."""
+    """Call a function, or import it if ``arguments`` is None; errors are returned as text."""
     try:
         if arguments is None:
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
@@ -52,7 +52,8 @@ def result_of(
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:
         return {"error": "; ".join(map(_fault, error.errors()))}
-    except Exception as error:  # a user's function may raise anything
+    except Exception as error:
+        # A user's function may raise anything.
         return {"error": cause(error)}
 
 

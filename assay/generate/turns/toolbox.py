@@ -107,7 +107,8 @@ class ToolAnswers:
             text = f"error: {error}"
         except UnreadCall as error:
             text = f"{UNREAD_CALL}{error}"
-        except FAILURES as error:  # a tool of a user may raise anything
+        except FAILURES as error:
+            # A tool of a user may raise anything.
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 
@@ -173,8 +174,8 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
     for name in settings.names:
         tool = _open(name, settings)
         if tool.name in tools:
-            found = f"two tools of the name {tool.name}"
-            raise ConfigError(message("tools.names", found, "a name for each"))
+            found = f"two tools with the name {tool.name}"
+            raise ConfigError(message("tools.names", found, "a different name for each"))
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
@@ -225,7 +226,7 @@ def _open(name: str, settings: ToolsConfig) -> Tool:
         return search_tool(settings.corpus, settings.num_passages)
     if ":" not in name:
         known = ("python", "calculator", "search")
-        accepted = f"{', '.join(known)}, or a function of yours as package.module:function"
+        accepted = f"{', '.join(known)}, or your own function as package.module:function"
         raise ConfigError(message("tools.names", repr(name), accepted, did_you_mean(name, known)))
     return tool_named(name, "tools.names", settings.seconds)
 

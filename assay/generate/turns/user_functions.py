@@ -62,7 +62,7 @@ def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
     try:
         schema = TypeAdapter[Any](function).json_schema()  # pyright: ignore[reportArgumentType]
     except (PydanticUserError, NameError, TypeError) as error:
-        found = f"types that no JSON has ({cause(error)})"
+        found = f"types that JSON does not support ({cause(error)})"
         raise ConfigError(
             message(where, found, ACCEPTED, "use str, int, float, bool, list, dict")
         ) from error

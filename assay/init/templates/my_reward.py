@@ -2,8 +2,11 @@
 
 
 def reward(problem, completion):
-    answer = str(problem.spec["answer"])  # a key of the row; the model never sees it
-    said = completion.answer_text.strip()  # what the model wrote, without its reasoning
+    # A key of the row; the model never sees it.
+    answer = str(problem.spec["answer"])
+    # What the model wrote, without its reasoning.
+    said = completion.answer_text.strip()
     if said == answer:
         return 1.0
-    return 0.2 if answer in said else 0.0  # a number from 0 to 1, or None: not judged
+    # A number from 0 to 1, or None: not judged.
+    return 0.2 if answer in said else 0.0

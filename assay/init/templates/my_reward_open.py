@@ -2,7 +2,8 @@
 
 
 def reward(problem, completion):
-    words = completion.answer_text.split()  # what the model wrote, without its reasoning
+    # What the model wrote, without its reasoning.
+    words = completion.answer_text.split()
     # An example, since the rows have no answer to compare with: it pays for five words. Their keys
     # are in problem.spec, as problem.spec["topic"].
     return max(0.0, 1.0 - abs(len(words) - 5) / 5)  # a number from 0 to 1, or None: not judged

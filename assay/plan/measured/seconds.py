@@ -283,13 +283,15 @@ def _time_update(
 ) -> tuple[float, float]:
     """Return an update's constant seconds and its seconds per token, from two small updates.
 
-    A prompt counts once per group, so the groups have the size of the training groups, reduced to
-    about `MOST_TOKENS` tokens if that is larger. The smaller update has shorter rows.
+    The smaller update has shorter rows.
     """
+    # A prompt counts once per group, so the groups have the size of the training groups, reduced to
+    # about `MOST_TOKENS` tokens if that is larger.
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
     count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
     long = _groups(count, prompt_tokens, completion_tokens, siblings)
+    # The first update compiles kernels and allocates optimizer state, so it is not timed.
     learn(short)
     seconds: list[float] = []
     for groups in (short, long):
@@ -298,7 +300,7 @@ def _time_update(
         seconds.append(time.perf_counter() - started)
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
-    # The slope is implausible: other load disturbed the clock.
+    # An implausible slope means that other load disturbed the measurement.
     if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope

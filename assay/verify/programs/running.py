@@ -40,21 +40,33 @@ from assay.verify.sandbox import (
 )
 from assay.verify.sandbox.values import Unsupported
 
-MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
-MAX_TIMEOUTS = 2  # tests that time out before the remaining tests are skipped
-MAX_DECODED = 400_000  # values received from a process before it is replaced
-MAX_CALLS = 40_000  # calls of the submission in one test
-MAX_PRINTED = 100_000  # characters of the submission's output that tests can read
-TEST_CPU = 10.0  # additional seconds for a test's own code
-TEST_IDLE = 15.0  # seconds that a test's code may idle
+# Fresh processes for the tests after one that ended its process.
+MAX_RELOADS = 3
+# Tests that time out before the remaining tests are skipped.
+MAX_TIMEOUTS = 2
+# Values received from a process before it is replaced.
+MAX_DECODED = 400_000
+# Calls of the submission in one test.
+MAX_CALLS = 40_000
+# Characters of the submission's output that tests can read.
+MAX_PRINTED = 100_000
+# Additional seconds for a test's own code.
+TEST_CPU = 10.0
+# Seconds that a test's code may idle.
+TEST_IDLE = 15.0
 OUTPUT_KIB = 4096
-MAX_IDLE = 10.0  # seconds that a completion may sleep in all its tests
-MAX_WALL = 30.0  # seconds in addition to three times the CPU time of all tests
-IDLE_SHARE = 0.1  # a call with a lower share of CPU time slept, even on a busy machine
-MIN_COUNTED = 0.5  # seconds; shorter waits can be scheduling delays
+# Seconds that a completion may sleep in all its tests.
+MAX_IDLE = 10.0
+# Seconds in addition to three times the CPU time of all tests.
+MAX_WALL = 30.0
+# A call with a lower share of CPU time slept, even on a busy machine.
+IDLE_SHARE = 0.1
+# Seconds; shorter waits can be scheduling delays.
+MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"
-MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
+# Seconds that a test may sleep, whatever its limit.
+MIN_IDLE = 2.0
 SHOWN = 200
 FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
 START = """
@@ -118,8 +130,10 @@ class ProgramRun:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
-    calling: bool = False  # whether the submission is executing a request of a test
-    asked: bool = False  # whether the submission is using a function of the test
+    # Whether the submission is executing a request of a test.
+    calling: bool = False
+    # Whether the submission is using a function of the test.
+    asked: bool = False
     load_fault: Fault | None = None
     own: TestCode = field(init=False)
 
@@ -442,7 +456,8 @@ def words(outcome: Outcome) -> str:
 def shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # the integer has too many digits
+    except ValueError:
+        # The integer has too many digits.
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 

@@ -37,7 +37,8 @@ from typing import Any
 from . import values
 from .codec import MRO, U32, Decoder, encode
 
-CHANNEL = 3  # descriptor of the socket to the parent
+# Descriptor of the socket to the parent.
+CHANNEL = 3
 NO_MEMORY = 12  # errno ENOMEM
 MAX_HANDLES = 100_000
 MAX_WORDS = 1000  # characters of an error message
@@ -83,14 +84,17 @@ class Agent:
         self.objects: dict[
             tuple[int, int], Any
         ] = {}  # objects and stand-ins by (origin, id) of their handles
-        self.handles: dict[int, values.Handle] = {}  # handles of `objects` by address
+        # Handles of `objects` by address.
+        self.handles: dict[int, values.Handle] = {}
         self.num_own = 0
         self.namespace: dict[str, Any] = {}
-        self.classes: dict[str, Any] = {}  # namespace of the classes that both sides have
+        # Namespace of the classes that both sides have.
+        self.classes: dict[str, Any] = {}
         self.shared: frozenset[str] = frozenset()  # names of these classes
         self.origin = 0
         self.asks = self.reading = False
-        self.refused = ""  # why a request could not be sent
+        # Why a request could not be sent.
+        self.refused = ""
         self.nonce = b""
         self.asking = threading.RLock()
 
@@ -144,13 +148,15 @@ class Agent:
         return handle
 
     def keep(self, handle: values.Handle, value: Any) -> Any:
-        self.objects[handle.key] = value  # kept alive, so that its address is not reused
+        # Kept alive, so that its address is not reused.
+        self.objects[handle.key] = value
         self.handles[id(value)] = handle
         return value
 
     def kind_of(self, value: Any) -> str:
         lineage = MRO(type(value))
-        if any(each is type for each in lineage):  # not isinstance, because __class__ can lie
+        # Not isinstance, because __class__ can lie.
+        if any(each is type for each in lineage):
             return "exception" if any(each is BaseException for each in MRO(value)) else "class"
         if any(type(value) is each for each in FUNCTIONS):
             return "function"
@@ -188,7 +194,8 @@ class Agent:
         name = handle.names[0]
         try:
             return object.__new__(self.classes[name])
-        except (KeyError, TypeError):  # no class of that name, or its constructor needs arguments
+        except (KeyError, TypeError):
+            # No class of that name, or its constructor needs arguments.
             return object.__new__(type(name, (), {}))
 
     def stand_in(self, handle: values.Handle) -> Any:
@@ -208,7 +215,8 @@ class Agent:
         """Answer requests until the parent closes the channel."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        self.confine(settings)  # an error before any code of a submission ends the process
+        # An error before any code of a submission ends the process.
+        self.confine(settings)
         self.send(self.frame("ready", time.process_time()))
         while True:
             self.nonce = nonce
@@ -221,14 +229,16 @@ class Agent:
             reply = getattr(self, f"do_{verb}")(*rest)
         except Gone:
             raise
-        except BaseException as error:  # the submission can raise anything
+        except BaseException as error:
+            # The submission can raise anything.
             reply = failure(error)
         flush()
         try:
             frame = self.frame(*reply)
         except values.Unsupported as error:
             frame = self.frame("unsupported", f"{error}")
-        except BaseException as error:  # raised by an iterator of the submission
+        except BaseException as error:
+            # Raised by an iterator of the submission.
             frame = self.frame(*failure(error))
         self.send(frame)
 
@@ -369,7 +379,8 @@ def write_back(old: Any, new: Any) -> Any:
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    module.__dict__["__builtins__"] = builtins  # the real streams, because this module has a copy
+    # The real streams, because this module has a copy.
+    module.__dict__["__builtins__"] = builtins
     return module
 
 
@@ -416,7 +427,8 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, OUTPUT, ERRORS):
         try:
             stream.flush()
-        except BaseException:  # replaced or closed by the submission
+        except BaseException:
+            # Replaced or closed by the submission.
             continue
 
 
@@ -443,12 +455,14 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
 def error_of(names: tuple[str, ...], text: str) -> Exception:
     """Return an error of the other side as an exception of this side."""
     argument: Any = text.removeprefix(f"{names[0]}: ")
-    if names == ("KeyError",):  # the text of a KeyError is the repr of its key
+    # The text of a KeyError is the repr of its key.
+    if names == ("KeyError",):
         with contextlib.suppress(ValueError, SyntaxError):
             argument = ast.literal_eval(argument)
     try:
         return error_class(names)(argument)
-    except Exception:  # a constructor with more arguments, or an invalid class name
+    except Exception:
+        # A constructor with more arguments, or an invalid class name.
         return RemoteError(text)
 
 
@@ -457,7 +471,8 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException as error:  # the parent is gone, or reads the message as last output
+    except BaseException as error:
+        # The parent is gone, or reads the message as last output.
         with contextlib.suppress(BaseException):
             write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)

@@ -27,7 +27,8 @@ CLONE_THREAD = 0x00010000
 # Every flag that creates a namespace.
 CLONE_NEW = 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
-IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX
+# TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX.
+IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 # Duplicate, flags, pipe size. Locks are excluded, because they use kernel memory.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 # Names and queries, but never the death signal or dumpable.

@@ -14,7 +14,8 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Submis
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
-CPU_SECONDS = 2.0  # this and the next three: defaults of Limits
+# This and the next three: defaults of Limits.
+CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
@@ -131,7 +132,8 @@ class Session:
         except Ended as ended:
             end = ended
             self.process.kill()
-        except BaseException:  # raised by on_call: a failure of the checker itself
+        except BaseException:
+            # Raised by on_call: a failure of the checker itself.
             self.close()
             raise
         after = self.settled = self.process.cpu()

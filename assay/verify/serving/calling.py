@@ -117,7 +117,8 @@ def _share(started: float, count: int) -> float:
 
 def in_words(error: BaseException) -> str:
     """Return an error's type and message."""
-    with suppress(Exception):  # the error's own methods may raise
+    # The error's own methods may raise.
+    with suppress(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
 

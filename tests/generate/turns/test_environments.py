@@ -65,7 +65,7 @@ def test_a_completion_is_judged_by_playing_it_again() -> None:
     assert Digit(PROBLEM, cut) == {"score": 0.0}  # it was not heard
     with pytest.raises(VerifierError, match="not deterministic"):
         Digit(PROBLEM, completion("4\n"))
-    with pytest.raises(VerifierError, match="went on behind the end"):
+    with pytest.raises(VerifierError, match="continued after the environment ended"):
         Digit(PROBLEM, completion("5\n", "5\n"))
 
 

@@ -83,9 +83,9 @@ def test_evaluation_with_and_without_tools(tmp_path: Path, caller: Path) -> None
     [
         (
             {"names": ["calculater"]},
-            "found 'calculater'; accepted: python, calculator, search, or a",
+            "found 'calculater'; accepted: python, calculator, search, or your",
         ),
-        ({"names": ["calculator", "calculator"]}, "two tools of the name calculator"),
+        ({"names": ["calculator", "calculator"]}, "two tools with the name calculator"),
         ({"names": ["own_tools:untyped"]}, "parameter text without a type"),
         ({"names": ["own_tools:absent"]}, "absent"),
     ],
