@@ -302,8 +302,7 @@ def _check_learning() -> Iterator[Checked]:
         start = time.perf_counter()
         try:
             gradient, difference, limit = _try_tiny_model(device)
-        except Exception as error:
-            # Torch, Transformers and the driver are foreign code.
+        except Exception as error:  # Torch, Transformers and the driver are foreign code
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
             yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue

@@ -121,8 +121,7 @@ def cause(error: BaseException) -> str:
     """Format an error as its type and first line, for use inside another message."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:
-        # The methods of a foreign error may raise.
+    except Exception:  # the methods of a foreign error may raise
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

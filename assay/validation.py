@@ -75,8 +75,7 @@ def toml_words(value: Any, limit: int = 80) -> str:
         return "a section" if value else "{}"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
-        # Dates, infinities and Python objects.
+    except (TypeError, ValueError):  # Dates, infinities and Python objects
         text = str(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 

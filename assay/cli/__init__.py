@@ -43,8 +43,7 @@ def main() -> None:
             from assay.cli.command import run_command
 
             code = run_command()
-        except BaseException:
-            # Foreign code turned an interruption into its own error.
+        except BaseException:  # foreign code turned an interruption into its own error
             if not received:
                 raise
             code = INTERRUPTED

@@ -26,8 +26,7 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:
-            # Tasks are third-party code and raise many types of exceptions.
+        except Exception as error:  # tasks are third-party code and raise many types of exceptions
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -62,7 +61,6 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    except Exception as error:
-        # Tasks validate their settings by assert, or not at all.
+    except Exception as error:  # tasks validate their settings by assert, or not at all
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

@@ -68,8 +68,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:
-        # Tokenizers are third-party classes.
+    except Exception as error:  # tokenizers are third-party classes
         raise TemplateFailed(cause(error)) from error
 
 
@@ -163,8 +162,7 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        except BaseException:
-            # The next request must not read the pending reply.
+        except BaseException:  # the next request must not read the pending reply
             self.close()
             raise
 

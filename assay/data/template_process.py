@@ -60,16 +60,14 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    except BaseException as error:
-        # A template is a program that comes with the model.
+    except BaseException as error:  # a template is a program that comes with the model
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)[:MOST_SHOWN]
-    except BaseException:
-        # The `__str__` of a foreign exception may raise.
+    except BaseException:  # the `__str__` of a foreign exception may raise
         return ""
 
 

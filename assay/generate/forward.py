@@ -287,8 +287,7 @@ def choose_forward(
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
-            # Third-party model code may raise anything.
+        except Exception as error:  # third-party model code may raise anything
             reason = f"{type(error).__name__}: {error}"
             reasons += [reason] if reason not in reasons else []
     raise ModelError(

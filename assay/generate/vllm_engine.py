@@ -330,8 +330,7 @@ class VllmEngine:
     def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:
             return call(*arguments, **named)
-        except Exception as error:
-            # Third-party engine, reported in one line.
+        except Exception as error:  # third-party engine, reported in one line
             raise WorkerDied(f"vLLM: {cause(error)[:300]}; go on with --resume") from error
 
     def _completion(

@@ -60,8 +60,7 @@ def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
         yield
     except DiskFull:
         raise
-    except Exception as error:
-        # Tensor libraries raise their own types: re-raised unless full.
+    except Exception as error:  # tensor libraries raise their own types: re-raised unless full
         if is_disk_full(error):
             raise DiskFull(complaint()) from error
         raise

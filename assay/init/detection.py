@@ -148,8 +148,7 @@ def look_at_model(path: str) -> LookedModel:
     source = ModelSource.find(base, revision)
     try:
         config: Any = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:
-        # A third-party library reads a user's files; its errors are reported in one line.
+    except Exception as error:  # a third-party library reads a user's files
         raise ModelError(f"model {path}: cannot be read ({cause(error)})") from error
     tokenizer = read_tokenizer(source, SimpleNamespace(config=config))
     think = think_tags(tokenizer)

@@ -143,8 +143,7 @@ class Probe:
                 exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:
-            # A third-party forward may raise anything.
+        except Exception:  # a third-party forward may raise anything
             exact_TV = None
         plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
@@ -164,8 +163,7 @@ class Probe:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
-        except Exception:
-            # A third-party forward may raise anything.
+        except Exception:  # a third-party forward may raise anything
             if layout == "plain":
                 raise
             return math.inf

@@ -25,8 +25,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except Exception as error:
-        # Third-party model code may raise anything.
+    except Exception as error:  # third-party model code may raise anything
         raise ModelError(f"the model's shape cannot be read ({cause(error)})") from error
     model = model.eval() if lora is None else add_adapter(model, lora, seed=0)
     mode, place = FakeTensorMode(allow_non_fake_inputs=True), torch.device(device)

@@ -120,8 +120,7 @@ def read_model(
                 ignore_mismatched_sizes=True,
                 **source.options(),
             )
-    except Exception as error:
-        # A damaged file may raise anything in the library.
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(where, error) from error
     # Transformers initializes missing weights randomly with only a warning; here they are an error.
     model, report = loaded
@@ -168,8 +167,7 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise ModelError(message(where, "none", ", ".join(TOKENIZERS), remedy))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options())
-    except Exception as error:
-        # A damaged file may raise anything in the library.
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
@@ -188,8 +186,7 @@ def saved_dtype(source: ModelSource) -> torch.dtype:
         return torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:
-        # A damaged file may raise anything in the library.
+    except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(f"model.path {source.name}", error) from error
     dtype = config.get_text_config().dtype or config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

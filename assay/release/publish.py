@@ -50,7 +50,6 @@ def publish(model: str, name: str, out: Path | None = None, *, public: bool = Fa
 def _ask(call: Callable[[], Result], name: str) -> Result:
     try:
         return call()
-    except Exception as error:
-        # The hub's client raises a different type for each cause.
+    except Exception as error:  # the hub's client raises a different type for each cause
         advice = hub_advice(error) or "try again later"
         raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

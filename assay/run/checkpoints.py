@@ -71,8 +71,7 @@ class Checkpoints:
             self._discard(self.path(step))
             move(temporary, self.path(step))
             sync_file(self.folder)
-        except Exception as error:
-            # Parts raise different exceptions for a full disk.
+        except Exception as error:  # parts raise different exceptions for a full disk
             if is_disk_full(error) or not has_room(self.folder):
                 what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
                 raise DiskFull(self.full_words(what)) from error
@@ -121,8 +120,7 @@ class Checkpoints:
                 part.load_state(part_folder(folder, name))
             except (AssayError, OSError, MemoryError):
                 raise
-            except Exception as error:
-                # A part, or a library it uses, may fail on a damaged file.
+            except Exception as error:  # a part, or a library it uses, may fail on a damaged file
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 

@@ -270,8 +270,7 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        # The time of an evaluation does not count as time of a step.
-        self.begin_step()
+        self.begin_step()  # the time of an evaluation is not part of a step
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
         """Return all evaluations, or those of one step."""
@@ -292,8 +291,7 @@ class Run:
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
-        # The run reports a full disk itself at its next write.
-        with suppress(DiskFull):
+        with suppress(DiskFull):  # the run reports a full disk at its next write
             self.event("listener_failed", listener=name, error=why)
         self.note(f"warning: {name} hears no more of {self.folder}: {why}")
 
@@ -364,8 +362,7 @@ class Run:
             return self._paused
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
-        # The time limit allows one step per start, so that a repeatedly restarted run makes
-        # progress.
+        # At least one step per start, so that a repeatedly restarted run makes progress.
         limit, learned = self._max_minutes, self.step > self.first_step
         if limit is not None and learned and self.clock.seconds > 60 * limit:
             return "max_minutes"
@@ -445,8 +442,7 @@ class Run:
         check_has_use(self.folder, self.step, self.num_steps, harmful, early)
         now = surroundings.collect_environment(self.config)
         environment = surroundings.read_environment(self.folder)
-        # The run was killed while its directory was being created.
-        if environment is None:
+        if environment is None:  # the run was killed while it was created
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}

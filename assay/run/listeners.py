@@ -96,8 +96,7 @@ class _Ear(threading.Thread):
         while not self._deaf and (item := self._waiting.get()) is not None:
             try:
                 self._listener(*item)
-            except (Exception, SystemExit) as error:
-                # User code, or a terminal that is closed.
+            except (Exception, SystemExit) as error:  # user code, or a terminal that is closed
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def close(self) -> None:

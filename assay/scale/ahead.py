@@ -161,8 +161,7 @@ class AheadGenerator:
                 groups = self.actors.generate(call.problems, call.sampling, call.group_size)
                 pairs = zip(call.problems, groups, strict=True)
                 batch.found |= {call.key(problem): group for problem, group in pairs}
-        except BaseException as error:
-            # `_wait` raises it in the thread that requests the groups.
+        except BaseException as error:  # `_wait` raises it in the thread that requests the groups
             batch.error = error
 
 

@@ -80,8 +80,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _signals_kept(), environment(marks):
         try:
             ray.init(**options)
-        except Exception as error:
-            # Ray raises a plain Exception for a node that starts too late.
+        except Exception as error:  # Ray raises a plain Exception for a node that starts too late
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error

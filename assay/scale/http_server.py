@@ -115,16 +115,14 @@ class Server:
         except ConnectionResetError:
             # The client has disconnected, so there is no reader for a response.
             return
-        except HTTPException:
-            # No endpoint has this path and method.
+        except HTTPException:  # no endpoint has this path and method
             found = f"found {scope['method']} {scope['path']}"
             said = f"{found}; accepted: {self.accepted}, /health, /metrics"
             response = json_response(self.complaint(said), 404)
         except Refused as refused:
             again = {"retry-after": "1"} if refused.status == 503 else {}
             response = json_response(self.complaint(str(refused)), refused.status, again)
-        except Exception as error:
-            # A defect in one request must not stop the server.
+        except Exception as error:  # a defect in one request must not stop the server
             warn(f"a request failed: {cause(error)}")
             said = "this request failed; see the server's log"
             response = json_response(self.complaint(said), 500)

@@ -145,8 +145,7 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
-        except Exception as error:
-            # Ray raises several types for an actor that died.
+        except Exception as error:  # Ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
     # A rank that ended because another one was lost does not count if that one has reported.
     return min(reasons)[1] if reasons else ""

@@ -271,8 +271,7 @@ def _source_of(module: str) -> bytes:
     """Return a module's source. For a package, return the source of all its files and tables."""
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:
-        # The module is the script that was started, or unknown.
+    except ValueError:  # the module is the script that was started, or unknown
         return b""
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
@@ -301,8 +300,7 @@ def as_part(result: Any, seconds: float = 0.0) -> Part:
         part = _as_part(result)
         extracted = None if part.extracted is None else _text(part.extracted)
         return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
-    except Exception as error:
-        # The result's own methods can raise.
+    except Exception as error:  # the result's own methods can raise
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
 
 

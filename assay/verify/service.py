@@ -209,8 +209,7 @@ class VerifierService:
         def work() -> None:
             try:
                 future.set_result(self.judge(groups, cancelled))
-            except BaseException as error:
-                # The exception is raised again at the await.
+            except BaseException as error:  # the exception is raised again at the await
                 future.set_exception(error)
 
         # A private thread, because a thread of a pool would keep the interpreter from exiting.

@@ -58,8 +58,7 @@ class AnswerThread:
             promise, asked = self._asked.get()
             try:
                 promise.set_result(asked())
-            except BaseException as error:
-                # Raised again by future.result().
+            except BaseException as error:  # raised again by future.result()
                 promise.set_exception(error)
             # Drop the references, so that finalizers of a finished completion can run.
             del promise, asked

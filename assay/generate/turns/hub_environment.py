@@ -36,8 +36,7 @@ class HubEnvironment(Environment):
         where = f"environment {name}"
         try:
             self.environment: Any = verifiers.load_environment(name, **arguments)
-        except Exception as error:
-            # Third-party package code may raise anything.
+        except Exception as error:  # third-party package code may raise anything
             remedy = f"install it, as with  prime env install {name}"
             raise ConfigError(message(where, cause(error), "one that loads", remedy)) from error
         if not hasattr(self.environment, "env_response"):

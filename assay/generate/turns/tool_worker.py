@@ -52,8 +52,7 @@ def result_of(
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:
         return {"error": "; ".join(map(_fault, error.errors()))}
-    except Exception as error:
-        # A user's function may raise anything.
+    except Exception as error:  # a user's function may raise anything
         return {"error": cause(error)}
 
 

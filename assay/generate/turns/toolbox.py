@@ -107,8 +107,7 @@ class ToolAnswers:
             text = f"error: {error}"
         except UnreadCall as error:
             text = f"{UNREAD_CALL}{error}"
-        except FAILURES as error:
-            # A tool of a user may raise anything.
+        except FAILURES as error:  # a tool of a user may raise anything
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 

@@ -242,8 +242,7 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    except Exception as trouble:
-        # The reference has no target, or is circular.
+    except Exception as trouble:  # the reference has no target, or is circular
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
@@ -265,8 +264,7 @@ def _validator(schema_text: str) -> Any:
     try:
         kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except Exception as error:
-        # SchemaError, an unknown dialect, a pattern that is none.
+    except Exception as error:  # SchemaError, an unknown dialect, a pattern that is none
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}

@@ -25,16 +25,12 @@ MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
 MAX_CONDITIONS = 12
 MAX_NAMES = 30
-# Of a relation that sympy solves.
-MAX_DEGREE = 12
+MAX_DEGREE = 12  # of a relation that sympy solves
 MAX_GROWTH = 1_000_000
-# Decimal digits of numeric comparison.
-PRECISION = 40
-# Relative difference between equal exact numbers.
-CLOSE = 1e-30
+PRECISION = 40  # decimal digits of numeric comparison
+CLOSE = 1e-30  # relative difference between equal exact numbers
 FLOAT_CLOSE = 1e-12
-# Relative difference between a decimal and a number that it rounds.
-ROUNDED_CLOSE = 1.001e-6
+ROUNDED_CLOSE = 1.001e-6  # relative difference between a decimal and a number that it rounds
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
@@ -166,10 +162,8 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
             raise_on_error=True,
         )
     except MemoryError:
-        # The worker ran out of memory: not judged.
-        raise
-    except Exception:
-        # Sympy raises many kinds for what it cannot compare.
+        raise  # the worker ran out of memory: not judged
+    except Exception:  # sympy raises many kinds for what it cannot compare
         return False
 
 
@@ -263,10 +257,8 @@ def _converted(latex: str) -> Any:
                 conversion_config=config,
             )
         except MemoryError:
-            # The worker ran out of memory: not judged.
-            raise
-        except Exception:
-            # The grammar raises many kinds for what it cannot read.
+            raise  # the worker ran out of memory: not judged
+        except Exception:  # the grammar raises many kinds for what it cannot read
             continue
     return None
 
@@ -311,8 +303,7 @@ def _without_functions(expression: Any) -> Any:
                 filter(kind, expression.atoms(Derivative, Integral, AppliedUndef)), key=str
             ):
                 expression = expression.xreplace({each: Symbol(str(each), real=True)})
-    except Exception:
-        # Sympy raises many kinds for what it cannot rebuild.
+    except Exception:  # sympy raises many kinds for what it cannot rebuild
         return None
     return expression
 
@@ -328,8 +319,7 @@ def _plain_symbols(expression: Any) -> Any:
         return expression.xreplace(
             {s: I if s.name == "i" else Symbol(s.name, real=True) for s in symbols}
         )
-    except Exception:
-        # Sympy raises many kinds for what it cannot rebuild.
+    except Exception:  # sympy raises many kinds for what it cannot rebuild
         return expression
 
 
@@ -358,8 +348,7 @@ def _as_set(text: str) -> Any:
         if isinstance(expression, Set):
             return expression
         if isinstance(expression, Expr):
-            # "x > 3 or 17": the second part is not a condition.
-            return None
+            return None  # "x > 3 or 17": the second part is not a condition
         return _grader().unwrap_fcs(expression).as_set()
     except Exception:  # as above
         return None
@@ -492,8 +481,7 @@ def _complex(expression: Any) -> Any:
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and value.is_finite):
             return None
-    except Exception:
-        # Sympy raises many kinds for what it cannot evaluate.
+    except Exception:  # sympy raises many kinds for what it cannot evaluate
         return None
     return value
 
@@ -507,6 +495,5 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    except Exception:
-        # Sympy raises many kinds; what it cannot evaluate is compared as it is.
+    except Exception:  # sympy raises many kinds; what it cannot evaluate is compared as it is
         return expression

@@ -110,8 +110,7 @@ class Panel:
         try:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
-        except EndpointFailure:
-            # The file was edited, so the judge is asked again.
+        except EndpointFailure:  # the file was edited, so the judge is asked again
             return None
         count(model, reused=1)
         return vote

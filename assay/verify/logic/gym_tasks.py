@@ -181,8 +181,7 @@ def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -
     except Exception as fault:  # foreign code on model output
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
-        except Exception:
-            # The scorer cannot read the entry itself.
+        except Exception:  # the scorer cannot read the entry itself
             found = f"{type(fault).__name__}: {fault}"[:200]
             accepts = f"{_METADATA} of {task}"
             raise VerifierError(message(f"{where}: spec.metadata", found, accepts)) from fault

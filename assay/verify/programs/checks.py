@@ -121,8 +121,7 @@ def _reprs(values: Iterable[Any]) -> set[str]:
 def _text(value: Any) -> str:
     try:
         return repr(value)
-    except ValueError:
-        # The integer has too many digits to convert.
+    except ValueError:  # the integer has too many digits to convert
         return ""
 
 

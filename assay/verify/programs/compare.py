@@ -53,8 +53,7 @@ def compare(
         if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
             return "same"
         same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
-    except (ArithmeticError, TypeError, ValueError):
-        # Signaling NaNs raise, for example.
+    except (ArithmeticError, TypeError, ValueError):  # signaling NaNs raise, for example
         return "different"
     return "type" if same else "different"
 
@@ -83,8 +82,7 @@ class _Rule:
             return abs(actual) <= ZERO_TOLERANCE
         try:
             return abs(expected - actual) <= self.tolerance * abs(expected)
-        except OverflowError:
-            # No float can represent the integer.
+        except OverflowError:  # no float can represent the integer
             return expected == actual
 
 

@@ -456,8 +456,7 @@ def words(outcome: Outcome) -> str:
 def shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:
-        # The integer has too many digits.
+    except ValueError:  # the integer has too many digits
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 

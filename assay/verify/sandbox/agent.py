@@ -194,8 +194,7 @@ class Agent:
         name = handle.names[0]
         try:
             return object.__new__(self.classes[name])
-        except (KeyError, TypeError):
-            # No class of that name, or its constructor needs arguments.
+        except (KeyError, TypeError):  # no class of that name, or its constructor needs arguments
             return object.__new__(type(name, (), {}))
 
     def stand_in(self, handle: values.Handle) -> Any:
@@ -229,16 +228,14 @@ class Agent:
             reply = getattr(self, f"do_{verb}")(*rest)
         except Gone:
             raise
-        except BaseException as error:
-            # The submission can raise anything.
+        except BaseException as error:  # the submission can raise anything
             reply = failure(error)
         flush()
         try:
             frame = self.frame(*reply)
         except values.Unsupported as error:
             frame = self.frame("unsupported", f"{error}")
-        except BaseException as error:
-            # Raised by an iterator of the submission.
+        except BaseException as error:  # raised by an iterator of the submission
             frame = self.frame(*failure(error))
         self.send(frame)
 
@@ -427,8 +424,7 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, OUTPUT, ERRORS):
         try:
             stream.flush()
-        except BaseException:
-            # Replaced or closed by the submission.
+        except BaseException:  # replaced or closed by the submission
             continue
 
 
@@ -461,8 +457,7 @@ def error_of(names: tuple[str, ...], text: str) -> Exception:
             argument = ast.literal_eval(argument)
     try:
         return error_class(names)(argument)
-    except Exception:
-        # A constructor with more arguments, or an invalid class name.
+    except Exception:  # a constructor with more arguments, or an invalid class name
         return RemoteError(text)
 
 
@@ -471,8 +466,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException as error:
-        # The parent is gone, or reads the message as last output.
+    except BaseException as error:  # the parent is gone, or reads the message as last output
         with contextlib.suppress(BaseException):
             write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)

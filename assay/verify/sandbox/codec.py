@@ -54,23 +54,18 @@ from .values import (
 
 MAX_BYTES = 8 * 2**20  # per message
 MAX_VALUES = 250_000  # per message
-# Bytes of text that cost about as much to read as one value.
-BYTES_A_VALUE = 256
+BYTES_A_VALUE = 256  # bytes of text that cost about as much to read as one value
 MAX_DEPTH = 150
-# 78,000 decimal digits; a comparison with a Decimal is slow beyond.
-MAX_INT_BYTES = 2**15
+MAX_INT_BYTES = 2**15  # 78,000 decimal digits; a comparison with a Decimal is slow beyond
 MAX_ITEMS = 10_000  # items read from an iterator
-# Keys per set or dict; each is compared with all the others.
-MAX_EQUAL_HASHES = 32
-# From this many items, small ints or floats are packed.
-PACKED_FROM = 17
+MAX_EQUAL_HASHES = 32  # keys per set or dict; each is compared with all the others
+PACKED_FROM = 17  # from this many items, small ints or floats are packed
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
 MRO = type.__dict__["__mro__"].__get__
 
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 Put = Callable[["Encoder", Any, int], None]
-# Others with __next__ stay handles.
-ITERATORS = ("builtins", "itertools", "collections")
+ITERATORS = ("builtins", "itertools", "collections")  # others with __next__ stay handles
 
 
 class Encoder:
@@ -80,8 +75,7 @@ class Encoder:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        # Objects sent with their attributes.
-        self.sent: set[tuple[int, int]] = set()
+        self.sent: set[tuple[int, int]] = set()  # objects sent with their attributes
         self.states: list[Handle] = []  # their attributes
         self.hashed = 0  # nesting depth of sets and keys
         self.in_state = False
@@ -92,8 +86,7 @@ class Encoder:
         if not self.states:
             return b"".join(self.parts)
         value_parts, self.parts, self.in_state = self.parts, [], True
-        # Grows in the loop, because objects contain objects.
-        for handle in self.states:
+        for handle in self.states:  # grows in the loop, because objects contain objects
             self.handle(handle, 0)
             self.put(handle.state, 1)
         return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
@@ -123,8 +116,7 @@ class Encoder:
             self.tagged(b"Y", NAMES[value], depth)
         elif base is tuple and (fields := _fields_of(kind)) is not None:
             self.tagged(b"R", (kind.__name__, fields, (*tuple.__iter__(value),)), depth)
-        elif base is not None:
-            # A subclass is sent as its plain base value.
+        elif base is not None:  # a subclass is sent as its plain base value
             EXACT[base](self, value, depth + 1)
         elif hasattr(kind, "__next__") and kind.__module__ in ITERATORS:
             items = [*islice(value, MAX_ITEMS + 1)]
@@ -152,8 +144,7 @@ class Encoder:
     def text(self, text: str) -> None:
         try:
             data = str.encode(text)
-        except UnicodeEncodeError:
-            # Unpaired surrogates are counted one by one.
+        except UnicodeEncodeError:  # unpaired surrogates are counted one by one
             data = str.encode(text, "utf-8", "surrogatepass")
         self.block(b"s", data)
 
@@ -338,8 +329,7 @@ class Decoder:
         data = self.block()
         try:
             return data.decode()
-        except UnicodeDecodeError:
-            # Unpaired surrogates are read one by one.
+        except UnicodeDecodeError:  # unpaired surrogates are read one by one
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 

@@ -132,8 +132,7 @@ class Session:
         except Ended as ended:
             end = ended
             self.process.kill()
-        except BaseException:
-            # Raised by on_call: a failure of the checker itself.
+        except BaseException:  # raised by on_call: a failure of the checker itself
             self.close()
             raise
         after = self.settled = self.process.cpu()

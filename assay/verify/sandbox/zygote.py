@@ -83,8 +83,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
             if pid == 0:
                 try:
                     child(descriptors[0], descriptors[1:], agent, isolation)
-                except BaseException as error:
-                    # SystemExit too, raised in the forked interpreter.
+                except BaseException as error:  # SystemExit too, raised in the forked interpreter
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -143,7 +142,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:
-        # A module to preload can be third-party code.
+    except Exception as error:  # a module to preload can be third-party code
         # The worker reads this message.
         sys.exit(f"{type(error).__name__}: {error}")

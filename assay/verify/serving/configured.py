@@ -277,8 +277,7 @@ def accepts(field: Field, value: Any) -> bool:
     """Return whether a field accepts a value."""
     try:
         return field.check is None or bool(field.check(value))
-    except Exception:
-        # A check can raise for an unexpected type.
+    except Exception:  # a check can raise for an unexpected type
         return False
 
 

@@ -54,8 +54,7 @@ class Executor:
         def run() -> None:
             try:
                 work(*arguments)
-            except BaseException as error:
-                # Raised where verdicts are awaited.
+            except BaseException as error:  # raised where verdicts are awaited
                 self.failure = error
 
         thread = threading.Thread(target=run, name=name, daemon=True)

@@ -266,8 +266,7 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
     reads_firsts = any(call.one.verifier.takes == "verdicts" for call in calls)
     try:
         blob = encode_group(group, text_only, job.firsts if reads_firsts else None)
-    except Exception as error:
-        # A spec can contain values that pickle does not support.
+    except Exception as error:  # a spec can contain values that pickle does not support
         blob = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
     units = [(call.index, place[call.sibling]) for call in calls]
     return job.sum.names, units, blob

@@ -65,8 +65,7 @@ class VerifierLoop(WorkerLoop):
         """
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
-        except Exception as error:
-            # A spec can contain objects of foreign classes.
+        except Exception as error:  # a spec can contain objects of foreign classes
             group, firsts, blob = None, None, f"the group cannot be read: {in_words(error)}"
         if group is None:
             part = Part.not_judged("error", str(blob))
