@@ -97,10 +97,10 @@ def readme_row() -> str:
     total: Counter[str] = sum((counts(*one) for one in every.values()), Counter())
     seeds = sum("seeds" in {run.kind for run in runs} for _, runs in every.values())
     return (
-        f"With a small model and eight seeds, {len(every)} studies tested {total.total()} claims"
-        f" twice: {total['reproduced']} were reproduced, {total['not reproduced']} were not, and"
-        f" {total['inconclusive']} are inconclusive (second run: other seeds in {seeds} of the"
-        f" studies, the same seeds with other rounding in {len(every) - seeds})."
+        f"In {len(every)} studies of a small model (eight seeds, two runs, new seeds in {seeds}"
+        f" second run{'' if seeds == 1 else 's'}), {total['reproduced']} of {total.total()} claims"
+        f" were reproduced, {total['not reproduced']} were not, and {total['inconclusive']} are"
+        " inconclusive."
     )
 
 
