@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -239,6 +239,7 @@ def read_problems(
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all, tags=named)
     reader.check_names(len(train))
     parts.finish(train)
+    refuse_unjudgeable(train, verifiers, "training rows")
     tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     report = check_overlap(
@@ -258,6 +259,19 @@ def open_curriculum(
         return mixed_curriculum(problems, config.run.seed, config.data.mixture, settings, most)
     facts = FactReader(settings).read(problems)
     return Curriculum(problems, config.run.seed, settings, facts, most, more)
+
+
+def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what: str) -> None:
+    """Raise VerifierError if this machine cannot judge any of the rows."""
+    reason = ""
+    for problem in rows:
+        # Reading stops at the first row that can be judged.
+        if not (why := verifiers.lacks(problem)):
+            return
+        reason = reason or why
+    if reason:
+        accepted = f"at least one of the {what} that this machine can judge"
+        raise VerifierError(message(f"verifier {verifiers.default_expression}", reason, accepted))
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
@@ -317,6 +331,7 @@ def read_heldout(
     )
     parts.finish(heldout)
     tags.of(heldout).warn()
+    refuse_unjudgeable(heldout, verifiers, "held-out rows")
     _try_rewards(config, verifiers, heldout, "held-out rows")
     return heldout
 

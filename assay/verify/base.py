@@ -148,6 +148,11 @@ class Verifier:
     evidence: function of the options. Returns facts that a run records, such as the hash of a
         model.
 
+    versions: function of the options. Returns versions of programs and packages that they make
+        verdicts depend on. They are part of the content hash and recorded in a run.
+    lacks: function of the spec. Returns why this machine cannot judge such a row, or "". A run is
+        refused at its start if it can judge none of its rows.
+
     The problem passed to ``judge`` contains the configured options in its spec, under the row's
     keys.
     """
@@ -173,6 +178,8 @@ class Verifier:
     check_options: Callable[[Mapping[str, Any]], None] | None = None
     check_spec: Callable[[Mapping[str, Any]], None] | None = None
     evidence: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    versions: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+    lacks: Callable[[Mapping[str, Any]], str] | None = None
 
     @property
     def label(self) -> str:
@@ -200,6 +207,13 @@ class Verifier:
         for package in self.packages:
             digest.update(f"{package}=={_version_of(package)}\n".encode())
         return digest.hexdigest()[:12]
+
+    def hash_with(self, versions: Mapping[str, str]) -> str:
+        """Return the content hash, extended by the `versions` of the options, if there are any."""
+        if not versions:
+            return self.hash
+        lines = [self.hash, *(f"{name}=={version}" for name, version in sorted(versions.items()))]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
     @cached_property
     def source(self) -> dict[str, str]:

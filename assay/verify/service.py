@@ -298,6 +298,19 @@ class VerifierService:
             raise VerifierError(sum.error)
         sum.check_row(problem)
 
+    def lacks(self, problem: Problem) -> str:
+        """Return why this machine cannot judge any completion of a problem, or "".
+
+        This is the first reason of the first term's alternatives, if each of them has one.
+        """
+        sum = self._sum(self._expression(problem))
+        first = [sum.verifiers[index] for index in sum.chains[0]]
+        reasons = [
+            one.verifier.lacks(one.reads(problem).spec) if one.verifier.lacks else ""
+            for one in first
+        ]
+        return reasons[0] if all(reasons) else ""
+
     def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
         """Return the user-defined functions that judge a problem, and the one for correctness."""
         sum = self._sum(self._expression(problem))

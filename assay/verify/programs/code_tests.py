@@ -14,13 +14,22 @@ from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
+from assay.verify.programs.needs import (
+    check_options,
+    lacks,
+    missing_for,
+    missing_for_program,
+    versions_of,
+)
 from assay.verify.programs.program import Program, find_program
 from assay.verify.programs.running import ProgramRun, Result
 from assay.verify.programs.setup import for_program, prompt_code_of
 from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
+from assay.verify.sandbox.packages import find_packages
 
-_sandboxes: dict[tuple[int, bool], Sandbox] = {}
+Key = tuple[int, bool, tuple[str, ...]]
+_sandboxes: dict[Key, Sandbox] = {}
 _lock = threading.Lock()
 
 
@@ -37,9 +46,11 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
     if program.tree is None:
         fault = Result(False, program.fault, "compile_error")
         return _part(spec, program, [fault] * len(spec.tests))
+    if why := missing_for(spec):
+        return Part.not_judged("unavailable", why)
     with _lock:
         try:
-            sandbox = _sandbox(spec.unsafe_no_sandbox)
+            sandbox = _sandbox(spec)
         except SandboxUnavailable as error:
             return Part.not_judged("unavailable", str(error))
         try:
@@ -48,8 +59,12 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
             raise
         except BaseException:
             # The sandbox's state is unknown after an error.
-            _discard(spec.unsafe_no_sandbox)
+            _discard(_key(spec))
             raise
+    if not all(each.passed for each in results) and (
+        why := missing_for_program(spec, program.tree)
+    ):
+        return Part.not_judged("unavailable", why)
     return _part(spec, program, results, nondeterministic)
 
 
@@ -77,27 +92,32 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
     return results, not agree or compare(first.seen, again.seen, from_json=False) != "same"
 
 
-def _sandbox(unsafe: bool) -> Sandbox:
-    """Return this process's sandbox.
+def _key(spec: CodeSpec) -> Key:
+    # A forked process must not use the parent's sandbox.
+    return os.getpid(), spec.unsafe_no_sandbox, spec.packages
+
+
+def _sandbox(spec: CodeSpec) -> Sandbox:
+    """Return this process's sandbox with the packages of a spec.
 
     Without isolation only if the machine does not support it and the user agreed.
     """
-    # A forked process must not use the parent's sandbox.
-    key = os.getpid(), unsafe
+    key = _key(spec)
     if key not in _sandboxes:
         # The start of the sandbox is not charged to a completion.
         with slow_import():
+            packages = find_packages(spec.packages)
             try:
-                _sandboxes[key] = Sandbox()
+                _sandboxes[key] = Sandbox(packages=packages)
             except SandboxUnavailable:
-                if not unsafe:
+                if not spec.unsafe_no_sandbox:
                     raise
-                _sandboxes[key] = Sandbox(unsafe=True)
+                _sandboxes[key] = Sandbox(unsafe=True, packages=packages)
     return _sandboxes[key]
 
 
-def _discard(unsafe: bool) -> None:
-    sandbox = _sandboxes.pop((os.getpid(), unsafe), None)
+def _discard(key: Key) -> None:
+    sandbox = _sandboxes.pop(key, None)
     if sandbox is not None:
         with suppress(Exception):
             sandbox.close()
@@ -105,8 +125,8 @@ def _discard(unsafe: bool) -> None:
 
 @atexit.register
 def _close() -> None:
-    for unsafe in (False, True):
-        _discard(unsafe)
+    for key in [key for key in _sandboxes if key[0] == os.getpid()]:
+        _discard(key)
 
 
 def _part(
@@ -157,8 +177,8 @@ CODE = Verifier(
     name="code",
     version=1,
     judge=judge_code,
-    domain="Python programs that need the standard library only, judged by running tests in a "
-    "sandbox",
+    domain="Python programs that need the standard library, or packages that the configuration "
+    "lists, judged by running tests in a sandbox",
     fields=FIELDS,
     accepts="the last fenced block outside the think part that is labeled as Python or not at all "
     "(one that never closes runs to the end); without a fence the whole text where it is a program,"
@@ -172,4 +192,7 @@ CODE = Verifier(
     cached=True,
     modules=("assay.verify.sandbox",),
     check_spec=spec_check(read_spec),
+    check_options=check_options,
+    versions=versions_of,
+    lacks=lacks,
 )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias, cast
 
+from assay.verify.sandbox.arrays import Array
 from assay.verify.sandbox.values import Iterator
 
 Match: TypeAlias = Literal["same", "type", "different"]
@@ -43,9 +44,8 @@ def compare(
     - Floats are equal within the relative ``tolerance`` (1e-12 absolute if 0.0 is expected). NaN
       equals
       NaN, and infinities compare exactly.
-    - With ``from_json``, types that JSON lacks: a tuple equals an expected list, and a key equals
-      its
-      JSON spelling.
+    - With ``from_json``, types that JSON lacks: a tuple and an array equal an expected list, an
+      array without dimensions equals a number, and a key equals its JSON spelling.
 
     ``type`` means that the value is correct and only a type is wrong.
     """
@@ -87,6 +87,13 @@ class _Rule:
 
 
 def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
+    if isinstance(expected, Array) or isinstance(actual, Array):
+        both = isinstance(expected, Array) and isinstance(actual, Array)
+        if rule.strict and not both and (not rule.from_json or isinstance(expected, Array)):
+            return False
+        if both and expected.shape != actual.shape:
+            return False
+        return _same(_plain(expected), _plain(actual), rule)
     kinds = type(expected), type(actual)
     if rule.strict and kinds[0] is not kinds[1]:
         if kinds == (float, int):
@@ -118,6 +125,10 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
             for left, right in zip(cast("Any", expected), cast("Any", actual), strict=True)
         )
     return bool(expected == actual)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Array) else value
 
 
 def _same_mapping(expected: Mapping[Any, Any], actual: Mapping[Any, Any], rule: _Rule) -> bool:

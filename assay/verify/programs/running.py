@@ -64,7 +64,10 @@ IDLE_SHARE = 0.1
 # Seconds; shorter waits can be scheduling delays.
 MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
-ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"
+ACCEPTED_TESTS = (
+    "tests that call the program, pass plain data, and need the standard library or a package of "
+    "verification.options.code.packages"
+)
 # Seconds that a test may sleep, whatever its limit.
 MIN_IDLE = 2.0
 SHOWN = 200

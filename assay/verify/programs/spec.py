@@ -15,6 +15,7 @@ from assay.types import Problem
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES
 from assay.verify.programs.program import bound_names
 from assay.verify.programs.setup import tree_of
+from assay.verify.sandbox.packages import are_packages
 
 Check: TypeAlias = Callable[[Any], bool]
 Kind: TypeAlias = Literal["assert", "check", "args", "stdin", "property", "generate"]
@@ -65,6 +66,7 @@ class CodeSpec:
     max_program: int
     check_determinism: bool
     unsafe_no_sandbox: bool
+    packages: tuple[str, ...] = ()
 
     @property
     def entry(self) -> str:
@@ -83,6 +85,7 @@ def read_spec(problem: Problem) -> CodeSpec:
     ]
     if not tests:
         raise VerifierError(message(f"{where}.tests", "no test", "at least one, there or hidden"))
+    chosen["packages"] = tuple(chosen["packages"])
     chosen["setup"] = _code(chosen["setup"], f"{where}.setup")
     return CodeSpec(tests=tuple(tests), **chosen)
 
@@ -278,6 +281,14 @@ FIELDS: tuple[Field, ...] = (
         "true: run programs without isolation where none is possible",
         default=False,
         check=_of(bool),
+        from_row=False,
+    ),
+    Field(
+        "packages",
+        "installed packages that programs and tests may import, such as numpy; their dependencies "
+        "come along, and no other package can be imported",
+        default=(),
+        check=are_packages,
         from_row=False,
     ),
 )

@@ -67,6 +67,9 @@ class Opaque:
         return type(name, (shared[0],), {}) if shared else type(self)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):
+            # numpy would read this process's memory at an address that the submission chooses.
+            raise AttributeError(name)
         found = ask("get", self, name)
         if name in JUDGING and isinstance(found, Opaque) and not self.opaque_made:
             raise TypeError(f"{name} of an object that is no plain data")

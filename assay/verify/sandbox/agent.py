@@ -49,7 +49,9 @@ read, write, leave = os.read, os.write, os._exit
 FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(str.join)}
 OUTPUT, ERRORS = sys.stdout, sys.stderr
 DICTS = (dict, Counter, OrderedDict, defaultdict)
-CHANGEABLE = frozenset((list, deque, set, bytearray, *DICTS))
+CHANGEABLE = {list, deque, set, bytearray, *DICTS}
+# The module numpy and its array type, in a sandbox that has them.
+NUMPY: list[Any] = []
 # Special methods with Python's semantics: looked up on the type, with the other operand's method.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
@@ -365,6 +367,10 @@ def write_back(old: Any, new: Any) -> Any:
         items += list(new)[len(old) :]
         old.clear()
         old.extend(items)
+    elif NUMPY and type(old) is NUMPY[1]:
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return new
+        old[...] = new
     elif type(old) in (set, bytearray):
         if old != new:
             old.clear()
@@ -372,6 +378,12 @@ def write_back(old: Any, new: Any) -> Any:
     else:
         return new
     return old
+
+
+def take_numpy(numpy: Any, array: type) -> None:
+    """Use numpy in this process: its random numbers are seeded, and its arrays are mutable."""
+    NUMPY[:] = numpy, array
+    CHANGEABLE.add(array)
 
 
 def fresh_module(name: str) -> types.ModuleType:
@@ -464,6 +476,9 @@ def error_of(names: tuple[str, ...], text: str) -> Exception:
 def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Serve one submission. Never returns."""
     random.seed(0)
+    if NUMPY:
+        # Programs that use the global generator without a seed are otherwise not reproducible.
+        NUMPY[0].random.seed(0)
     try:
         Agent(confine).run()
     except BaseException as error:  # the parent is gone, or reads the message as last output

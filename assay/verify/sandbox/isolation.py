@@ -32,6 +32,8 @@ SUBMISSION_UID = 65534
 DEVICES = ("null", "zero", "urandom", "random")
 STACK_BYTES = 64 * 2**20
 DESCRIPTORS = 64
+# Folder of the packages that submissions may import.
+PACKAGES = "/packages"
 # Processes of the same user: the zygote, another session.
 OTHER_TASKS = 8
 
@@ -52,6 +54,9 @@ class Isolation:
         self.landlock = 0
         self.base_bytes = 0
         self.folder = ""
+        # Folder of the packages that submissions may import.
+        self.packages = ""
+        self.own_memory = self.own_threads = -1
 
     def separate(self) -> None:
         """Continue as the first process of new namespaces. The caller stays outside and waits."""
@@ -76,13 +81,15 @@ class Isolation:
 
         Raises OSError.
         """
-        with open("/proc/self/statm") as file:
-            self.base_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        # /proc is not visible later.
+        self.own_memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self.own_threads = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
         if self.unsafe:
             return {"mode": "unsafe: no isolation", "rlimits": True}
         self.own_pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
         self.landlock = kernel.landlock_version()
-        build_root(readable_folders())
+        build_root(readable_folders(), self.settings["entries"])
+        self.packages = PACKAGES if self.settings["entries"] else ""
         socket.sethostname("sandbox")
         # Forked processes inherit the filter.
         kernel.drop_capabilities_from_bounds()
@@ -98,6 +105,16 @@ class Isolation:
             "no_new_privs": True,
             "cgroup": "none: one process of bounded address space, and a small tmpfs, need none",
         }
+
+    def measure(self) -> None:
+        """Measure the memory that each forked process begins with. Raises OSError."""
+        self.base_bytes = int(os.read(self.own_memory, 100).split()[0]) * resource.getpagesize()
+        threads = len(os.listdir(self.own_threads))
+        os.close(self.own_memory)
+        os.close(self.own_threads)
+        if threads != 1:
+            # A fork copies one thread only, and the others can hold locks.
+            raise OSError(f"the packages start {threads - 1} threads when they are imported")
 
     def before_fork(self) -> None:
         """Make the next forked process the first one of its own pid namespace."""
@@ -179,8 +196,11 @@ def readable_folders() -> list[str]:
     return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
 
 
-def build_root(folders: list[str]) -> None:
-    """Create a small read-only root with ``folders``, four devices, and an empty /tmp."""
+def build_root(folders: list[str], packages: list[str]) -> None:
+    """Create a small read-only root with ``folders``, four devices, and an empty /tmp.
+
+    packages: files and folders that appear in `PACKAGES`.
+    """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
     os.mkdir("/tmp/.outside")
@@ -190,10 +210,19 @@ def build_root(folders: list[str]) -> None:
     for folder in folders:
         os.makedirs(folder, exist_ok=True)
         bind(f"/.outside{folder}", folder)
-        packages = os.path.join(folder, "site-packages")
-        if os.path.isdir(packages):
+        site = os.path.join(folder, "site-packages")
+        if os.path.isdir(site):
             flags = QUIET | kernel.MS_RDONLY
-            kernel.mount("tmpfs", packages, "tmpfs", flags, "size=4k,mode=0755")
+            kernel.mount("tmpfs", site, "tmpfs", flags, "size=4k,mode=0755")
+    if packages:
+        os.makedirs(PACKAGES)
+    for source in packages:
+        target = os.path.join(PACKAGES, os.path.basename(source))
+        if os.path.isdir(f"/.outside{source}"):
+            os.mkdir(target)
+        else:
+            open(target, "w").close()
+        bind(f"/.outside{source}", target)
     os.makedirs("/dev")
     for name in DEVICES:
         if os.path.exists(f"/.outside/dev/{name}"):

@@ -22,6 +22,7 @@ from assay.errors import message
 from assay.verify.base import Limits
 from assay.verify.sandbox import probe
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
+from assay.verify.sandbox.packages import NONE, Packages
 from assay.verify.sandbox.process import Process, memory_file
 from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
@@ -42,6 +43,7 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
 }
 START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
@@ -51,7 +53,7 @@ REMEDY = (
     "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in a container its "
     "seccomp profile), or say --unsafe-no-sandbox to run submissions without isolation"
 )
-_probed: set[tuple[int, int]] = set()
+_probed: set[tuple[int, int, Packages]] = set()
 _origins = itertools.count(1)
 
 
@@ -60,6 +62,7 @@ class Sandbox:
 
     unsafe: run without isolation, if the user waived it. Only limits of CPU time, memory and output
         apply.
+    packages: packages that programs may import, already loaded in each process.
     facts: description of the isolation.
 
     In `Limits`, ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB) apply to each
@@ -72,12 +75,13 @@ class Sandbox:
 
     facts: dict[str, Any]
 
-    def __init__(self, *, unsafe: bool = False) -> None:
+    def __init__(self, *, unsafe: bool = False, packages: Packages = NONE) -> None:
         if sys.platform != "linux":
             raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
         self.broken = False
         self.zygote: subprocess.Popen[bytes] | None = None
         self.unsafe = unsafe
+        self.packages = packages
         self._start()
         self._probe()
 
@@ -86,6 +90,9 @@ class Sandbox:
         settings = {
             "control": theirs.fileno(),
             "preload": PRELOAD,
+            "packages": self.packages.names,
+            "loaded": self.packages.listed,
+            "entries": self.packages.entries,
             "unsafe": self.unsafe,
             "parent": os.getpid(),
             "uid": os.geteuid(),
@@ -120,7 +127,7 @@ class Sandbox:
 
     def _probe(self) -> None:
         """Test the isolation from inside, once per process."""
-        key = (os.getpid(), os.geteuid())
+        key = (os.getpid(), os.geteuid(), self.packages)
         if self.unsafe or key in _probed:
             return
         wrong = probe.isolation_faults(self.run(probe.program(), "", probe.LIMITS))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from assay.verify.base import Limits
-from assay.verify.sandbox.codec import Decoder, encode
+from assay.verify.sandbox.arrays import Decoder, encode
 from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, SubmissionError
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names

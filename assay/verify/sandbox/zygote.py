@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -28,9 +29,19 @@ from typing import Any
 
 # Package name of the sibling files.
 PACKAGE = "inside"
-SIBLINGS = ("values", "codec", "kernel", "seccomp", "isolation", "agent")
+SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent")
 # These modules need shared libraries of the host, which are not visible later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
+# Shared libraries of the host that packages are linked with (PEP 600), which are not visible later.
+HOST_LIBRARIES = """
+    libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2 libgcc_s.so.1
+    libstdc++.so.6 libz.so.1 libgomp.so.1
+"""
+# Modules that are loaded with a package, because programs that use it often need them.
+COMMON = {
+    "numpy": ("numpy.random", "numpy.linalg", "numpy.testing"),
+    "scipy": ("scipy.special", "scipy.linalg", "scipy.optimize", "scipy.stats"),
+}
 # Descriptors from this number on are closed in a forked process.
 FIRST_CLOSED = 4
 
@@ -55,6 +66,51 @@ def add_site_names() -> None:
     site.setquit()
     site.setcopyright()
     site.sethelper()
+
+
+def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str) -> None:
+    """Import the packages that submissions may use, so that forked processes have them loaded.
+
+    folder: folder of the packages, or "" if they are in a folder with others.
+    """
+    if folder:
+        # At the end, because a package must not replace a standard module.
+        sys.path.append(folder)
+    else:
+        sys.meta_path.append(Listed(settings["packages"], settings["entries"]))
+    for name in settings["loaded"]:
+        importlib.import_module(name)
+        for each in COMMON.get(name, ()):
+            importlib.import_module(each)
+    arrays = modules["arrays"]
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        modules["agent"].take_numpy(numpy, arrays.use_numpy(numpy))
+    if "sympy" in sys.modules:
+        arrays.use_sympy(sys.modules["sympy"])
+
+
+class Listed:
+    """Importer that finds the listed packages only, in folders that hold other packages too."""
+
+    def __init__(self, names: list[str], entries: list[str]) -> None:
+        self.names = frozenset(names)
+        self.folders = sorted({os.path.dirname(entry) for entry in entries})
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's spec, or None for other packages."""
+        if path is not None or name not in self.names:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, self.folders, target)
+
+
+def load_host_libraries() -> None:
+    import ctypes
+
+    for name in HOST_LIBRARIES.split():
+        # A package that needs a missing library fails to import, and says so.
+        with suppress(OSError):
+            ctypes.CDLL(name)
 
 
 def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
@@ -131,7 +187,12 @@ def main() -> None:
     for name in LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
+    if settings["packages"]:
+        load_host_libraries()
     facts = isolation.prepare()
+    if settings["packages"]:
+        add_packages(settings, modules, isolation.packages)
+    isolation.measure()
     gc.collect()
     # Forked processes then share these pages.
     gc.freeze()

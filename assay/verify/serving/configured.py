@@ -72,7 +72,8 @@ class Configured:
                 verifier.check_options(options)
         except VerifierError as error:
             found = str(error)
-        return cls(verifier, verifier.hash, options, found)
+        versions = _versions(verifier, options) if not found else {}
+        return cls(verifier, verifier.hash_with(versions), options, found)
 
     @classmethod
     def described(
@@ -143,15 +144,21 @@ class Configured:
         return replace(problem, spec={**self.options, **row})
 
     def describe(self) -> dict[str, Any]:
-        """Return version, hash, ``options`` (a digest), `Verifier.evidence`, and ``source``."""
+        """Return version, hash, ``options`` (a digest), ``source``, ``versions`` and `evidence`."""
         facts: dict[str, Any] = {"version": self.verifier.version, "hash": self.hash}
         if self.source:
             facts["source"] = dict(self.source)
         if digest := options_digest(self.options):
             facts["options"] = digest
+        if versions := _versions(self.verifier, self.options):
+            facts["versions"] = versions
         if self.verifier.evidence is not None:
             facts |= self.verifier.evidence(self.options)
         return facts
+
+
+def _versions(verifier: Verifier, options: Mapping[str, Any]) -> dict[str, str]:
+    return dict(verifier.versions(options)) if verifier.versions is not None else {}
 
 
 class RowCheck:
