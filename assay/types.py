@@ -13,7 +13,7 @@ Shape legend, for every array and tensor name in Assay (joined in axis order, as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -147,6 +147,8 @@ class Completion:
     the think block. token_versions [L]: policy version of each token; None if all are equal.
     turn_ends: index after the last token of each turn; a turn is injected tokens followed by
     sampled ones. said: character spans of the assistant turns in the text; empty for a single turn.
+    failure: reason and detail if a server did not return the completion, which is then empty and
+    not judged.
     """
 
     id: str
@@ -163,6 +165,7 @@ class Completion:
     token_versions: Tokens | None = None
     turn_ends: tuple[int, ...] = ()
     said: tuple[tuple[int, int], ...] = ()
+    failure: tuple[NotJudgedReason, str] | None = None
 
     @classmethod
     def from_text(
@@ -185,6 +188,13 @@ class Completion:
             think=think or ThinkFormat(),
             said=said,
         )
+
+    @classmethod
+    def failed(
+        cls, id: str, reason: NotJudgedReason, detail: str, think: ThinkFormat | None = None
+    ) -> Completion:
+        """Return the place of a completion that a server did not give."""
+        return replace(cls.from_text("", id, think), failure=(reason, detail))
 
     @classmethod
     def given(cls, id: str, tokens: Tokens, text: str = "") -> Completion:

@@ -55,6 +55,13 @@ def _sampling_options(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
     adapter: Adapter = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="OpenAI-compatible server that samples for the model."),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
+    ] = None,
 ) -> None:
     """Declare the options that `samples` adds to a command. They are the keys of
     `assay.session.sampling.SamplingOptions`.

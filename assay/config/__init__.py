@@ -16,6 +16,7 @@ from assay.config.mixture import MixturePart
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
+from assay.config.server import ServerConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.tools import ToolsConfig
 from assay.config.tree import (

@@ -24,6 +24,7 @@ from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
+from assay.config.server import ServerConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.toml_text import apply_override, key_lines
 from assay.config.tools import ToolsConfig
@@ -84,6 +85,7 @@ class TrainConfig(Section):
     guard: GuardConfig = GuardConfig()
     log: LogConfig = LogConfig()
     scale: ScaleConfig = ScaleConfig()
+    server: ServerConfig = ServerConfig()
 
     @property
     def stage(self) -> str:

@@ -151,7 +151,7 @@ def _engine_of(session: Session, style: Style, total: int, stack: ExitStack) -> 
     render, is_plain = session.renderer.render, session.renderer.template == "base"
     template = data.prompt_template if is_plain else None
     session.generator.render = lambda problem: render(style(problem, template))
-    watch = show_sampling(session, stack, quiet=False)
+    watch = show_sampling(session.generator, stack, quiet=False)
     stack.enter_context(watch.doing("problems", total))
     return session.generator
 

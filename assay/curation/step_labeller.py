@@ -138,7 +138,7 @@ def label_rows(settings: StepLabelSettings, out: Output) -> None:
             items = load_judged(settings, out, verifiers.check_problem)
         session = open_session(config, verifiers)
     session.generator.render = PrefixRenderer(session.renderer)
-    show_sampling(session, out, quiet=False)
+    show_sampling(session.generator, out, quiet=False)
     labeller = StepLabeller(
         generator=session.generator,
         verifiers=session.verifiers,

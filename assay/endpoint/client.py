@@ -234,10 +234,12 @@ class EndpointClient:
                 f"HTTP {status}: the endpoint refuses the key in the environment variable "
                 f"{self.judge.api_key_env}",
                 retry=False,
+                status=status,
             )
         again = status in TRY_AGAIN or status >= 500
         wait = _retry_after(headers) if again else None
-        return EndpointFailure("unavailable", f"HTTP {status}: {said}", retry=again, wait=wait)
+        detail = f"HTTP {status}: {said}"
+        return EndpointFailure("unavailable", detail, retry=again, wait=wait, status=status)
 
     def _complaint(self, raw: bytes) -> str:
         """Return the endpoint's error message, shortened: it may quote the text under judgement."""

@@ -26,7 +26,8 @@ from assay.host.files import check_output, open_output
 from assay.host.startup import doing
 from assay.run.names import run_of
 from assay.run.startup import show_startup
-from assay.session.assemble import open_session, open_verifiers, show_sampling, with_slots
+from assay.session.assemble import open_verifiers, show_sampling, with_slots
+from assay.session.completion_server import find_served
 from assay.session.evaluate import Evaluation, Judge, evaluate
 from assay.session.results import sample_lines
 from assay.session.sampling import (
@@ -35,6 +36,7 @@ from assay.session.sampling import (
     sampling_config,
     takes_sampling_options,
 )
+from assay.session.sampling_session import check_sampling, open_sampling
 from assay.session.thinking import useless_thinking
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.learned.pairwise import length_controlled_win_rate, win_rate
@@ -78,12 +80,16 @@ def compare(
     sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
     configs = _configs(names, [str(one) for one, _ in sources], options)
+    for config in configs:
+        check_sampling(config)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
+    if not any(files):
+        _check_two_served(configs)
     with ExitStack() as stack:
         with show_startup(quiet):
-            verifiers = open_verifiers(common, stack)
+            verifiers = open_verifiers(common, stack, actors=True)
             judging = None if judge is None else open_judge(judge, common, stack)
             about = (common, verifiers, max_problems, judging, fitting)
             sets = [_open_set(*one, *about) for one in sources]
@@ -192,6 +198,17 @@ def _configs(
     return own[0], own[1]
 
 
+def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
+    """Raise ConfigError if a server would sample A and B from the same model."""
+    if configs[0].server.url is None:
+        return
+    first, second = (find_served(one.server, one.model).name for one in configs)
+    if first == second:
+        found, accepted = f"{first} for A and for B", "a server that lists both models"
+        remedy = "sample each with assay eval --server URL --out FILE, and compare the files"
+        raise ConfigError(message(f"server.url {configs[0].server.url}", found, accepted, remedy))
+
+
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
     """Raise ConfigError if rows name no verifier and the runs' verifiers differ."""
     first, second = (
@@ -287,11 +304,11 @@ def _engine(
     with ExitStack() as stack:
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
-            session = open_session(with_slots(config, most), verifiers)
+            session = open_sampling(with_slots(config, most), verifiers, stack)
             bad_row = config.data.on_bad_row
             with doing("rendering the rows"):
                 fitted = {one.name: _fitting(one, session.renderer, bad_row) for one in sets}
-        watch = show_sampling(session, stack, quiet)
+        watch = show_sampling(session.generator, stack, quiet)
 
         def sample(asked: _Asked, one: _Set) -> _Measured:
             problems = fitted[one.name]

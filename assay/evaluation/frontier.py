@@ -21,9 +21,10 @@ from assay.host.files import check_output
 from assay.host.terminal import aligned
 from assay.run.intervals import stderr_of
 from assay.run.startup import show_startup
-from assay.session.assemble import Session, show_sampling
+from assay.session.assemble import show_sampling
 from assay.session.evaluate import evaluate
 from assay.session.sampling import SamplingOptions, takes_sampling_options
+from assay.session.sampling_session import SamplingSession, check_sampling
 from assay.session.thinking import check_thinking
 from assay.training.api import open_asked
 from assay.types import Group, Problem, ThinkMode, Verdict
@@ -127,7 +128,7 @@ def frontier(
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
         plan = list(_plan(session, rows, budgets, modes, sampling))
-        watch = show_sampling(session, stack, quiet)
+        watch = show_sampling(session.generator, stack, quiet)
         points: list[Point] = []
         for mode, name, own, of_budget in plan:
             with watch.doing(f"problems, budget {name}", len(own) * num_samples):
@@ -143,7 +144,7 @@ Planned = tuple[str | None, str, Sequence[Problem], SamplingConfig]
 
 
 def _plan(
-    session: Session,
+    session: SamplingSession,
     rows: Sequence[Problem],
     budgets: Sequence[int | str],
     modes: Sequence[Any],
@@ -160,13 +161,15 @@ def _plan(
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
+                check_sampling(session.config.model_copy(update={"sampling": held}), asked_at)
                 check_thinking(
                     session.renderer, asked_at, held, mode is None and budget is not None
                 )
             except ConfigError:
                 if budgets or not thinks:
                     raise
-                # A default budget that is too small for the text that ends thinking is skipped.
+                # A default budget is skipped if the text that ends thinking does not fit, or if the
+                # generator has no budgets.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned
@@ -198,7 +201,7 @@ def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:
 
 
 def _measure(
-    session: Session,
+    session: SamplingSession,
     rows: Sequence[Problem],
     sampling: SamplingConfig,
     num_samples: int,

@@ -27,7 +27,14 @@ from assay.model.adapters import (
     rounding_loss,
 )
 from assay.model.allocator import keep_freed_memory
-from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
+from assay.model.sources import (
+    ModelSource,
+    read_model,
+    read_outline,
+    read_tokenizer,
+    saved_dtype,
+    saved_family,
+)
 from assay.types import FACTS_FILE
 
 NOTICED_LOSS = 0.1
@@ -105,6 +112,34 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
         device=place,
         context_length=getattr(shape, "max_position_embeddings", None),
         eos_ids=eos_ids,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOutline:
+    """What a command needs of a model that a server samples: all but the weights."""
+
+    tokenizer: Any
+    name: str
+    context_length: int | None
+    eos_ids: tuple[int, ...]
+
+
+@doing("loading the tokenizer")
+def load_outline(config: ModelConfig) -> ModelOutline:
+    """Load the tokenizer and the facts of a model, but no weights.
+
+    Raises the errors of `load_model` for what is read.
+    """
+    silence_transformers()
+    source, _ = find_parts(config)
+    shell = read_outline(source)
+    tokenizer = read_tokenizer(_tokenizer_source(config, source), shell)
+    return ModelOutline(
+        tokenizer=tokenizer,
+        name=config.path if config.adapter is None else f"{config.path} with {config.adapter}",
+        context_length=getattr(shell.config.get_text_config(), "max_position_embeddings", None),
+        eos_ids=find_eos_ids(shell, tokenizer),
     )
 
 

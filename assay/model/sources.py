@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import nullcontext, redirect_stderr
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -138,6 +139,26 @@ def read_model(
         model = _as_plain_model(model, dtype)
     model.name_or_path = source.name
     return model.eval()
+
+
+def read_outline(source: ModelSource) -> Any:
+    """Return an object with a model's ``config`` and ``generation_config``, without weights.
+
+    Raises ModelError in one line.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(source.place, **source.options())
+    except Exception as error:  # a damaged file may raise anything in the library
+        raise _refusal(f"model.path {source.name}", error) from error
+    generation = None
+    # Models without the file, such as GGUF files, have the end tokens of `config`.
+    with suppress(OSError, ValueError):
+        generation = GenerationConfig.from_pretrained(
+            source.place, revision=source.revision or "main", local_files_only=source.cached
+        )
+    return SimpleNamespace(config=config, generation_config=generation)
 
 
 def saved_family(source: ModelSource) -> str:

@@ -149,8 +149,9 @@ def _measured(
     with ExitStack() as stack:
         with show_startup(quiet):
             session, rows = open_asked(first, list(problems), max_problems, 1, {}, stack)
-        watch = show_sampling(session, stack, quiet)
+        watch = show_sampling(session.generator, stack, quiet)
         sampling = configuration.at_temperature(session.config.sampling, 0.0)
+        assert session.loaded is not None
         own = session.loaded.model.state_dict()
         for version, (name, tensors) in enumerate(models, start=1):
             given = {key: tensor.to(own[key]) for key, tensor in tensors.items()}

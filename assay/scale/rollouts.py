@@ -29,7 +29,7 @@ from assay.scale.rollout_actor import (
     ShareAsked,
     Taken,
 )
-from assay.types import Floats, Group, Problem
+from assay.types import Floats, Group, Problem, Prompt
 
 # Seconds between two checks for actors without progress.
 LOOK = 1.0
@@ -122,6 +122,15 @@ class ActorGenerator:
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
         self._members = [self._spawn(n) for n in range(settings.rollout_actors)]
+
+    @property
+    def render(self) -> Callable[[Problem], Prompt]:
+        """Makes the prompt of a problem, in this process."""
+        return self.engine.render
+
+    @render.setter
+    def render(self, render: Callable[[Problem], Prompt]) -> None:
+        self.engine.render = render
 
     def generate(
         self,

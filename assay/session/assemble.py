@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,7 +23,7 @@ from assay.generate.engine import Engine
 from assay.generate.turns.toolbox import open_tools
 from assay.host.terminal import warn
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
-from assay.model.load import LoadedModel, choose_device, load_model
+from assay.model.load import LoadedModel, ModelOutline, choose_device, load_model
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
 from assay.run.progress import Progress, SamplingWatch
@@ -136,10 +136,10 @@ def warn_of_slow_type(loaded: LoadedModel) -> None:
         warn(line)
 
 
-def show_sampling(session: Session, stack: ExitStack, quiet: bool) -> SamplingWatch:
-    """Show the generator's progress on standard error until ``stack`` closes."""
+def show_sampling(generator: Any, stack: ExitStack, quiet: bool) -> SamplingWatch:
+    """Show a generator's progress on standard error until ``stack`` closes."""
     progress = stack.enter_context(closing(Progress("", quiet=quiet)))
-    session.generator.watch = progress.sampling
+    generator.watch = progress.sampling
     return progress.sampling
 
 
@@ -190,7 +190,7 @@ def samples(config: TrainConfig) -> bool:
     return config.rl is not None or bool(config.data.train or config.data.heldout)
 
 
-def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
+def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -> int | None:
     """Return the longest allowed prompt: the configured limit or the context less a completion."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
@@ -359,7 +359,21 @@ def fit_problems(problems: Problems, session: Session) -> Problems:
     return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
 
 
-def fit_heldout(heldout: Sequence[Problem], session: Session) -> Sequence[Problem]:
+class Rendering(Protocol):
+    """What renders prompts: a `Session`, or a session that only samples."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration."""
+        ...
+
+    @property
+    def renderer(self) -> PromptRenderer:
+        """Makes the prompts."""
+        ...
+
+
+def fit_heldout(heldout: Sequence[Problem], session: Rendering) -> Sequence[Problem]:
     """Apply the length check of `fit_problems` to held-out problems."""
     if not isinstance(heldout, RowSet):
         return heldout

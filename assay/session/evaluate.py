@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -66,12 +66,46 @@ def sample_and_judge(
     cutoff: oversampling cutoff that selects the groups to return.
     """
     rest = (sampling, group_size, first_sibling)
-    with verifiers.judging() as judging:
+    with verifiers.judging() as own:
+        judging = _GivenAlone(own)
         if cutoff is None:
             groups = generator.generate(problems, *rest, judging.add)
         else:
             groups = cutoff.first(generator.generate(problems, *rest, judging.add, cutoff=cutoff))
         return groups, judging.verdicts(groups)
+
+
+class _GivenAlone:
+    """A judging session without the completions that a server did not give: not judged."""
+
+    def __init__(self, judging: Judging) -> None:
+        self._judging = judging
+        self._given: dict[Group, Group] = {}
+
+    def add(self, group: Group) -> None:
+        """Start judging the given completions of a group."""
+        given = tuple(one for one in group.completions if one.failure is None)
+        if len(given) < len(group.completions):
+            self._given[group] = replace(group, completions=given)
+        if given:
+            self._judging.add(self._given.get(group, group))
+
+    def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Wait for the verdicts of added groups and return them."""
+        given = [self._given.get(group, group) for group in groups]
+        judged = iter(self._judging.verdicts([group for group in given if group.completions]))
+        found: list[tuple[Verdict, ...]] = []
+        for group, own in zip(groups, given, strict=True):
+            verdicts = iter(next(judged) if own.completions else ())
+            found.append(
+                tuple(
+                    next(verdicts)
+                    if one.failure is None
+                    else Verdict.not_judged(one.failure[0], "none", detail=one.failure[1])
+                    for one in group.completions
+                )
+            )
+        return found
 
 
 def compares_siblings(verifiers: Judge, problem: Problem) -> bool:
@@ -273,6 +307,7 @@ class _Tally:
         self.by_tag: dict[str, list[float]] = defaultdict(list)
         # Keyed by (source, think mode).
         self.parts: dict[tuple[str, str], _Part] = defaultdict(_Part)
+        self.num_completions = 0
         self.lengths: list[int] = []
         self.num_truncated = 0
         self.num_not_judged = 0
@@ -284,7 +319,9 @@ class _Tally:
         same: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         for n, (group, group_verdicts) in enumerate(zip(groups, verdicts, strict=True)):
-            lengths = [len(completion.tokens) for completion in group.completions]
+            given = [one for one in group.completions if one.failure is None]
+            lengths = [len(completion.tokens) for completion in given]
+            self.num_completions += len(group.completions)
             self.lengths += lengths
             self._part_of(group).lengths += lengths
             self.num_truncated += sum(completion.truncated for completion in group.completions)
@@ -324,7 +361,7 @@ class _Tally:
         pass_at, pass_at_problems = self._pass_at()
         return Evaluation(
             num_problems=len(shares),
-            num_completions=len(self.lengths),
+            num_completions=self.num_completions,
             num_not_judged=self.num_not_judged,
             pass_at_1=_mean(shares),
             stderr=stderr_of(shares),

@@ -169,7 +169,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "tokens": len(completion.tokens),
         "given": completion.num_given,
         **({"said": completion.said} if completion.said else {}),
-        "finish_reason": completion.finish_reason,
+        "finish_reason": completion.finish_reason if completion.failure is None else None,
         "status": verdict.status if verdict else UNJUDGED,
         **{key: getattr(verdict, key, None) for key in ("score", "reward", "extracted", "reason")},
         "components": dict(verdict.components) if verdict else {},

@@ -35,6 +35,8 @@ class SamplingOptions(TypedDict, total=False):
     seed: int
     device: str | None
     adapter: Path | str | None
+    server: str | None
+    actors: int | None
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -86,6 +88,7 @@ def asks_thinking(options: SamplingOptions) -> bool:
 def sampling_config(model: str, problems: Sequence[str], options: SamplingOptions) -> TrainConfig:
     """Return the configuration for sampling: that of the model's run, or the defaults.
 
+    A run's own ``[scale]`` and ``[server]`` are those of its training: they are not used here.
     Raises RunError if the run's configuration needs consent (`assay.session.consent`).
     """
     overrides, allow = several(options.get("overrides", ())), several(options.get("allow", ()))
@@ -111,6 +114,11 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     tree["data"] = data
     # Evaluation settings refer to the run's held-out problems, which are not loaded here.
     tree.pop("evaluation", None)
+    tree["scale"], tree["server"] = {}, {}
+    if (actors := options.get("actors")) is not None:
+        tree["scale"]["rollout_actors"] = actors
+    if (server := options.get("server")) is not None:
+        tree["server"]["url"] = server
     if verifier is not None:
         data |= {"verifier": verifier, "verifier_by_tag": {}}
     if allow:

@@ -59,6 +59,7 @@ from assay.session.sampling import (
     several,
     takes_sampling_options,
 )
+from assay.session.sampling_session import SamplingSession, check_sampling, open_sampling
 from assay.session.stage import FirstLook, Kind, Stage
 from assay.session.teachers import model_of
 from assay.session.thinking import check_thinking
@@ -171,7 +172,9 @@ def evaluate(
     import the Python code that a foreign run names. out: a JSONL file for all completions and
     verdicts. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a
     run's checkpoint with adapters, to load on a base model; the base model may be at another path
-    than the adapter records. quiet: show no progress.
+    than the adapter records. server: URL of an OpenAI-compatible server that samples; ``model``
+    then gives the tokenizer and the settings (docs/serving.md). actors: number of processes that
+    sample (extra ``ray``). quiet: show no progress.
 
     Raises UserError for invalid input.
     """
@@ -189,7 +192,7 @@ def evaluate(
         if out is not None:
             file = stack.enter_context(open(out, "w", encoding="utf-8"))
             sink = lambda *judged: file.writelines(sample_lines(*judged))  # noqa: E731
-        watch = show_sampling(session, stack, quiet)
+        watch = show_sampling(session.generator, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
             return measure(session.generator, session.verifiers, rows, sampling, num_samples, sink)
 
@@ -225,7 +228,7 @@ def sample(
         asked = (str(model), sources, max_problems, num_samples)
         with show_startup(quiet):
             session, rows = open_asked(*asked, options, stack, given)
-        show_sampling(session, stack, quiet)
+        show_sampling(session.generator, stack, quiet)
         found = _sample(session, rows, num_samples, temperature)
     return found if prompt is None else replace(found, remedy="give one with --answer")
 
@@ -248,7 +251,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
                 rows = kind.read(settings, verifiers)
             session = open_session(settings, verifiers)
             look = kind.look(settings, session, rows)
-        show_sampling(session, stack, quiet)
+        show_sampling(session.generator, stack, quiet)
         rate = f"learning rate {rate_words(settings, session.loaded.model)}"
         length = len(session.renderer.render(look.problem).tokens)
         needs = (look.has_reference, look.has_critic, model_of(look.teacher))
@@ -285,7 +288,7 @@ def settled(config: TrainConfig) -> TrainConfig:
     """Resolve checkpoint names to folders and set the engine's slots.
 
     Raises ConfigError for `model.adapter`: training needs a single model, because lineage, gate and
-    resume refer to its files.
+    resume refer to its files. Raises it for `server.url` too.
     """
     if (adapter := config.model.adapter) is not None:
         # Lineage, gate and resume refer to the files of a single model.
@@ -294,6 +297,10 @@ def settled(config: TrainConfig) -> TrainConfig:
             f"assay model export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
         )
         raise ConfigError(message("model.adapter", adapter, accepted, remedy))
+    if config.server.url is not None:
+        accepted = "none in a run, which learns from what its own policy sampled"
+        remedy = "collect from the server with assay data collect, and learn from that by [sft]"
+        raise ConfigError(message("server.url", "a server", accepted, remedy))
     return with_slots(with_checkpoint(config), config.completions_a_step)
 
 
@@ -318,14 +325,21 @@ def open_asked(
     options: SamplingOptions,
     stack: ExitStack,
     given: Sequence[Problem] | None = None,
-) -> tuple[Session, Sequence[Problem]]:
+) -> tuple[SamplingSession, Sequence[Problem]]:
     """Open a session for sampling, and the problems to sample: ``given``, or those of sources."""
     config = sampling_config(model, list(map(str, sources)), options)
-    verifiers = open_verifiers(config, stack)
+    check_sampling(config)
+    verifiers = open_verifiers(config, stack, actors=True)
+
+    def check(problem: Problem) -> None:
+        verifiers.check_problem(problem)
+        check_sampling(config, [problem])
+
     if given is None:
-        on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
+        on_bad_row = config.data.on_bad_row
         given = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
-    session = open_session(with_slots(config, len(given) * num_samples), verifiers)
+    slots = with_slots(config, len(given) * num_samples)
+    session = open_sampling(slots, verifiers, stack)
     fitting = fit_heldout(given, session)
     check_thinking(session.renderer, fitting, session.config.sampling, asks_thinking(options))
     return session, fitting
@@ -338,7 +352,10 @@ def _prompted(prompt: str, answer: str | None) -> Problem:
 
 
 def _sample(
-    session: Session, problems: Sequence[Problem], num_samples: int, temperature: float
+    session: Session | SamplingSession,
+    problems: Sequence[Problem],
+    num_samples: int,
+    temperature: float,
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]

@@ -24,9 +24,7 @@ from assay.host.files import check_output
 from assay.host.startup import doing
 from assay.run.startup import show_startup
 from assay.session.assemble import (
-    Session,
     fit_heldout,
-    open_session,
     open_verifiers,
     show_sampling,
     with_slots,
@@ -39,6 +37,7 @@ from assay.session.sampling import (
     several,
     takes_sampling_options,
 )
+from assay.session.sampling_session import SamplingSession, check_sampling, open_sampling
 from assay.session.thinking import check_thinking
 from assay.training.reward_rows import SEPARATORS
 from assay.types import Problem, Tokens
@@ -97,7 +96,7 @@ def search(
         with show_startup(quiet):
             session, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
         check_thinking(session.renderer, rows, session.config.sampling, asks_thinking(options))
-        show_sampling(session, stack, quiet)
+        show_sampling(session.generator, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
         drawer = _drawer(session, sampling, step, asked.shape, guide)
         started = time.perf_counter()
@@ -136,11 +135,18 @@ def _open(
     problems: Rows,
     limit: int | None,
     stack: ExitStack,
-) -> tuple[Session, Scorer | None, Sequence[Problem]]:
+) -> tuple[SamplingSession, Scorer | None, Sequence[Problem]]:
     """Open verifier, scorer and problems, check the problems against both, then load the model."""
+    check_sampling(config)
+    if config.server.url is not None:
+        found, accepted = (
+            "a server",
+            "the engine, actors or vLLM: a search continues token by token",
+        )
+        raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
     _check_unguided(asked.methods, sampling, [None])
-    verifiers = open_verifiers(config, stack)
+    verifiers = open_verifiers(config, stack, actors=True)
     guide = _guide(asked, config, stack)
     judges = [verifiers, *([guide] if guide else [])]
 
@@ -151,7 +157,7 @@ def _open(
     on_bad_row = config.data.on_bad_row
     with doing("checking the rows"):
         rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
-    session = open_session(with_slots(config, None), verifiers)
+    session = open_sampling(with_slots(config, None), verifiers, stack)
     fitting = fit_heldout(rows, session)
     _check_unguided(asked.methods, sampling, {row.effort for row in fitting})
     return session, guide, fitting
@@ -219,11 +225,15 @@ def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | Non
 
 
 def _drawer(
-    session: Session, sampling: SamplingConfig, step: str | None, shape: Shape, guide: Scorer | None
+    session: SamplingSession,
+    sampling: SamplingConfig,
+    step: str | None,
+    shape: Shape,
+    guide: Scorer | None,
 ) -> Drawer:
     """Return the drawer of a model, whose prompts may extend into a completion from now on."""
     session.generator.render = PrefixRenderer(session.renderer)
-    tokenizer = session.loaded.tokenizer
+    tokenizer = session.tokenizer
 
     def decode(tokens: Tokens) -> str:
         return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -1,0 +1,43 @@
+"""A model server that samples for commands: the section ``[server]``."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from assay.config.section import Count, Positive, Section, Text
+
+KEY_VARIABLE = "ASSAY_SERVER_KEY"
+
+
+class ServerConfig(Section):
+    """A model server that samples completions for commands that do not train (docs/serving.md).
+
+    The server is OpenAI-compatible and takes prompts of token ids at its completions endpoint, as
+    vLLM, SGLang and llama.cpp do. `model.path` names the same model here: its tokenizer renders the
+    prompts. Weights are not loaded.
+    """
+
+    url: Text | None = None
+    """URL of the server, such as ``http://localhost:8000/v1``; ``--server`` sets it. None: the
+    generator of ``[scale]`` samples."""
+    model: Text | None = None
+    """The model's name on the server. None: `model.path` if the server lists it, else the only
+    model that the server lists."""
+    api_key_env: Text = KEY_VARIABLE
+    """Environment variable with the server's API key, if the server needs one."""
+    concurrency: Count = 32
+    """Number of concurrent requests."""
+    timeout: Positive = 600.0
+    """Maximum seconds of one request. A completion takes up to three times as long with its
+    retries."""
+    retries: int = Field(default=4, ge=0, le=100)
+    """How often a request is tried again after an error that may pass. A completion that cannot be
+    had is not judged."""
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        # The message does not show the value, which may be the key itself.
+        if not name.isidentifier():
+            raise ValueError("accepted: the name of an environment variable that holds the key")
+        return name

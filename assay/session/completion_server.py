@@ -1,0 +1,395 @@
+"""Sampling from the completions endpoint of an OpenAI-compatible server: token ids in and out.
+
+Prompts are rendered here, as for the built-in engine, and sent as token ids, so that no template of
+the server applies. vLLM, SGLang and llama.cpp take them. At startup one request finds out what the
+server offers (`Offer`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from assay.config import ModelConfig, SamplingConfig, ServerConfig
+from assay.endpoint.client import EndpointClient
+from assay.endpoint.costs import Budget
+from assay.endpoint.http_client import EndpointFailure
+from assay.endpoint.replies import read_usage, shown
+from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
+from assay.errors import ConfigError, DataError, ModelError, message
+from assay.generate.finish import finished_completion
+from assay.generate.sampler import completion_key
+from assay.model.load import ModelOutline
+from assay.session.server_generator import Ask, ServerGenerator
+from assay.types import Completion, FinishReason, Floats, Problem, Prompt, Tokens
+
+# Seconds before the second attempt; doubled each time.
+BACKOFF = 0.5
+# Time for all attempts of a request, as a multiple of the time for one.
+MOST_TIMES = 3.0
+# Bound of a reply: bytes of text and log-probabilities for one token, and of everything else.
+BYTES_A_TOKEN, BYTES_A_REPLY = 1024, 2**20
+PROBED_TOKENS = 8
+ACCEPTED = (
+    "a server whose completions endpoint takes token ids, such as vLLM, SGLang or llama.cpp's"
+)
+# Servers have defaults of their own, from the model's generation_config.json (vLLM, SGLang) or
+# from the program (llama.cpp: top_k 40, top_p 0.95, min_p 0.05). Each is sent its neutral value.
+NEUTRAL = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+}
+EXTRAS = {
+    "logprobs": 1,
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a server offers, as the first request found.
+
+    extras: it takes request keys beyond OpenAI's. token_ids: replies have the tokens of the
+    completion. stop_reasons: replies name the stop string that ended them.
+    """
+
+    extras: bool
+    token_ids: bool
+    stop_reasons: bool
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model's name on a server. context_length: None: the server does not give it."""
+
+    name: str
+    context_length: int | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply of the completions endpoint.
+
+    tokens, logprobs: None if the server does not give them. num_tokens: length of the completion.
+    stopped_by: the stop string that ended it.
+    """
+
+    text: str
+    finish_reason: str
+    num_tokens: int
+    num_prompt: int | None
+    tokens: list[int] | None
+    logprobs: list[float] | None
+    stopped_by: str | None
+    has_stop_reason: bool
+
+
+class CompletionServer(ServerGenerator):
+    """Generator of a server's completions, with their tokens where the server gives them.
+
+    The sampling distribution is that of the configuration. Greedy completions equal those of the
+    engine as far as the server computes the same logits. Sampled ones have their own random
+    numbers: the seed of a request depends on the problem, its draw and the index, so that a
+    repeated request gives the same completion where the server keeps its promise.
+
+    `check` is called before the first completion.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        outline: ModelOutline,
+        render: Callable[[Problem], Prompt],
+        *,
+        served: Served,
+        seed: int,
+    ) -> None:
+        super().__init__(f"server.url {config.url}", render, config.concurrency)
+        self._config, self._outline, self._seed = config, outline, seed
+        self.model = served.name
+        lengths = [one for one in (served.context_length, outline.context_length) if one]
+        self.context_length = min(lengths, default=None)
+        self.offer: Offer | None = None
+
+    def check(self, prompt: Prompt, sampling: SamplingConfig) -> None:
+        """Send a first request, and raise ConfigError for what the server cannot do."""
+        with open_client(self._config, "completions", sampling.max_tokens) as client:
+            for extras in (True, False):
+                body = self._body(prompt, sampling, 0, extras)
+                body |= {"max_tokens": min(PROBED_TOKENS, sampling.max_tokens)}
+                try:
+                    reply = client.send(body, read_reply, self._deadline(), "first")
+                    break
+                except EndpointFailure as trouble:
+                    if trouble.status not in (400, 422) or not extras:
+                        raise ConfigError(message(self.where, trouble.detail, ACCEPTED)) from None
+        self._check_first(reply, prompt)
+        self.offer = Offer(extras, reply.tokens is not None, reply.has_stop_reason)
+        if sampling.stop and not self.offer.stop_reasons:
+            found = f"{sampling.stop[0]!r}, with a server that does not name the stop string"
+            raise ConfigError(message("sampling.stop", found, "none, or vLLM's server"))
+        for key in ("top_k", "min_p"):
+            if getattr(sampling, key) and not extras:
+                found = f"{getattr(sampling, key)}, with a server that takes OpenAI's keys alone"
+                raise ConfigError(message(f"sampling.{key}", found, "none"))
+
+    def _check_first(self, reply: Reply, prompt: Prompt) -> None:
+        """Raise ConfigError if the server read another prompt, or has another tokenizer."""
+        length = len(prompt.tokens)
+        if reply.num_prompt is not None and reply.num_prompt != length:
+            found = f"a prompt of {reply.num_prompt} tokens, where {length} were sent"
+            raise ConfigError(message(self.where, found, ACCEPTED))
+        if reply.tokens is None:
+            return
+        decode = partial(self._outline.tokenizer.decode, clean_up_tokenization_spaces=False)
+        ours = {
+            decode(reply.tokens, skip_special_tokens=skip).strip() for skip in (True, False)
+        } | {decode(reply.tokens[:-1]).strip()}
+        # A token may end within a character, which is then not shown alike.
+        if reply.text.strip() not in ours and not any("\ufffd" in each for each in ours):
+            found = f"another tokenizer: its {shown(reply.text)} is {shown(min(ours))} of the model"
+            accepted = "a server of model.path"
+            raise ConfigError(message(self.where, found, accepted, "name its model"))
+
+    @contextmanager
+    def _asking(self, sampling: SamplingConfig) -> Iterator[Ask]:
+        with open_client(self._config, "completions", sampling.max_tokens) as client:
+            yield partial(self._ask, client, sampling)
+
+    def _ask(
+        self,
+        client: EndpointClient,
+        sampling: SamplingConfig,
+        problem: Problem,
+        prompt: Prompt,
+        number: int,
+    ) -> Completion:
+        assert self.offer is not None, "check is called first"
+        name = f"{problem.group_id}/{number}"
+        key = completion_key(self._seed, problem.id, problem.draw, number)
+        length = len(prompt.tokens)
+        room = sampling.max_tokens
+        if self.context_length is not None:
+            room = min(room, self.context_length - length)
+        if room < 1:
+            found, accepted = f"a prompt of {length} tokens", f"at most {self.context_length} - 1"
+            raise DataError(message(problem.place, found, accepted))
+        body = self._body(prompt, sampling, key, self.offer.extras) | {"max_tokens": room}
+        reply = client.send(body, self._read, self._deadline(), name)
+        return self._completion(name, prompt, reply, sampling)
+
+    def _read(self, body: Any) -> Reply:
+        if self._stopped.is_set():
+            raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
+        reply = read_reply(body)
+        assert self.offer is not None
+        if self.offer.token_ids and reply.tokens is None:
+            raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
+        return reply
+
+    def _completion(
+        self, name: str, prompt: Prompt, reply: Reply, sampling: SamplingConfig
+    ) -> Completion:
+        reason = finish_of(reply)
+        if reply.tokens is None:
+            return Completion.from_text(reply.text, name, prompt.think, reply.num_tokens, reason)
+        tokens, ends = np.array(reply.tokens, np.int32), self._outline.eos_ids
+        if reason == "eos" and (not len(tokens) or int(tokens[-1]) not in ends):
+            if not ends:
+                return Completion.from_text(reply.text, name, prompt.think, len(tokens), reason)
+            # Some servers leave the end token out.
+            tokens = np.append(tokens, np.int32(ends[0]))
+        sampled = np.ones(len(tokens), np.bool_)
+        try:
+            return finished_completion(
+                self._outline.tokenizer,
+                name,
+                prompt,
+                tokens,
+                _behavior(reply, tokens, sampling),
+                reason,
+                sampled=sampled,
+            )
+        except (ModelError, OverflowError, IndexError) as error:
+            raise EndpointFailure("error", str(error), retry=False) from error
+
+    def _body(
+        self, prompt: Prompt, sampling: SamplingConfig, key: int, extras: bool
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt.tokens.tolist(),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            # Servers take seeds of 63 bits.
+            "seed": key >> 1,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
+        }
+        if not extras:
+            return body
+        ends = {"stop_token_ids": list(self._outline.eos_ids)} if self._outline.eos_ids else {}
+        # vLLM and SGLang take -1 for all tokens; so does llama.cpp.
+        more = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p or 0.0}
+        return body | NEUTRAL | EXTRAS | ends | more
+
+    def _deadline(self) -> float:
+        return time.monotonic() + MOST_TIMES * self._config.timeout
+
+
+@contextmanager
+def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterator[EndpointClient]:
+    """Open connections to an endpoint of a server, such as ``completions``.
+
+    longest: number of tokens of the longest reply. Raises ConfigError for a URL that is none.
+    """
+    # The value is not shown, because a URL may contain a password.
+    if config.url is None or not is_url(config.url):
+        raise ConfigError(f"server.url: accepted: {ADDRESS}")
+    asked = Endpoint(
+        url=completions_url(config.url).replace("/chat/completions", f"/{endpoint}"),
+        model=config.model or "the model",
+        api_key_env=config.api_key_env,
+        temperature=1.0,
+        max_tokens=longest,
+        prices=(0.0, 0.0),
+        request="{}",
+    )
+    settings = Settings(
+        judges=(asked,),
+        timeout=config.timeout,
+        patience=MOST_TIMES * config.timeout,
+        retries=config.retries,
+        backoff=BACKOFF,
+        concurrency=config.concurrency,
+    )
+    client = EndpointClient(asked, settings, Budget(None))
+    client.max_body = BYTES_A_REPLY + BYTES_A_TOKEN * longest
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def find_served(config: ServerConfig, model: ModelConfig) -> Served:
+    """Return the model's name on the server, and its context length there, if it is listed.
+
+    Raises ConfigError if the server does not have the model, or does not answer.
+    """
+    where, read = f"server.url {config.url}", lambda body: body
+    with open_client(config, "models") as client:
+        try:
+            said = client.send(None, read, time.monotonic() + config.timeout, "models")
+        except EndpointFailure as trouble:
+            raise ConfigError(message(where, trouble.detail, ACCEPTED)) from None
+    listed = _tables(said.get("data") if isinstance(said, dict) else None)
+    names = {str(one.get("id")): one for one in listed}
+    # The base model's name would be that of the model without its adapter.
+    own = model.adapter or model.path
+    wanted = config.model or own
+    if wanted not in names and (config.model is not None or len(names) != 1):
+        found = f"no model {wanted!r} among {', '.join(names) or 'none'}"
+        remedy = "name one with --set server.model=NAME"
+        raise ConfigError(message(where, found, "the name of a model there", remedy))
+    name = wanted if wanted in names else next(iter(names))
+    meta: Any = names[name].get("meta")
+    # vLLM and SGLang; llama.cpp.
+    lengths = names[name].get("max_model_len"), _table(meta).get("n_ctx")
+    return Served(name, next((one for one in lengths if type(one) is int and one > 1), None))
+
+
+def read_reply(body: Any) -> Reply:
+    """Parse a reply with one choice. Raises EndpointFailure."""
+    choices = _tables(body.get("choices") if isinstance(body, dict) else None)
+    if len(choices) != 1:
+        raise EndpointFailure("error", f"a reply with {len(choices)} choices: {shown(body)}")
+    choice = choices[0]
+    text, reason, usage = choice.get("text"), choice.get("finish_reason"), read_usage(body)
+    if not isinstance(text, str):
+        raise EndpointFailure("error", f"a reply without a text: {shown(body)}")
+    if reason not in ("stop", "length"):
+        raise EndpointFailure("error", f"a completion that ended by {shown(reason)}")
+    tokens, logprobs = tokens_of(choice)
+    if tokens is None and usage.output_tokens is None:
+        raise EndpointFailure("error", "a reply without the number of its tokens", retry=False)
+    stopped_by = choice.get("stop_reason")
+    return Reply(
+        text=text,
+        finish_reason=str(reason),
+        num_tokens=len(tokens) if tokens is not None else usage.output_tokens or 0,
+        num_prompt=usage.input_tokens,
+        tokens=tokens,
+        logprobs=logprobs,
+        stopped_by=stopped_by if isinstance(stopped_by, str) else None,
+        has_stop_reason="stop_reason" in choice,
+    )
+
+
+def finish_of(reply: Reply) -> FinishReason:
+    """Convert a reply's finish reason."""
+    if reply.finish_reason == "length":
+        return "length"
+    return "eos" if reply.stopped_by is None else "stop_string"
+
+
+def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] | None]:
+    """Return token ids and their log-probabilities in a choice; None: the server gives none.
+
+    ``token_ids`` is vLLM's. llama.cpp gives ids with its log-probabilities. Raises EndpointFailure
+    for ids that are none.
+    """
+    scored: Any = choice.get("logprobs")
+    scored = cast("dict[str, Any]", scored) if isinstance(scored, dict) else {}
+    content = _tables(scored.get("content"))
+    logprobs: Any = scored.get("token_logprobs") or [one.get("logprob") for one in content]
+    tokens: Any = choice.get("token_ids")
+    if tokens is None and content:
+        tokens = [one.get("id") for one in content]
+        tokens = tokens if any(one is not None for one in tokens) else None
+    if tokens is None:
+        return None, None
+    if not isinstance(tokens, list) or not all(
+        type(one) is int and 0 <= one < 2**31 for one in cast("list[Any]", tokens)
+    ):
+        raise EndpointFailure("error", f"token ids that are none: {shown(tokens)}")
+    known = isinstance(logprobs, list) and len(logprobs) == len(tokens)
+    are_numbers = known and all(
+        type(one) in (int, float) and math.isfinite(one) for one in logprobs
+    )
+    return tokens, logprobs if are_numbers else None
+
+
+def _behavior(reply: Reply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
+    """Return the log-probabilities under the sampled distribution; empty: unknown.
+
+    Servers report those of the model, before temperature and truncation.
+    """
+    if sampling.temperature == 0:
+        return np.zeros(len(tokens), np.float32)
+    plain = sampling.temperature == 1 and not sampling.top_k and not sampling.min_p
+    known = reply.logprobs is not None and len(reply.logprobs) == len(tokens)
+    if not known or not plain or sampling.top_p != 1:
+        return np.zeros(0, np.float32)
+    return np.array(reply.logprobs, np.float32)
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _tables(value: Any) -> Sequence[dict[str, Any]]:
+    """Return the objects of a JSON list; none for any other value."""
+    if not isinstance(value, list):
+        return []
+    return [one for one in cast("list[Any]", value) if isinstance(one, dict)]

@@ -1,0 +1,129 @@
+"""Generator of a model server's completions: concurrent requests, in the order of the problems.
+
+Subclasses send the requests: `assay.session.completion_server` to the completions endpoint, and
+`assay.curation.server` to the chat endpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+from assay.config import SamplingConfig
+from assay.endpoint.http_client import EndpointFailure
+from assay.errors import ModelError, RunStopped
+from assay.generate.engine import EngineStats
+from assay.generate.oversampling import OversamplingCutoff
+from assay.model.weights import Weights
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
+
+# Maximum consecutive requests without a reply: before the first reply, and after it.
+FIRST_PATIENCE, PATIENCE = 4, 32
+
+Ask = Callable[[Problem, Prompt, int], Completion | EndpointFailure]
+"""Requests the completion of a problem with an index. Called from many threads."""
+
+
+class ServerGenerator:
+    """Generator of a server's completions.
+
+    A completion that the server does not give is empty and has a `Completion.failure`: it is not
+    judged. render: makes the prompt of a problem. watch: see `Engine`. no_replies: reasons of
+    failed requests.
+    """
+
+    exact = False
+    gives_model_logprobs = False
+    policy_version = 0
+
+    def __init__(self, where: str, render: Callable[[Problem], Prompt], concurrency: int) -> None:
+        self.where, self.render, self.concurrency = where, render, concurrency
+        self.watch: Callable[[EngineStats], None] | None = None
+        self.no_replies: list[str] = []
+        self._has_replied = False
+        self._in_a_row = 0
+        self._stopped = threading.Event()
+
+    def _asking(self, sampling: SamplingConfig) -> AbstractContextManager[Ask]:
+        """Open connections; the context has the function that sends a request."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+        cutoff: OversamplingCutoff | None = None,
+    ) -> list[Group]:
+        """Return one group per problem, as the engine does.
+
+        Raises ModelError if none of the first requests gets a reply, and RunStopped if many later
+        consecutive ones get none.
+        """
+        prompts = [self.render(problem) for problem in problems]
+        numbers = range(first_sibling, first_sibling + group_size)
+        stats, started = EngineStats(num_wanted=len(problems) * group_size), time.perf_counter()
+        groups: list[Group] = []
+        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="assay-server")
+        self._stopped.clear()
+        with self._asking(sampling) as ask:
+            try:
+                asked = [
+                    [pool.submit(self._tried, ask, problem, prompt, n) for n in numbers]
+                    for problem, prompt in zip(problems, prompts, strict=True)
+                ]
+                for problem, prompt, futures in zip(problems, prompts, asked, strict=True):
+                    siblings = tuple(
+                        self._received(future, f"{problem.group_id}/{n}", prompt.think)
+                        for n, future in zip(numbers, futures, strict=True)
+                    )
+                    groups.append(Group(problem, prompt, siblings))
+                    if on_group is not None:
+                        on_group(groups[-1])
+                    stats.num_completions += group_size
+                    stats.tokens += sum(len(one.tokens) for one in siblings)
+                    stats.decode_seconds = time.perf_counter() - started
+                    if self.watch is not None:
+                        self.watch(stats)
+            finally:
+                # Requests that are under way are awaited; after an error none is tried again.
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+        return groups
+
+    def sleep(self) -> None:
+        """No effect, because no memory is held."""
+
+    def load_policy(self, weights: Weights) -> None:
+        """Raise an error, because a server has its own weights."""
+        raise NotImplementedError("a server is not given weights")
+
+    def _tried(
+        self, ask: Ask, problem: Problem, prompt: Prompt, number: int
+    ) -> Completion | EndpointFailure:
+        try:
+            return ask(problem, prompt, number)
+        except EndpointFailure as trouble:
+            return trouble
+
+    def _received(
+        self, future: Future[Completion | EndpointFailure], name: str, think: ThinkFormat
+    ) -> Completion:
+        """Return a completion, and count failed requests. Raises an error if there are too many."""
+        reply = future.result()
+        if isinstance(reply, Completion):
+            self._has_replied, self._in_a_row = True, 0
+            return reply
+        self.no_replies.append(reply.detail)
+        self._in_a_row += 1
+        if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
+            first = f"the first {self._in_a_row} requests"
+            raise ModelError(f"{self.where}: no reply to {first}: {reply.detail}")
+        if self._in_a_row >= PATIENCE:
+            raise RunStopped(f"no reply to {self._in_a_row} requests in a row: {reply.detail}")
+        return Completion.failed(name, reply.reason, reply.detail, think)
