@@ -88,7 +88,7 @@ def test_every_benchmark_is_measured_once(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model was loaded again")
 
-    monkeypatch.setattr("assay.evaluation.compare.open_session", never)
+    monkeypatch.setattr("assay.evaluation.compare.open_sampling", never)
     measure("--max-problems", "2")
     again = json.loads((work / "real_model.json").read_text())
     assert [one["gain"] for one in again["sets"]] == [one["gain"] for one in found["sets"]]

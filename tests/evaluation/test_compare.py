@@ -204,7 +204,7 @@ def test_bad_input_is_told_before_a_model_is_opened(
     def never(*_: object) -> None:
         raise AssertionError("a model was opened")
 
-    monkeypatch.setattr("assay.evaluation.compare.open_session", never)
+    monkeypatch.setattr("assay.evaluation.compare.open_sampling", never)
     monkeypatch.delenv("ASSAY_JUDGE_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     problems = [{"id": "q", "prompt": "?", "answer": "7"}]
