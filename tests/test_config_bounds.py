@@ -160,7 +160,7 @@ WRONG = ("x", "\udcff", [], {}, -1, 10**400, True, None, 1.5, float("nan"), [["x
          {"a": -1}, {"a": 1.5}, {"a": {"b": []}}, {"a": [[0, 1]]}, {"": 1}, {"\udcff": []})  # fmt: skip
 
 
-def test_any_key_with_any_value_is_taken_or_told_once() -> None:
+def test_any_key_and_value_is_accepted_or_reported_once() -> None:
     """No value of any key ends in another error, and none is told twice in the same words."""
     for key, *_ in config.field_help():
         *sections, name = key.split(".")

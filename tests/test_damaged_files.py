@@ -168,7 +168,7 @@ SAMPLE = (
 )
 
 
-def test_a_sample_of_damages_is_told_or_read_around(world: Path, tmp_path: Path) -> None:
+def test_sampled_damages_are_reported_or_tolerated(world: Path, tmp_path: Path) -> None:
     for file, damage in SAMPLE:
         how = damages_of(Path(file))[damage]
         wrong = check(world, tmp_path, f"{RUN}/{file}", READERS[:4], how)

@@ -148,7 +148,7 @@ def test_the_self_test_is_judged(
     assert next(doctor._check_learning()).status == status
 
 
-def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert next(doctor._check_hub()).status == "note"
     monkeypatch.delenv("HF_HUB_OFFLINE")

@@ -90,7 +90,7 @@ def test_the_shared_pairs_are_read(shared_data: Path) -> None:
         ({"pred": "1", "label": 1}, "f:1 label: found 1"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(row: dict[str, Any], text: str) -> None:
+def test_errors_are_one_line(row: dict[str, Any], text: str) -> None:
     with pytest.raises(DataError) as caught:
         read_answer_pair(row, "f:1", "f:1")
     assert str(caught.value).startswith(text) and "\n" not in str(caught.value)

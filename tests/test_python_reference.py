@@ -105,7 +105,9 @@ def test_signatures_and_docstrings_become_markdown() -> None:
     assert text == wanted
 
 
-def test_the_offline_block_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_offline_example_prints_the_documented_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", ADAPTERS.read_text(), re.DOTALL | re.MULTILINE)
     (block,) = (one for one in blocks if "print(graded(" in one)
     exec(block, {})

@@ -82,7 +82,9 @@ class AuditResult:
                 f" (95% interval {low:.0%} to {high:.0%})"
             )
         if self.waiting:
-            lines.append(f'label them: assay run audit {self.run} --label, or write "label" there')
+            lines.append(
+                f'label them: assay run audit {self.run} --label, or write "label" in its rows'
+            )
         sets = {_set_of(way): None for way in self.right}
         lines += [
             "as a labelled set: assay verifier self-test --labelled"
@@ -241,7 +243,7 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
-        where, remedy = f"{path}:{lines}", "mend the line, or take it out"
+        where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
     for number, row in enumerate(rows, 1):
         where = f"{path} row {number}"

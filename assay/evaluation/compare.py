@@ -161,7 +161,7 @@ def _sources(
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
     if not found:
-        remedy = "to read what two runs recorded: assay run compare A B"
+        remedy = "to compare what two runs recorded: assay run compare A B"
         where, accepted = "compare", "problems (--problems, --out-of-domain)"
         raise ConfigError(message(where, "no problems", accepted, remedy))
     for name in names:
@@ -187,7 +187,7 @@ def _configs(
 ) -> tuple[TrainConfig, TrainConfig]:
     """Return the sampling configuration of each model. A model without a run uses the other's."""
     if options.get("adapter") is not None and _is_file(names[1]):
-        found, accepted = "completions that were sampled before", "a model"
+        found, accepted = "a file of recorded completions", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
     each: tuple[SamplingOptions, SamplingOptions] = ({**options, "adapter": None}, options)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
@@ -218,7 +218,7 @@ def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) ->
     unnamed = (one.problems[n].verifier is None for one in sets for n in range(len(one.problems)))
     if first != second and any(unnamed):
         found = f"{first} in the run of A and {second} in that of B"
-        accepted = "one verifier for both"
+        accepted = "the same verifier for both"
         raise ConfigError(message("compare", found, accepted, f"add --verifier '{second}'"))
 
 
@@ -435,7 +435,7 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
     judged = [each for each in comparisons if each.outcome is not None]
     if not judged:
         why = next((f": {each.reason}, {each.detail}" for each in comparisons), "")
-        return replace(found, not_compared=f"none of {len(pairs)} pairs was judged{why}")
+        return replace(found, not_compared=f"no pair of {len(pairs)} was judged{why}")
     even = length_controlled_win_rate(comparisons)
     return replace(found, wins=win_rate(comparisons), wins_at_equal_length=even)
 

@@ -91,7 +91,7 @@ class CompareResult:
             test = "McNemar's" if self.num_samples == 1 else "sign flips of problems' differences"
             lines += ["", f"± is one standard error. p: exact test, {test}, paired by problem."]
         if len(self.sets) > 1:
-            lines.append(f"p of all: what p comes to since {len(self.sets)} sets were compared.")
+            lines.append(f"p of all: p after Holm's correction for {len(self.sets)} compared sets.")
         return lined(lines)
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def _lines(one: ComparedSet, num_samples: int, num_flips: int) -> Iterator[str]:
         error = f" ± {100 * one.gain.stderr:.1f}" if one.gain.stderr else ""
         of_all = f" (of all: {_p(holms)})" if holms not in (None, one.p_value) else ""
         yield (
-            f"B less A {100 * one.gain.value:+.1f} points{error}, 95% interval {100 * low:+.1f} to"
+            f"B minus A {100 * one.gain.value:+.1f} points{error}, 95% interval {100 * low:+.1f} to"
             f" {100 * high:+.1f}, p {_p(one.p_value)}{of_all}"
         )
         words = ("turned right", "turned wrong") if num_samples == 1 else ("better on", "worse on")
@@ -182,7 +182,7 @@ def _win_lines(one: ComparedSet) -> Iterator[str]:
         first, second = wins.by_place
         yield (
             f"place: B wins {first:.1%} where it is shown first, {second:.1%} where second;"
-            f" {wins.inconsistent} ties are of a judge that followed the place"
+            f" {wins.inconsistent} ties are judgements that changed with the order"
         )
 
 

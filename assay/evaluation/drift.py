@@ -69,7 +69,7 @@ class Drift:
         head = f"{self.num_completions} completions of {self.num_problems} problems in all files"
         lines = [head, *aligned(table)]
         if self.only_some:
-            lines.append(f"{self.only_some} others are not in every file, and are left out")
+            lines.append(f"{self.only_some} others are missing from some file and excluded")
         lines.append(
             "shift, order and turned: against the first file; intervals at 95 %, over problems;"
             " turned: to passed / to failed"
@@ -91,7 +91,7 @@ def drift(files: Sequence[Path | str]) -> Drift:
     common = [id for id in tables[0] if all(id in one for one in tables)]
     if not common:
         accepted = "verdicts of the same completions, by their ids"
-        raise DataError(message("assay verifier drift", "no id that is in every file", accepted))
+        raise DataError(message("assay verifier drift", "no id that all files contain", accepted))
     every = {id for one in tables for id in one}
     found = [_version(name, one, tables[0], common) for name, one in read.items()]
     problems = {problem_id_of(tables[0][id]) for id in common}

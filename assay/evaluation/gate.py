@@ -204,7 +204,7 @@ def _run_config(
     checkpoint: Path | None, model: str, allow: Sequence[str], trust_run: bool
 ) -> TrainConfig:
     if checkpoint is None or step_of(checkpoint) is None:
-        accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose data are known"
+        accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose training data are known"
         raise RunError(message("assay gate", model, accepted))
     return open_config(checkpoint.parent.parent, OPENED, allow=allow, trust_run=trust_run)
 
@@ -222,7 +222,7 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
                 raise DataError(message(f"{problem.source} tags", "none", accepted))
             kind = problem.tags[0]
             if kind not in KINDS and (meant := did_you_mean(kind, KINDS, 0.85)):
-                accepted = f"{', '.join(KINDS)}, or a kind of yours"
+                accepted = f"{', '.join(KINDS)}, or a kind of your own"
                 raise DataError(message(f"{problem.source} tags", repr(kind), accepted, meant))
             kinds.setdefault(file, {})[problem.id] = kind
     return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
@@ -253,8 +253,8 @@ def _check_sandbox(canaries: Sequence[Path | str], model: str, options: Sampling
     if config.verification.options.get("code", {}).get("unsafe_no_sandbox"):
         return
     others = [str(one) for one in canaries if str(one) not in names]
-    remedy = "or ask the others alone: " + " ".join(f"--canaries {one}" for one in others)
-    remedy = remedy if others else "or ask other canaries: --canaries mathematics"
+    remedy = "or use only the others: " + " ".join(f"--canaries {one}" for one in others)
+    remedy = remedy if others else "or use other canaries: --canaries mathematics"
     raise RunError(f"assay gate --canaries {names[0]}: {detail}; {remedy}")
 
 
@@ -320,7 +320,7 @@ def kl_check(
 ) -> Check:
     """Measure the candidate's KL from the other model, on its own samples at temperature 1."""
     count = min(KL_PROBLEMS, max_problems or KL_PROBLEMS)
-    with show_startup(quiet), doing("measuring how far the model has gone"):
+    with show_startup(quiet), doing("measuring the KL from the other model"):
         far, most = divergence(model, other, problems, count, options), limits.max_kl
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
@@ -350,9 +350,9 @@ def review_check(
     refused = [str(row["id"]) for row in known if not row["ok"]]
     least = limits.min_reviewed or 1
     people = ", ".join(sorted({str(row["by"]) for row in known}))
-    found = f"{len(known)} read by {people or 'nobody'}, {len(refused)} refused"
+    found = f"{len(known)} read by {people or 'nobody'}, {len(refused)} rejected"
     bad = len(known) < least or bool(refused)
-    wanted = f"at least {least} read, none refused"
+    wanted = f"at least {least} read, none rejected"
     return Check("human review", found, wanted, "failed" if bad else "passed")
 
 

@@ -115,7 +115,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     where = f"{'out of domain' if one.out_of_domain else 'correctness'}, {one.name}"
     yield _judged_check(one, limits)
     if one.gain is None:
-        yield Check(where, "nothing was judged by both", "a verdict", "failed")
+        yield Check(where, "no problem was judged for both models", "a verdict", "failed")
         return
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
@@ -123,7 +123,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     lost = -gain.value > limits.max_loss
     if gain.interval[0] < -limits.max_loss and not (worse or lost):
         number = gain.num_problems
-        words += f"; {number} problems are too few to rule out a loss of {limits.max_loss:.0%}"
+        words += f"; {number} problems are too few to exclude a loss of {limits.max_loss:.0%}"
     least = None if one.out_of_domain else limits.min_gain
     short = least is not None and gain.value < least
     wanted = f"not worse (p < {limits.chance:g}), loss at most {limits.max_loss:.0%}"
@@ -200,7 +200,7 @@ def canary_checks(
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
         total = unfit + sum(map(len, asked.kinds.values()))
-        found = f"{unfit} of {total}: with a completion their prompts do not fit the context"
+        found = f"{unfit} of {total}: their prompts and a completion exceed the context"
         yield Check(f"canaries, {file}, left out", found, None, "info")
     if asked.honest:
         yield _file_check(one, f"canaries, {file}", asked, limits, num_tests)
@@ -260,7 +260,7 @@ def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
 def _shares(paired: Paired) -> str:
     """Format both pass rates on canaries judged for both, and the gain."""
     if (gain := paired.gain) is None:
-        return "nothing was judged of both"
+        return "no canary was judged for both models"
     before, after = (sum(side) / len(paired) for side in (paired.a, paired.b))
     return f"{before:.0%} -> {after:.0%} of {len(paired)}, {gain.points}"
 

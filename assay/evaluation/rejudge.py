@@ -1,9 +1,8 @@
 """Judge a run's recorded completions again and compare: the logged and the new verdict of each.
 
-`rejudge` is the mechanism. Its readers are `rescore` below (``assay verify --rescore RUN``), the
-audits of a run, and a replay. The rollout log holds no answers, so the problems are read again from
-the run's sources. Groups are judged as a whole, as during training. The run's directory does not
-change.
+`rejudge` is used by `rescore` below (``assay verify --rescore RUN``), by the audits of a run, and
+by a replay. The rollout log holds no answers, so the problems are read again from the run's
+sources. Groups are judged as a whole, as during training. The run's directory does not change.
 """
 
 from __future__ import annotations
@@ -244,14 +243,14 @@ class RescoreResult:
             f"{judged - self.unchanged} verdicts flipped, {self.reward_changes} rewards changed"
         ]
         if self.reward_changes and self.verifier != self.recorded_verifier:
-            lines.append(f"the run's rewards were those of {self.recorded_verifier}")
+            lines.append(f"the run's rewards came from {self.recorded_verifier}")
         for step in self.unreadable:
             lines.append(
                 f"rollouts/step-{step:06d}.parquet cannot be read: its completions are not judged "
                 "again; bring it back from a copy"
             )
         if self.missing:
-            why = ": their problems are no longer there, or their file cannot be read"
+            why = ": their problems are gone, or their file cannot be read"
             lines.append(f"{self.missing} not judged again{why}")
         for flip, count in self.flips.most_common():
             lines.append(f"{flip}: {count} ({count / judged:.2%})")

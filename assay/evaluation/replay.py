@@ -71,8 +71,8 @@ class OnlyTheLog:
 
     def generate(self, problems: Sequence[Any], *_: Any, **__: Any) -> list[Group]:
         """Raise RunError, because the log does not hold the requested completions."""
-        found = f"a draw that the rollout log does not hold: {problems[0].group_id}"
-        accepted = "the rows and the curriculum that the run had"
+        found = f"a completion that the rollout log does not contain: {problems[0].group_id}"
+        accepted = "the same rows and curriculum as in the run"
         raise RunError(message(f"{self._folder} data.train", found, accepted, "bring them back"))
 
 
@@ -97,7 +97,11 @@ def replay(
     folder = Path(run)
     if other := next((one for one in overrides if one not in CONSENTS), None):
         where = f"assay run replay {folder} --set"
-        raise UserError(message(where, other, ", ".join(CONSENTS), "a step is taken as it was"))
+        raise UserError(
+            message(
+                where, other, ", ".join(CONSENTS), "a step is repeated with its recorded settings"
+            )
+        )
     config = open_config(folder, overrides=overrides, allow=allow, trust_run=trust_run)
     if config.rl is None:
         found = f"a run of [{config.stage}]"
@@ -144,7 +148,7 @@ def start_of(folder: Path, step: int) -> int:
             return first
         able = [one for one in sorted(done) if begin(one) is not None]
         found = f"{step}, {_why_not(step, done, recorded)}"
-    accepted = f"a step of {_ranges(able)}" if able else "none: no step of it can be replayed"
+    accepted = f"a step of {_ranges(able)}" if able else "none: no step of this run can be replayed"
     raise RunError(message(f"assay run replay {folder} --step", found, accepted))
 
 
@@ -152,8 +156,8 @@ def _why_not(step: int, done: set[int], recorded: Callable[[int], bool]) -> str:
     if step not in done:
         return "which the run has not finished"
     if not recorded(step):
-        return "whose rollouts are not there, or damaged"
-    return "of which no whole checkpoint is left from before, nor the rollouts since the start"
+        return "whose rollouts are missing or damaged"
+    return "without an undamaged earlier checkpoint or all rollouts since the start"
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -210,7 +214,7 @@ def verdicts_again(
             both = hash_then[pair.completion.id], hash_of_label(pair.new.verifier, hash_now)
             flips.append(_flip(pair, both))
     same = {*hashes} == {hash_of_label(pair.new.verifier, hash_now) for pair in pairs}
-    note = "by the same code as then" if same else "by other code than then"
+    note = "with the same verifier code" if same else "with different verifier code"
     note += f"; {again.missing} not judged: their rows are gone" if again.missing else ""
     return Again("verdicts", len(pairs), len(flips), note), flips
 
@@ -225,14 +229,14 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
     then, now = pair.logged, pair.new
     reasons = then.reason or now.reason
     if reasons:
-        why = f"not judged ({reasons}), which says nothing of the completion"
+        why = f"not judged ({reasons}), which is no judgement of the completion"
     elif hashes[0] == hashes[1]:
         why = (
             "ERROR: an equal hash must give an equal verdict; the verifier draws at random, or"
             " reads what its hash does not cover (imports, files, a server)"
         )
     else:
-        why = "the verifier's code is another one"
+        why = "the verifier's code changed"
     return FlippedVerdict(
         completion=pair.completion.id,
         problem=pair.group.problem.id,
@@ -273,9 +277,11 @@ def source_changes(
         kept, now = kept_source(folder, old), facts.get("source") or {}
         lines = [line for one in {**kept, **now} for line in _diff(one, kept, now)]
         if not kept:
-            lines = ["the run has not kept its source: it is built in, or was made before runs did"]
+            lines = [
+                "the run did not record its source: the verifier is built in, or the run is too old"
+            ]
         elif not lines:
-            lines = ["its own source is the same: what Assay gives to every verifier changed"]
+            lines = ["its own source is the same: a module that all verifiers share changed"]
         more = len(lines) - _DIFF_LINES
         lines = [*lines[:_DIFF_LINES], *([f"... {more} more lines"] if more > 0 else [])]
         before, after = (f"{one['version']} ({one['hash']})" for one in (then[name], facts))
@@ -300,7 +306,7 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
         train_step(loop)
     if run.stop_reason is not None:
         raise KeyboardInterrupt
-    # Its dynamic weights change with the step.
+    # The preset's dynamic weights change with the step.
     algorithm = loop.learner.algorithm
     found = [advantages_again(log, step, algorithm)]
     train_step(loop)
@@ -381,7 +387,7 @@ def weights_again(folder: Path, fresh: Path) -> Again:
     then, now = (listed_files(each) or {} for each in (folder / "checkpoints" / fresh.name, fresh))
     names = [one for one in then if not one.startswith(_NOT_OF_THE_STEP)]
     if not names or not now:
-        last = "its metrics, and the old log-probabilities of the step after, tell of the weights"
+        last = "its metrics and the old log-probabilities of the next step depend on the weights"
         return Again("checkpoint", 0, 0, f"none of this step; {last}")
     wrong = [name for name in names if then[name] != now.get(name)]
     return Again(

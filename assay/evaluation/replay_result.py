@@ -86,7 +86,7 @@ class ReplayResult:
     def __str__(self) -> str:
         steps = span(self.start + 1, self.step)
         origin = f"the checkpoint of step {self.start}" if self.start else "the start"
-        head = f"{self.run}: {steps} taken again from {origin}; nothing was sampled"
+        head = f"{self.run}: {steps} repeated from {origin}; nothing was sampled"
         lines = [one_line(head), ""]
         rows = [(one.outcome, one.name, f"{one.count:,}", one.note) for one in self.again]
         lines += aligned(rows, right=[2])

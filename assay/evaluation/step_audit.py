@@ -124,15 +124,15 @@ def audit_steps(
                     wrong.append(pair)
     judged = [one for one in found.values() if one.judged]
     if judged and not any(one.step_scores for one in judged):
-        accepted = "a verifier that scores steps: process_reward_model, or one of yours"
-        remedy = "give its verdicts step_scores, and see that it finds the steps of these texts"
+        accepted = "a verifier that scores steps: process_reward_model, or your own"
+        remedy = "set step_scores in its verdicts, and check that it finds the steps of these texts"
         where = f"assay run audit --steps {verifier}"
         raise RunError(
             message(where, f"no step scores in {len(judged)} verdicts", accepted, remedy)
         )
     reasons = Counter(one.detail or str(one.reason) for one in found.values() if not one.judged)
     if missing := len(drawn) - len(found):
-        reasons["the problem is no longer there, or the file cannot be read"] = missing
+        reasons["the problem is gone, or the file cannot be read"] = missing
     milestones = [_milestone(step, each, found, below) for step, each in sample.items()]
     kept = StepAudit(verifier, below, milestones, dict(reasons.most_common()))
     (folder / "audit").mkdir(exist_ok=True)

@@ -141,7 +141,7 @@ def _rollout_html(row: Row) -> str:
     ending = {"eos": "", "stop_string": ", stop string", "length": ", truncated"}
     facts = [f"{len(row['tokens'] or ())} tokens{ending.get(row['finish_reason'], '')}"]
     if given := sum(not one for one in row["sampled"] or ()):
-        facts.append(f"{given} of them given")
+        facts.append(f"{given} of them injected")
     if len(row["turn_ends"] or ()) > 1:
         facts.append(f"{len(row['turn_ends'])} turns")
     if row["token_versions"]:

@@ -158,7 +158,7 @@ def fixed_words(session: Session) -> list[str]:
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     notes = [
-        f"fixed, so that the run repeats to the bit on this machine: run.seed {config.run.seed},"
+        f"fixed for bitwise reproducibility on this machine: run.seed {config.run.seed},"
         f" {torch.get_num_threads()} threads, {dtype} on {session.loaded.device},"
         f" engine.num_slots {slots}, engine.threads {config.engine.threads}"
     ]
@@ -296,8 +296,8 @@ def dropped_parts(expression: str) -> tuple[str, str] | None:
     if all(term.weight == 0 for term in parse_expression(expression)[1:]):
         return None
     return (
-        "one verifier that scores steps: credit by steps learns from nothing else",
-        'weigh the other parts 0, or learn from the sum (algorithm.credit = "completion")',
+        "a single verifier that scores steps: credit by steps uses only step scores",
+        'set the other weights to 0, or learn from the sum (algorithm.credit = "completion")',
     )
 
 
@@ -402,7 +402,7 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
             '"bfloat16", with a trust region',
-            '"float32": steps are too small for less',
+            '"float32": a narrower type would round the steps away',
         )
         raise ConfigError(message("model.dtype", found, accepted))
     return row
@@ -417,8 +417,8 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
         accepted = f"at least {row.min_siblings}: {row.name} compares siblings"
         raise ConfigError(message("curriculum.group_sizes", list(sizes), accepted))
     if row.across_groups:
-        found = f"{list(sizes)} with {row.across_groups}, to which every completion counts alike"
-        accepted = "groups of one size: a larger one would count for more"
+        found = f"{list(sizes)} with {row.across_groups}, which weights all completions equally"
+        accepted = "groups of one size: a larger group would have more weight"
         raise ConfigError(message("curriculum.group_sizes", found, accepted, "leave it out"))
 
 
@@ -442,12 +442,12 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
         for key in sorted(config.critic.model_fields_set):
             value = getattr(config.critic, key)
             if value != CriticConfig.model_fields[key].default:
-                found = f"{value!r}, and {row.name} has no critic"
-                remedy = 'leave [critic] out, or set algorithm.credit = "gae"'
+                found = f"{value!r}, but {row.name} has no critic"
+                remedy = 'remove [critic], or set algorithm.credit = "gae"'
                 raise ConfigError(message(f"critic.{key}", found, "nothing", remedy))
     elif config.critic.warmup_steps >= rl.steps:
         found = f"{config.critic.warmup_steps} of rl.steps = {rl.steps}"
-        accepted = "fewer: the policy learns in the steps that follow"
+        accepted = "fewer: the policy only learns after the warm-up"
         raise ConfigError(message("critic.warmup_steps", found, accepted))
 
 

@@ -57,7 +57,7 @@ def open_config(
         key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
         if section is not None and section.trust_remote_code and counts(key):
             remedy = f"read the model's code, then add --set {key}=true"
-            accepted = "false: a run never brings it"
+            accepted = "false: a run cannot grant this consent"
             raise RunError(message(f"{path} {key}", "true", accepted, remedy))
     found = [
         f"{key} = {name}" if name else key
@@ -65,8 +65,8 @@ def open_config(
         if counts(key) and not is_allowed(name, allow)
     ]
     if found and not trust_run and (why := why_not_own(path)):
-        remedy = "read what it names, then add --trust-run (in Python: trust_run=True)"
-        accepted = f"nothing that can do harm, because {why}"
+        remedy = "read the named code, then add --trust-run (in Python: trust_run=True)"
+        accepted = f"a configuration without harmful settings, because {why}"
         raise RunError(message(str(path), ", ".join(dict.fromkeys(found)), accepted, remedy))
     return config
 

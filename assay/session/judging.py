@@ -96,8 +96,8 @@ def refuse_siblings(service: VerifierService, problem: Problem) -> None:
     """Raise VerifierError if a row's verifier compares siblings: rows are judged one by one."""
     if names := service.compares_siblings(problem):
         found = "a verifier that compares the completions of one problem"
-        accepted = "one that judges each completion by itself: rows are judged one by one"
-        remedy = "leave it out; assay verify --rescore RUN judges a run's groups as wholes"
+        accepted = "a verifier of single completions: rows are judged one by one"
+        remedy = "remove it; assay verify --rescore RUN judges whole groups of a run"
         raise VerifierError(message(f"verifier {names[0]}", found, accepted, remedy))
 
 
@@ -167,7 +167,7 @@ def expression_of(verifier: Named) -> str:
         return verifier
     module, name = getattr(verifier, "__module__", ""), getattr(verifier, "__qualname__", "")
     if module in ("", None, "__main__") or not name.isidentifier():
-        found = f"{name or verifier!r}, which no other process can import"
+        found = f"{name or verifier!r}, which other processes cannot import"
         accepted = "a verifier's name, or a function at the top of a file"
         remedy = (
             "write it to a file (in a notebook: a cell that begins with %%writefile rewards.py)"

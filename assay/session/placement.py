@@ -93,9 +93,9 @@ def open_learner_ranks(
         return ALONE
     device = session.loaded.device.type
     if device != "cpu" or config.scale.gpus_per_actor:
-        # Ray does not know of the command's GPU, and would give it to another rank too.
+        # Ray does not know that the command uses a GPU, and would assign it to another rank too.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
-        accepted = "1 on a GPU: several ranks run on CPUs only, so far"
+        accepted = "1 on a GPU: several ranks are supported on CPUs only"
         raise ConfigError(message("scale.learner_ranks", found, accepted))
     value_model = config.critic.path and absolute(config.critic.path)
     elsewhere = {

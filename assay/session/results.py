@@ -114,7 +114,7 @@ def read_result(folder: Path) -> TrainResult:
         checkpoint=str(checkpoints[-1]) if checkpoints else None,
         report=str(report) if report.exists() else None,
         steps=run.num_steps,
-        ended=run.ended or "still running, or killed",
+        ended=run.ended or "a run that is still running or was killed",
         before=list(map(without_problems, before)),
         after=list(map(without_problems, after)),
         gains=gains,
@@ -142,7 +142,7 @@ class SampleResult:
             if sample["prompt"] != last_prompt:
                 last_prompt = sample["prompt"]
                 lines += ["=== prompt ===", sample["prompt"]]
-            given = f" ({sample['given']} of them given)" if sample.get("given") else ""
+            given = f" ({sample['given']} of them injected)" if sample.get("given") else ""
             how = f"{sample['tokens']} tokens{given}, {sample['finish_reason']}"
             facts = [how, sample["status"]]
             facts += [self.remedy] if self.remedy and sample["status"] == UNJUDGED else []
@@ -202,7 +202,7 @@ class DryRun:
         (one,) = self.sample.samples
         if one["reason"] not in ("error", "timeout"):
             return None
-        return f"data.verifier: failed on the completion above ({one['detail']}); mend it"
+        return f"data.verifier: failed on the completion above ({one['detail']}); fix it"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

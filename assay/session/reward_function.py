@@ -118,7 +118,7 @@ class RewardFunction:
             raise bad[0]
         if bad and not self._warned:
             self._warned = True
-            words = f"{self!r}: a row is not judged, as are others like it: {bad[0]}"
+            words = f"{self!r}: a row is not judged, like similar rows: {bad[0]}"
             warnings.warn(words, stacklevel=3)
         verdicts: list[Verdict] = []
         pairs = zip(problems, completions, strict=True)
@@ -137,7 +137,7 @@ class RewardFunction:
         return verdicts
 
     def _problem(self, prompt: Any, row: Mapping[str, Any]) -> Problem | DataError | VerifierError:
-        """Return the problem of a row, or the error that it has."""
+        """Return the problem of a row, or its error."""
         plain = {key: value for key, value in row.items() if isinstance(value, _PLAIN)}
         keys = {self._columns.get(key, key): value for key, value in plain.items()}
         if isinstance(answer := keys.get("answer"), str):

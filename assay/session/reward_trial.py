@@ -77,7 +77,7 @@ class Found:
             others = f" (and {more} more of the {tried} that were tried)" if more else ""
             line = f"{rows[row].place}: {name} cannot judge this row{others}: {why}"
             if stop:
-                raise DataError(f"{line}; mend the row or the reward")
+                raise DataError(f"{line}; fix the row or the reward")
             return f"warning: {line}; its completions will not be judged"
         if not self.scores:
             given = "with the row's answer as the completion (a text, no tokens)"

@@ -13,5 +13,5 @@ KINDS = {one.name: one for one in (RewardModel, ProcessRewardModel)}
 
 
 def open_scorer(name: str, options: Mapping[str, Any]) -> RewardScorer:
-    """Return the scorer of a verifier; equal options give the same one, which is loaded once."""
+    """Return the scorer of a verifier; equal options share one scorer, which is loaded once."""
     return KINDS[name].of(options)

@@ -153,7 +153,7 @@ def _watch_sampling(run: Run, call: EngineStats) -> None:
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """Opened parts of a stage that learns from its own samples; its learner does not exist yet.
+    """Opened parts of a stage that learns from its own samples, before its learner exists.
 
     tested: results of `try_verifiers`.
     """

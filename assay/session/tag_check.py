@@ -42,6 +42,6 @@ class TagWatch:
         shown = ", ".join([*some, "..."] if len(some) < len(self._met) else some)
         for tag in sorted(self._wanted.keys() - self._met.keys()):
             line = message(
-                f"data.verifier_by_tag.{tag}", "no row with this tag", shown or "no tags"
+                f"data.verifier_by_tag.{tag}", "a tag that no row has", shown or "no tags"
             )
             warn(line)

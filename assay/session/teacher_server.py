@@ -86,7 +86,7 @@ class ServerTeacher(TeacherElsewhere):
             asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
             return [future.result() for future in asked]
         except EndpointFailure as trouble:
-            remedy = "see to the server, then go on with assay train --resume RUN"
+            remedy = "check the server, then continue with assay train --resume RUN"
             raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
         finally:
             # Running requests are awaited, pending ones are canceled.
@@ -166,7 +166,9 @@ class ServerTeacher(TeacherElsewhere):
         for token, name in named.items():
             if name is None or name.strip() != ours[token].strip():
                 found = f"a tokenizer in which token {token} is {name!r}, and not {ours[token]!r}"
-                accepted = "a teacher with the policy's tokenizer: each next token is compared"
+                accepted = (
+                    "a teacher with the policy's tokenizer, because tokens are compared one by one"
+                )
                 raise ConfigError(message(self.where, found, accepted, INSTEAD))
 
     def _why_not(self, asked: list[int], said: str) -> str:
@@ -180,7 +182,7 @@ class ServerTeacher(TeacherElsewhere):
             except EndpointFailure:
                 pass
             else:
-                remedy = f"start vLLM with --max-logprobs {self.count}, or lower it"
+                remedy = f"start vLLM with --max-logprobs {self.count}, or lower the setting"
                 accepted = "at most the top-k that the server returns"
                 return message("distill.keep_top", f"{self.count}, and {said}", accepted, remedy)
         return message(self.where, said, ACCEPTED, INSTEAD)
@@ -199,7 +201,7 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
         ]
         pairs = [*zip(tokens, steps, strict=True)]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        found = f"an answer without log-probabilities of the tokens given: {shown(body)}"
+        found = f"a response without log-probabilities of the prompt tokens: {shown(body)}"
         raise EndpointFailure("error", found, retry=False) from None
     for token, step in pairs:
         if token not in step or len(step) < count:
@@ -235,7 +237,7 @@ def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 def _some_tokens(tokenizer: Any) -> dict[int, str]:
     """Return a sample of the vocabulary with its texts: the last tokens, where added tokens are,
-    and a random spread. Tokens that are part of a character have no text and are left out."""
+    and a random spread. Tokens that are part of a character have no text and are excluded."""
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
     names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}

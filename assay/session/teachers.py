@@ -24,7 +24,7 @@ from assay.session.teacher_server import ServerTeacher
 
 INSTEAD = (
     "to learn from its traces instead: assay data collect with this model, then [sft];"
-    " or [rl] with on_policy_distillation: beside the policy it scores spans of text"
+    " or [rl] with on_policy_distillation: as the reference it scores spans of text"
 )
 
 
@@ -109,9 +109,9 @@ def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
     if config.teacher is None:
         return None
     if row.kl_weight == 0 and config.guard.max_kl is None:
-        found = f"{config.teacher.path}, and {row.name} has no KL"
-        accepted = "an algorithm that asks it, as on_policy_distillation"
-        remedy = "set algorithm.kl_weight, or leave [teacher] out"
+        found = f"{config.teacher.path}, but {row.name} has no KL"
+        accepted = "an algorithm that uses a teacher, such as on_policy_distillation"
+        remedy = "set algorithm.kl_weight, or remove [teacher]"
         raise ConfigError(message("teacher.path", found, accepted, remedy))
     if config.teacher.url is not None or config.scale.teacher_actors is not None:
         return open_teacher(session)
@@ -126,7 +126,9 @@ def _on_spans(session: Session, loaded: LoadedModel) -> SpanTeacher:
     config = session.config
     if config.tools.names or config.tools.environment:
         found = "a teacher with another tokenizer, and tools"
-        accepted = "one with the policy's tokenizer: it cannot read what the template says of tools"
+        accepted = (
+            "one with the policy's tokenizer: spans cannot represent the template's tool calls"
+        )
         raise ConfigError(message("teacher.path", found, accepted, INSTEAD))
     asks = PromptRenderer(loaded.tokenizer, config.data, sampling=config.sampling)
     teacher = _model_of(loaded, divergence_of(config), session.loaded.device)

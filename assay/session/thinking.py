@@ -30,7 +30,7 @@ def check_generator(config: TrainConfig, problem: Problem) -> None:
     """Raise DataError if a row asks for a thinking budget and the generator supports none."""
     budget = config.sampling.efforts.get(problem.effort or "")
     if config.scale.generator != "engine" and isinstance(budget, int):
-        found = f"{problem.effort}, which is {budget} tokens of thinking"
+        found = f"{problem.effort}, a budget of {budget} thinking tokens"
         accepted = f'no budget with scale.generator = "{config.scale.generator}", or "engine"'
         raise DataError(message(f"{problem.place} effort", found, accepted))
 
@@ -60,7 +60,7 @@ def useless_thinking(
         return ""
     effort = next(iter(thinks))
     budget, key = sampling.budget(effort), sampling.budget_key(effort)
-    found = f"{sampling.min_think if budget is None else budget}, and no prompt has a think block"
-    remedy = 'set data.think = "free" or "opened", or leave it out'
+    found = f"{sampling.min_think if budget is None else budget}, but no prompt has a think block"
+    remedy = 'set data.think = "free" or "opened", or remove it'
     where = f"sampling.{'min_think' if budget is None else key}"
-    return message(where, found, "prompts of a model that thinks", remedy)
+    return message(where, found, "prompts with a think block", remedy)

@@ -105,7 +105,7 @@ def test_hardware_has_a_name() -> None:
     assert "cores" in workloads.hardware()
 
 
-def test_the_hardware_says_what_libraries_are_held_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_hardware_includes_library_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     assert "held to ONEDNN_MAX_CPU_ISA=AVX2" in workloads.hardware()

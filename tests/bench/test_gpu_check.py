@@ -123,9 +123,7 @@ def test_parts_run_in_order_and_the_peer_only_where_present(tmp_path: Path) -> N
     assert [part.name for part in parts_of("cuda", tmp_path, None)] == names[:-1]
 
 
-def test_the_exit_code_tells_whether_a_part_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_exit_code_shows_failed_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     for code in (0, 1):
         part = Part("one", python(f"import sys; sys.exit({code})"), 60)

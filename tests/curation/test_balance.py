@@ -102,6 +102,6 @@ def test_a_weight_for_a_tag_that_no_row_has_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_tags_that_are_no_texts_are_told(tmp_path: Path) -> None:
+def test_tags_that_are_not_text_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"input-0.jsonl:1 tags: found \[3\]; accepted: a list of"):
         run_on(tmp_path, "balance", [{"prompt": "p", "tags": [3]}], at_most=1)

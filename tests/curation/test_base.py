@@ -103,7 +103,7 @@ def test_the_folder_of_a_stage_is_an_input() -> None:
         run_stage("even", {"inputs": ["out"]}, "third")
 
 
-def test_a_folder_that_exists_is_left_alone() -> None:
+def test_an_existing_folder_is_unchanged() -> None:
     name = numbers(2)
     Path("out").mkdir()
     with pytest.raises(RunError, match="--out out: found a folder that exists; accepted: a new"):
@@ -119,7 +119,7 @@ def test_a_folder_that_exists_is_left_alone() -> None:
         run_stage("even", {"inputs": [name]}, f"{name}/out")
 
 
-def test_a_stage_that_leaves_nothing_says_what_took_the_rows() -> None:
+def test_an_empty_result_names_the_transform_that_removed_the_rows() -> None:
     with pytest.raises(DataError) as failed:
         run_stage("even", {"inputs": [numbers(1, 3)]}, "out")
     assert str(failed.value) == (
@@ -168,7 +168,7 @@ def test_rows_may_be_written_as_parquet() -> None:
     assert rows_in("again") == [{"id": "2", "n": 2}, {"id": "4", "n": 4}]
 
 
-def test_rows_that_parquet_cannot_hold_are_kept_as_lines() -> None:
+def test_rows_that_parquet_cannot_represent_become_json_lines() -> None:
     name = write("mixed.jsonl", [{"n": 2, "answer": "x"}, {"n": 4, "answer": ["x", "y"]}])
     with pytest.raises(DataError) as failed:
         run_stage("even", {"inputs": [name], "output": "parquet"}, "out")

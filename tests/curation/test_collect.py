@@ -99,7 +99,7 @@ def test_a_model_is_sampled_and_judged_as_evaluations_do(model: str) -> None:
     assert [row["completion"] for row in rows_in("again")] != [row["completion"] for row in rows]
 
 
-def test_verify_sft_and_select_read_what_was_collected(serve: Any) -> None:
+def test_verify_sft_and_select_read_collected_rows(serve: Any) -> None:
     collect(serve(adds))
     path = Path("out/rows.jsonl")
     statuses = [row["verdict"]["status"] for row in rows_in("out")]
@@ -150,7 +150,7 @@ def test_a_row_may_ask_for_no_reasoning(serve: Any) -> None:
     assert [row["think"] for row in rows_in("out")] == ["empty", "free"]
 
 
-def test_styles_change_what_is_shown_and_not_what_is_written(serve: Any) -> None:
+def test_styles_change_the_prompt_and_not_the_row(serve: Any) -> None:
     write("chains.jsonl", [{"prompt": f"{n} + 7 =", "completion": f"Long {n}."} for n in range(3)])
     server = serve(adds)
     few = {"style": "few_shot", "examples": ["chains.jsonl"], "num_samples": 1, "max_problems": 1}

@@ -102,7 +102,7 @@ def test_a_judge_that_does_not_answer_is_one_line(data: Command) -> None:
     assert not Path("out").exists()
 
 
-def test_a_disk_that_fills_up_leaves_what_was_written(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_written_files_intact(tmp_path: Path) -> None:
     """The system itself refuses to write, in a process of its own; the exit code is 1."""
     program = """
         import resource, sys

@@ -107,6 +107,6 @@ def test_wrong_settings_are_told_in_one_line(tmp_path: Path) -> None:
         assert f"decontaminate {word}: found" in line
 
 
-def test_a_row_without_a_text_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_row_without_text_is_reported_with_its_position(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"input-0.jsonl:2 text: found none among: answer"):
         run(tmp_path, [{"prompt": "a"}, {"answer": "3"}], [ASKED])

@@ -138,7 +138,7 @@ def test_ranked_rows_give_pairs(tmp_path: Path) -> None:
         ({"prompt": "p", "completions": ["a", ""], "ranking": [1, 2]}, "completions[1]: found ''"),
     ],
 )
-def test_rows_that_cannot_be_paired_are_told(
+def test_rows_that_cannot_be_paired_are_reported(
     tmp_path: Path, row: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(DataError) as caught:

@@ -107,7 +107,7 @@ def test_a_form_of_question_is_taken_and_no_other(form: str, taken: list[str]) -
     assert manifest.filters[0].name == form and manifest.filters[0].took == len(taken)
 
 
-def test_a_form_is_told_by_the_row_too() -> None:
+def test_a_row_format_is_detected_from_the_row() -> None:
     rows = [
         {"prompt": "a", "answer": "B", "verifier": "choice"},
         {"prompt": "b", "answer": "x", "choices": ["x", "y"]},
@@ -117,7 +117,7 @@ def test_a_form_is_told_by_the_row_too() -> None:
     assert keep(rows, without=["multiple_choice", "true_false"])[0] == ["d"]
 
 
-def test_what_is_too_long_is_taken() -> None:
+def test_too_long_input_is_accepted() -> None:
     chat = [{"role": "system", "content": "s " * 9}, {"role": "user", "content": "one two three"}]
     rows = [{"prompt": text, "answer": "1"} for text in ("one two", "one two three four", chat)]
     kept, manifest = keep(rows, max_words=3)
@@ -135,7 +135,7 @@ def test_a_row_counts_for_the_first_filter_that_drops_it() -> None:
     ]
 
 
-def test_a_label_that_is_not_there_is_one_line() -> None:
+def test_a_missing_label_is_one_line() -> None:
     bare = {"prompt": "x", "answer": "1"}
     with pytest.raises(DataError) as failed:
         keep([labelled(4), bare], min_pass_rate=0.1)

@@ -101,19 +101,17 @@ def test_the_request_may_be_another(tmp_path: Path, serve: Serve) -> None:
         rewrite(tmp_path / "b", url, [trace(2)], request="Shorter!")
 
 
-def test_a_text_that_holds_a_name_in_braces_is_left_alone() -> None:
+def test_a_name_in_braces_in_a_text_is_unchanged() -> None:
     assert filled("{a}{b}{c}", {"a": "{b}", "b": "x"}) == "{b}x{c}"
 
 
-def test_a_row_without_a_completion_is_told_before_a_server_is_asked(tmp_path: Path) -> None:
+def test_a_row_without_a_completion_is_reported_before_a_request(tmp_path: Path) -> None:
     rows = [trace(2), {"prompt": "1 + 1 =", "answer": "2"}]
     with pytest.raises(DataError, match=r"input-0.jsonl:2 completion: found none among"):
         rewrite(tmp_path, "http://localhost:9/v1", rows)
 
 
-def test_a_server_that_is_not_there_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     rows = [trace(n) for n in range(1, 6)]

@@ -147,7 +147,7 @@ def test_equal_completions_of_one_problem_stay_once() -> None:
     assert manifest.filters[2].examples[0]["reason"] == "the completion of c0 again"
 
 
-def test_a_completion_that_says_nothing_is_taken() -> None:
+def test_an_empty_completion_is_accepted() -> None:
     kept, manifest = select([collected(""), collected("a"), collected(" \n")], keep="any")
     assert kept == ["a"] and took(manifest)["empty"] == 2
 

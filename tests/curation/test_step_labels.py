@@ -127,7 +127,7 @@ def write(
     return out.manifest
 
 
-def test_a_labelling_goes_on_where_it_was(
+def test_labelling_resumes_at_its_last_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     items = [item(RIGHT if n % 3 else WRONG, f"c{n}") for n in range(40)]
@@ -171,7 +171,7 @@ def test_labelled_rows_are_read_as_the_same_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_prefix_stands_behind_the_prompt_as_the_policy_wrote_it(chat: bool) -> None:
+def test_a_prefix_follows_the_prompt_token_by_token(chat: bool) -> None:
     tokenizer = byte_tokenizer(CHAT_TEMPLATE if chat else None)
     render = PrefixRenderer(PromptRenderer(tokenizer, DataConfig()))
     plain = render(Problem("p", "2+3+4?"))

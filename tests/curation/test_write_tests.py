@@ -125,7 +125,7 @@ FALLS = {
 }
 
 
-def test_each_filter_takes_what_it_is_for_and_says_why(tmp_path: Path) -> None:
+def test_each_filter_removes_its_rows_with_a_reason(tmp_path: Path) -> None:
     rows = [{**row, "id": name} for name, row in FALLS.items()]
     rows[2]["tests"] = ["assert sorted(f(2)) == [2, 3]"]
     rows[2]["solution"] = "def f(x):\n    return {x, x + 1}\n"
@@ -142,7 +142,7 @@ def test_each_filter_takes_what_it_is_for_and_says_why(tmp_path: Path) -> None:
     assert "neither calls the program" in reasons["not_run"]
 
 
-def test_a_row_that_no_verifier_can_read_is_told_before_a_row_is_written(tmp_path: Path) -> None:
+def test_an_unreadable_row_is_reported_before_any_row_is_written(tmp_path: Path) -> None:
     name = rows_file(tmp_path / "rows.jsonl", [row_of(), row_of(tests=["assert f(2"])])
     with pytest.raises(DataError, match=r"rows\.jsonl:2.*never closed"):
         run_stage("write_tests", {"inputs": [name]}, tmp_path / "out")

@@ -103,7 +103,7 @@ def test_pairs_with_and_without_a_margin(tmp_path: Path) -> None:
         (read_comparison, {"prompt": "q", "chosen": "a"}, "f:1 rejected: found"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(read: Any, row: dict[str, Any], text: str) -> None:
+def test_errors_are_one_line(read: Any, row: dict[str, Any], text: str) -> None:
     with pytest.raises(DataError) as caught:
         read(row, "f:1", "f:1")
     assert text in str(caught.value) and "\n" not in str(caught.value)

@@ -162,7 +162,7 @@ def test_skipping_everything_is_an_error(tmp_path: Path) -> None:
     assert "p.jsonl:1: found broken JSON" in text
 
 
-def test_the_kept_complaints_are_bounded(tmp_path: Path) -> None:
+def test_the_number_of_stored_errors_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("x\n" * 3000 + '{"prompt": "x"}\n')
     problems = load_problems([str(path)], on_bad_row="skip")

@@ -101,7 +101,7 @@ def test_labels_that_say_nothing_are_refused(value: Any) -> None:
         reader.check(problem)
 
 
-def test_a_weight_of_what_no_row_has_is_refused() -> None:
+def test_a_weight_for_an_unknown_tag_is_refused() -> None:
     reader = FactReader(CurriculumConfig(weights={"sums": 2.0, "geometry": 2.0}))
     expected = r'weights: found "geometry"; accepted: a tag .*: sums, file\.jsonl, long'
     with pytest.raises(ConfigError, match=expected):

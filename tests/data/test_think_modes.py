@@ -171,7 +171,7 @@ def test_a_row_without_a_mode_has_the_configured_one(family: tuple[str, Any]) ->
         assert (by_row.text, by_row.think) == (by_setting.text, by_setting.think)
 
 
-def test_a_template_that_closes_what_nothing_opened() -> None:
+def test_a_template_with_an_unopened_close_tag() -> None:
     """DeepSeek-V3.1 without thinking: its prompt ends with the close tag alone."""
     closes = CHAT_TEMPLATE.replace(
         "<|assistant|>", "<|assistant|>{{ '<think>' if thinking else '</think>' }}"

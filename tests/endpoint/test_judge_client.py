@@ -125,7 +125,7 @@ def test_trouble_that_passes_is_tried_again(trouble: Answer) -> None:
     assert "3 attempts" in part.detail and "\n" not in part.detail
 
 
-def test_what_cannot_be_read_is_an_error_and_what_cannot_be_reached_is_unavailable() -> None:
+def test_unreadable_replies_are_errors_and_unreachable_servers_unavailable() -> None:
     with JudgeServer(in_turn(chat("I would say yes."))) as server:
         assert ask(server.url).reason == "error"
     with JudgeServer(in_turn(Answer(b"no", status=503))) as server:

@@ -105,7 +105,7 @@ def test_the_reasoning_is_that_of_the_verdict() -> None:
      '[{"KEY": "correct"}] {"KEY": "correct"}', '{"a": {"KEY": "correct"}}', "{}", '{"KEY": 1}',
      "{'KEY': 'correct'} {\"KEY\": \"incorrect\"}", "KEY: correct"],
 )  # fmt: skip
-def test_what_is_no_verdict(body: str) -> None:
+def test_values_that_are_not_verdicts(body: str) -> None:
     with pytest.raises(EndpointFailure) as caught:
         verdict(body.replace("KEY", KEY))
     assert caught.value.reason == "error" and caught.value.retry
@@ -139,5 +139,5 @@ def test_usage_may_be_anything(usage: object) -> None:
 
 
 @given(st.text(max_size=600))
-def test_what_is_shown_is_short_and_one_line(text: str) -> None:
+def test_shown_text_is_short_and_one_line(text: str) -> None:
     assert len(shown(text).splitlines()) == 1 and len(shown(text)) < 2500

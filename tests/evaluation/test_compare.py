@@ -110,12 +110,12 @@ def test_a_relative_model_beside_a_configuration_is_no_run(
         assert [config.sampling.max_tokens for config in _configs(names, [], {})] == [5, 5]
 
 
-def test_a_budget_that_no_prompt_has_a_use_for_is_told(world: World) -> None:
+def test_a_budget_that_no_prompt_can_use_is_reported(world: World) -> None:
     model, rows = str(world.folder / "model"), str(world.folder / "train.jsonl")
     control = ["sampling.think_stop_text={close}", "data.think_close=}"]
     how: dict[str, Any] = {**HOW, "max_problems": 2, "overrides": control}
     found = compare(model, model, rows, think_budget=4, **how)
-    words = "sampling.think_budget: found 4, and no prompt has a think block"
+    words = "sampling.think_budget: found 4, but no prompt has a think block"
     assert [note.partition(";")[0] for note in found.notes] == [
         f"note: {side}: {words}" for side in "AB"
     ]
@@ -195,7 +195,7 @@ def test_what_nobody_can_judge_is_told(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", {"q": "1"})
     never = "train_worlds:never_judged"
     found = compare(file, file, problems, judge=never, allow=["train_worlds"], quiet=True)
-    assert found.found_nothing and "none of 1 pairs was judged" in str(found)
+    assert found.found_nothing and "no pair of 1 was judged" in str(found)
 
 
 def test_bad_input_is_told_before_a_model_is_opened(

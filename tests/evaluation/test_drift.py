@@ -70,7 +70,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         drift([first])
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "x", "status": "passed", "reward": 1.0}\n')
-    with pytest.raises(DataError, match="no id that is in every file"):
+    with pytest.raises(DataError, match="no id that all files contain"):
         drift([first, other])
     other.write_text('{"id": "r1", "completion": "4"}\n')
     with pytest.raises(DataError, match=r"other.jsonl:1: found keys id, completion; accepted: a v"):

@@ -99,11 +99,11 @@ def test_the_figure_and_table_hold_to_the_numbers() -> None:
         (["--budget", "8", "--budget", "1"], "think_budget: found 1; accepted: at least 2"),
         (["--mode", "loud"], "--mode: found 'loud'; accepted: off, free, opened, empty"),
         (["--think-budget", "8"], "found a budget that is not in the list; give each as --budget"),
-        (["--budget", "8", "--set", "data.think=off"], "found 8, and no prompt has a think block"),
+        (["--budget", "8", "--set", "data.think=off"], "found 8, but no prompt has a think block"),
         (["--out", "no/such/folder.json"], "--out"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_before_anything_is_sampled(
+def test_impossible_settings_are_one_line_before_sampling(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -122,7 +122,7 @@ def test_a_limit_on_the_loss_of_canaries_decides_where_it_is_set() -> None:
     assert said_of(a, b, max_canary_loss=0.11)["canaries, c"][0] == "passed"
 
 
-def test_a_planted_canary_that_passes_decides_alone() -> None:
+def test_one_passed_must_fail_canary_fails_the_gate() -> None:
     clean, hack = canaries(range(2, 40)), canaries(range(1, 40))
     assert said_of(clean, hack)["canaries, c, planted"] == ("failed", "1 of 2 passed: p1")
     assert said_of(clean, hack)["canaries, c"][0] == "passed", "it counts there as nothing"
@@ -147,7 +147,7 @@ def test_canaries_that_were_not_judged_are_counted_by_file() -> None:
     nothing = said_of(every, canaries((), without=range(2, 40)))
     assert nothing["canaries, c"] == (
         "failed",
-        "nothing was judged of both; 38 of 38 were not judged",
+        "no canary was judged for both models; 38 of 38 were not judged",
     )
 
 

@@ -142,15 +142,13 @@ def test_a_replay_after_a_change_of_the_verifier_explains_every_flip(
         assert flip.status == ("passed", "failed") and flip.reward == (1.0, 0.0)
         assert flip.hash[0] == hash != flip.hash[1]
         assert flip.verifier == ("my_length:reward@1",) * 2
-        assert (
-            flip.extracted[0] == flip.text[:2] and flip.why == "the verifier's code is another one"
-        )
+        assert flip.extracted[0] == flip.text[:2] and flip.why == "the verifier's code changed"
     (changed,) = result.sources.values()
     assert '-    return {"score": float(sum(map(ord, completion.text)) % 2 == 0)' in changed
     assert '+    return {"score": float(sum(map(ord, completion.text)) % 4 == 0)' in changed
     assert not result.agrees and outcomes(result)["checkpoint"] == "equal"
     assert outcomes(result)["advantages"] == "equal", "the update is that of the logged verdicts"
-    assert "by other code than then" in str(result) and hash in str(result)
+    assert "with different verifier code" in str(result) and hash in str(result)
 
 
 def test_an_equal_hash_with_another_verdict_is_an_error(

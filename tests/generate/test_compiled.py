@@ -162,7 +162,7 @@ def test_nan_stays_nan() -> None:
         assert forward._gated(torch.full((1, 160), float("nan"), dtype=dtype)).isnan().all()
 
 
-def test_siblings_share_their_prompt_and_nothing_is_rounded_up_far() -> None:
+def test_siblings_share_their_prompt_with_little_padding() -> None:
     model = wide_model()
     forward = CompiledForward(model)
     forward.refresh(8)

@@ -123,7 +123,7 @@ def test_end_of_sequence_and_limit_give_way_to_the_right_reason() -> None:
         assert (other.finish_reason == "stop_string") == (last_two in one.text)
 
 
-def test_no_slot_that_goes_on_means_no_stop_string() -> None:
+def test_no_continuing_slot_means_no_stop_string() -> None:
     ends = TextEnds(TOKENIZER, ["a"])
     none = np.zeros(0, np.int64)
     assert ends.found(none, np.zeros((4, 2), np.int32), lambda _: none) == set()

@@ -161,7 +161,7 @@ def test_a_fingerprint_sees_the_last_bit(dtype: torch.dtype, width: int) -> None
 
 @needs_packing
 @pytest.mark.parametrize("packed_for", [0, 8])
-def test_what_an_adapter_has_learned_is_not_rounded_away(packed_for: int) -> None:
+def test_an_adapters_change_is_not_rounded_away(packed_for: int) -> None:
     """It changes weights of 1 by 0.001, of which bfloat16 keeps nothing once it is merged."""
     sign_D = torch.tensor([1.0, -1.0]).repeat(32)
     weight = torch.ones(16, 64, dtype=torch.bfloat16)

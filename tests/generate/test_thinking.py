@@ -159,7 +159,7 @@ def test_thinking_is_stopped_at_the_budget(
     assert found == text.decode("utf-8", "replace")
 
 
-def test_only_what_the_policy_thinks_counts() -> None:
+def test_only_sampled_thinking_tokens_count() -> None:
     """Neither what it says outside of blocks, nor what a tool answers, in a block or outside."""
     control = control_of(FREE, think_budget=54)
     call, answer = "call" * 20, "=" * 250

@@ -146,7 +146,7 @@ def test_a_completion_that_vllm_gives_up_stops_the_run(vllm: Any) -> None:
     assert not fake.waiting, "nothing is sampled that nobody waits for"
 
 
-def test_what_it_cannot_do_is_one_line(vllm: Any, tmp_path: Path) -> None:
+def test_unsupported_use_is_one_line(vllm: Any, tmp_path: Path) -> None:
     engine = made(tiny_model(), context_length=64)
     with pytest.raises(DataError, match="p64: found a prompt of 64 tokens; accepted: at most 64"):
         engine.generate([problem_of(64)], SamplingConfig(max_tokens=4), 1)

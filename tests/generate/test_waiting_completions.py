@@ -156,7 +156,7 @@ def test_a_promise_of_no_tokens_changes_nothing() -> None:
     assert {bits[3] for bits, _ in expected.values()} >= {"eos", "length"}
 
 
-def test_a_completion_waits_behind_its_end_and_goes_on() -> None:
+def test_a_paused_completion_continues_after_its_end() -> None:
     engine = engine_of(eos_ids=EARLY)
     engine.guide = lambda problem, prompt: AtEnds()
     expected = tokens_of(engine)

@@ -106,7 +106,7 @@ def test_a_folder_of_another_name_is_not_a_temporary_one(name: str, tmp_path: Pa
     assert (tmp_path / name).is_dir()
 
 
-def test_a_temporary_folder_goes_and_what_a_link_of_its_name_leads_to_stays(tmp_path: Path) -> None:
+def test_removing_a_temporary_folder_keeps_the_target_of_a_link(tmp_path: Path) -> None:
     mine, own = tmp_path / ".saving-000001-12", tmp_path / "mine"
     for folder in (mine, own):
         folder.mkdir()
@@ -126,7 +126,7 @@ def test_only_temporary_files_of_ours_are_cleared(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".mine.tmp", "notes.12.tmp"]
 
 
-def test_nothing_is_moved_onto_another_file(tmp_path: Path) -> None:
+def test_a_move_never_overwrites_another_file(tmp_path: Path) -> None:
     for name in ("a", "b", "old-a"):
         (tmp_path / name).write_text(name)
     with pytest.raises(FileExistsError):

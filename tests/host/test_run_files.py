@@ -115,7 +115,7 @@ def test_a_failed_write_leaves_the_old_file(
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_full_disks_are_told_from_other_failures() -> None:
+def test_full_disks_are_distinguished_from_other_failures() -> None:
     assert is_disk_full(OSError(errno.ENOSPC, "x"))
     assert not is_disk_full(OSError(errno.EACCES, "x"))
     with pytest.raises(DiskFull, match=r"^full$"), disk_full_as(lambda: "full"):
@@ -124,7 +124,7 @@ def test_full_disks_are_told_from_other_failures() -> None:
         raise ValueError("other")
 
 
-def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     program = (
         "import sys; from pathlib import Path; from assay.host.files import DirectoryLock\n"

@@ -79,7 +79,7 @@ def test_a_complaint_of_an_import_names_the_line_and_what_to_do(
         "lacks_one:f": "ModuleNotFoundError: No module named 'nothing_of_this_name' in"
         " lacks_one.py:2); accepted: a module that can be imported; install nothing_of_this_name,",
         "fails_inside:f": "found an import that fails (ZeroDivisionError: division by zero in"
-        " fails_inside.py:2); accepted: a module that can be imported; mend it",
+        " fails_inside.py:2); accepted: a module that can be imported; fix it",
         "good_reward:f": "found no module 'good_reward'; accepted: package.module:object; did you"
         " mean good_rewards?",
         "absent_here:f": "start in the folder of absent_here.py, or install absent_here",
@@ -147,7 +147,7 @@ def test_another_thread_has_no_deadline() -> None:
     "text",
     ["import os; os._exit(0)", "from os import _exit; _exit(0)", "import posix, os; os._exit(3)"],
 )
-def test_a_module_that_ends_the_process_is_told(
+def test_a_module_that_ends_the_process_is_reported(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process of its own: without the check it would be this one that ends."""

@@ -111,7 +111,7 @@ def second_moment(state_dtype: str, steps: int) -> float:
     return rule.state["w"]["exp_avg_sq"].float().mean().item()
 
 
-def test_random_rounding_moves_where_nearest_stands_still(
+def test_stochastic_rounding_moves_where_nearest_rounding_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps of 0.001 * 0.5 are less than half of bfloat16's 0.0039 there."""

@@ -126,13 +126,13 @@ SAYS: dict[str, dict[str, object]] = {
 }
 
 
-def test_the_table_is_what_the_configuration_names() -> None:
+def test_the_table_lists_the_configured_names() -> None:
     named = re.findall(r"``(\w+)``", str(AlgorithmConfig.model_fields["name"].description))
     assert list(ALGORITHMS) == named == list(SAYS)
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_rows_say_what_their_papers_say(name: str) -> None:
+def test_preset_values_match_their_papers(name: str) -> None:
     row = ALGORITHMS[name]
     assert {key: getattr(row, key) for key in SAYS[name]} == SAYS[name]
 
@@ -155,7 +155,7 @@ def test_a_description_makes_the_row_again(name: str) -> None:
     assert all(getattr(plain, key) != value for key, value in values.items())
 
 
-def test_a_description_leaves_out_what_is_the_run_s() -> None:
+def test_a_description_omits_the_runs_settings() -> None:
     assert "max_tokens" not in describe(algorithm("grpo", max_tokens=7))
     assert describe(Algorithm(name="mine", paper="", equation="")) == ""
 

@@ -133,7 +133,7 @@ def test_a_random_token_count_changes_the_direction() -> None:
     assert (unbiased.max() / unbiased.min()).item() == pytest.approx(1.0, rel=1e-5)
 
 
-def test_a_token_count_that_is_not_random_changes_nothing() -> None:
+def test_a_constant_token_count_changes_nothing() -> None:
     """Where all completions have two tokens, the token mean is the sum of two over 4, half the mean of sums."""
     tables = of_two_tokens()
     got = expected_gradient(tables, algorithm("rloo", aggregation="token_mean"), 2)

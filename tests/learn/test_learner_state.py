@@ -168,7 +168,7 @@ def test_an_update_ends_before_the_step_that_would_go_on_too_far() -> None:
     assert not learner.optimizer.gradients
 
 
-def test_an_update_that_ends_early_reports_what_it_has_met() -> None:
+def test_an_early_stopped_update_reports_its_measured_tokens() -> None:
     """It ends in its first epoch: two of four groups were never gone through."""
     row = algorithm("dr_grpo", max_tokens=9, stop_kl=1e-9)
     rate = OptimizerConfig(learning_rate=1e-2)

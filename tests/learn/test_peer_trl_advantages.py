@@ -152,7 +152,7 @@ def test_the_truncated_are_out_of_the_mean_over_completions(loss_type: str, tmp_
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-def test_what_was_not_judged_is_out_of_every_normalizer(loss_type: str, tmp_path: Path) -> None:
+def test_unjudged_completions_are_in_no_normalizer(loss_type: str, tmp_path: Path) -> None:
     """The third group has one judged completion: no advantage in either, and out of ours altogether."""
     batch = peer_batch(UNJUDGED)
     row = row_of(loss_type, kl_weight=0.0, clip_high=0.2)

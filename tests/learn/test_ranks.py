@@ -136,9 +136,7 @@ def test_supervised_steps_are_those_of_one(processes: RankProcesses, tmp_path: P
         assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-3, atol=2e-4)
 
 
-def test_a_resumed_group_of_ranks_goes_on_with_equal_bits(
-    processes: RankProcesses, tmp_path: Path
-) -> None:
+def test_resumed_ranks_continue_with_equal_bits(processes: RankProcesses, tmp_path: Path) -> None:
     make = partial(build, algorithm("grpo"), {"num_minibatches": 2}, torch.bfloat16)
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -157,9 +155,7 @@ def test_a_resumed_group_of_ranks_goes_on_with_equal_bits(
         assert all(torch.equal(one, ended[name]) for name, one in weights(learner.policy).items())
 
 
-def test_a_call_that_one_rank_makes_alone_waits_for_nobody(
-    processes: RankProcesses, tmp_path: Path
-) -> None:
+def test_a_call_of_a_single_rank_does_not_wait(processes: RankProcesses, tmp_path: Path) -> None:
     """A command evaluates with its learner between the steps."""
     make = partial(build, algorithm("grpo"), {}, torch.float32)
     alone = make()

@@ -118,7 +118,7 @@ def test_the_policy_comes_back_after_an_error() -> None:
     assert_same(weights(model), moved, rtol=0, atol=0)
 
 
-def test_only_what_is_trained_is_kept() -> None:
+def test_the_reference_copies_only_trained_parameters() -> None:
     model = a_model()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("mlp" in name)

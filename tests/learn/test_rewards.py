@@ -129,7 +129,7 @@ def test_the_outcome_gate_holds_the_overlong_punishment_too() -> None:
     assert overlong_R.tolist() == [-0.5, -1.0] + [0.0] * 6
 
 
-def test_positives_alone_count_one_each() -> None:
+def test_positives_only_count_one_each() -> None:
     rewards_R = shape_rewards(shaped(), algorithm("rft"))
     assert rewards_R[:4].tolist() == [1.0, 0.0, 0.0, 0.0]
     relative = algorithm("rft", baseline="mean")

@@ -114,7 +114,7 @@ def a_matrix(size: int, seed: int = 0) -> Tensor:
     return half @ half.T + torch.eye(size, dtype=torch.float64)
 
 
-def test_conjugate_gradients_solve_what_a_solver_solves() -> None:
+def test_conjugate_gradients_match_a_direct_solver() -> None:
     matrix = a_matrix(12)
     target = torch.sin(torch.arange(12, dtype=torch.float64))
     solution, residual = conjugate_gradient(lambda v: matrix @ v, target, 12)

@@ -123,7 +123,7 @@ def test_an_update_is_repeatable_to_the_bit() -> None:
     assert results[0][1] == results[1][1]
 
 
-def test_first_pass_stands_in_for_scoring() -> None:
+def test_the_first_forward_pass_replaces_scoring() -> None:
     row, batch = algorithm("dr_grpo", max_tokens=9), a_batch()
     learner = a_learner(row)
     assert learner.score_batch(batch) is batch  # no forward pass at all

@@ -106,7 +106,7 @@ def test_the_gradient_that_comes_is_the_one_that_was_expected(
     assert told == [True] * 4
 
 
-def test_groups_with_shared_prompts_are_taught_as_rows_alone_are() -> None:
+def test_distillation_is_equal_with_shared_and_separate_prompts() -> None:
     batch, teacher = a_batch(), a_teacher(Divergence("reverse_kl"))
     found = [a_student(0.0, layout=layout) for layout in ("plain", "tree")]
     metrics = [learner.update(batch, teacher).metrics for learner in found]

@@ -119,7 +119,7 @@ def test_many_blocks_in_bfloat16_add_up_in_float32(monkeypatch: pytest.MonkeyPat
     assert all(many < 1.3 * one for one, many in zip(whole, by_token, strict=True)), errors
 
 
-def test_bfloat16_is_off_by_its_rounding_alone() -> None:
+def test_bfloat16_differs_by_rounding_only() -> None:
     inputs = some_inputs("tree")
     *heads, grad = some_heads(inputs, torch.bfloat16)
     exact = [tensor.double() for tensor in heads]
@@ -135,7 +135,7 @@ def test_bfloat16_is_off_by_its_rounding_alone() -> None:
 
 
 @pytest.mark.parametrize("layout", ["tree", "plain"])
-def test_what_all_keys_share_costs_no_precision_in_bfloat16(layout: Layout) -> None:
+def test_a_common_key_offset_costs_no_precision_in_bfloat16(layout: Layout) -> None:
     """Qwen2's keys have large biases: scores of hundreds that differ by one."""
     inputs = some_inputs(layout)
     query, key, value, grad = some_heads(inputs, torch.bfloat16)

@@ -61,7 +61,7 @@ def test_a_busy_machine_is_not_advised_by(monkeypatch: pytest.MonkeyPatch) -> No
     assert "busy, so the rates are uncertain" in line and "set model.dtype" not in line
 
 
-def test_the_first_measurement_of_an_idle_machine_is_kept(
+def test_the_first_measurement_on_an_idle_machine_is_cached(
     own_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_rates(monkeypatch, 795e9)

@@ -119,7 +119,7 @@ def test_it_is_autograd_through_both_models_logits(
     torch.testing.assert_close(gradients(got, student, gains), gradients(want, student, gains))
 
 
-def test_the_divergence_alone_has_a_gradient() -> None:
+def test_only_the_divergence_has_a_gradient() -> None:
     student, teacher = a_student(), a_teacher(REVERSE)
     got = head_logprobs(*student, COOL, 10 * V, target=teacher)
     assert got[2] is not None

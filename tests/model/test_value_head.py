@@ -149,7 +149,7 @@ def test_a_causal_model_brings_none(tmp_path: Path) -> None:
     assert model.backbone.model.norm.weight.dtype == torch.bfloat16
 
 
-def test_what_cannot_be_a_critic_is_refused(tmp_path: Path) -> None:
+def test_an_unsuitable_critic_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "base")
     device, own = torch.device("cpu"), byte_tokenizer()
     with pytest.raises(ModelError, match=r"critic\.path .*nowhere"):

@@ -12,7 +12,7 @@ from assay.scale.rollout_actor import Sent
 from assay.testing import tiny_model
 
 
-def test_what_shares_memory_is_not_copied() -> None:
+def test_shared_memory_is_not_copied() -> None:
     model = tiny_model()
     weights = Weights.of(model, 1)
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_each_rule_recommends_in_its_case_and_not_over_its_edge(name: str) -> No
     assert outside.recommended.rule != name
 
 
-def test_the_kind_of_reward_alone_gives_a_decision() -> None:
+def test_the_kind_of_reward_is_enough_for_a_decision() -> None:
     found = {reward: decide(Facts(reward=reward)).name for reward in get_args(Reward)}
     assert found == {
         "answer": "dr_grpo",

@@ -148,7 +148,7 @@ def test_an_outcome_needs_a_page_and_harms_nothing_without_one(tmp_path: Path) -
     assert "max_minutes, after step 5; held-out accuracy 0.500 at step 0" in lines[2]
 
 
-def test_the_documentation_tells_the_rules() -> None:
+def test_the_documentation_lists_the_rules() -> None:
     root = Path(__file__).parents[2]
     tool = runpy.run_path(str(root / "tools" / "planning_reference.py"))
     current = (root / "docs" / "planning.md").read_text(encoding="utf-8") == tool["page"]()

@@ -127,7 +127,7 @@ def test_settings_that_lower_the_estimate() -> None:
     assert planned("reference", False, guard={"max_kl": 0.1}) == planned("reference")
 
 
-def test_a_critic_of_its_own_is_a_model_with_its_state() -> None:
+def test_a_separate_critic_saves_model_and_state() -> None:
     model = tiny_model()
 
     def critic(backbone: str) -> float:
@@ -140,9 +140,7 @@ def test_a_critic_of_its_own_is_a_model_with_its_state() -> None:
 
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_kept_beside_the_policy_has_the_size_that_is_planned(
-    adapted: bool, dtype: str
-) -> None:
+def test_reference_and_critic_have_the_planned_size(adapted: bool, dtype: str) -> None:
     """A copied critic trains all of its layers, also beside adapters; a reference copies what is trained."""
     import torch
 

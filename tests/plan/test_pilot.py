@@ -119,6 +119,6 @@ def test_rows_are_those_that_there_are() -> None:
     assert pilot.config is not None and pilot.config["preference"]["pairs"] == ["mine.jsonl"]
 
 
-def test_the_gain_that_can_be_told_is_two_standard_errors() -> None:
+def test_the_detectable_gain_is_two_standard_errors() -> None:
     assert detectable(Facts(pass_at_1=0.5)) == pytest.approx(2 * (2 * 0.25 / 200) ** 0.5)
     assert detectable(Facts(pass_at_1=0.0)) > 0

@@ -117,7 +117,7 @@ def test_a_teacher_is_planned_for(tree: dict[str, Any], model: Path, tmp_path: P
     assert after.seconds.once == 0 and "asking" not in after.memory.parts
 
 
-def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checker_that_judges_nothing_is_detected(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["data"]["verifier"] = "plan_rewards:never"
     found = planning.plan(write(tree, tmp_path), num_problems=2)
     assert found.decision.name == "harden_verifier"

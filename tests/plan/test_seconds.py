@@ -123,7 +123,9 @@ def test_a_teacher_is_asked_in_each_step_or_once() -> None:
     assert sampled.total == pytest.approx(52 + 0.0014 * tokens)
 
 
-def test_a_teachers_part_of_an_update_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_teachers_share_of_an_update_is_timed_separately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Together they are the whole, whose fixed part is the update's."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

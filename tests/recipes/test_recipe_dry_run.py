@@ -103,7 +103,7 @@ def test_what_is_not_known_is_named(world: World) -> None:
     assert "not known, and not in the sum: pairs" in str(total)
 
 
-def test_a_dry_run_of_a_begun_one_uses_what_is_there(world: World) -> None:
+def test_a_dry_run_of_a_started_recipe_uses_its_results(world: World) -> None:
     folder = Path(world.run(world.file(), until="cold").folder)
     reason, _ = dry_run(resume=folder, quiet=True)
     assert isinstance(reason, Look) and reason.later == [] and reason.dry_run is not None
@@ -137,14 +137,14 @@ def test_rows_of_every_stage_are_read_before_the_first_starts(world: World) -> N
         ("new", {"model": "tiny", "sead": 1}, r"stage new: .*:\d+ sead: unknown key; .*mean seed"),
     ],
 )
-def test_wrong_keys_are_told_with_stage_and_line(
+def test_wrong_keys_are_reported_with_stage_and_line(
     world: World, stage: str, change: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         world.run(world.file(world.tree(**{stage: change})))
 
 
-def test_a_wrong_override_is_told(world: World) -> None:
+def test_a_wrong_override_is_reported(world: World) -> None:
     with pytest.raises(ConfigError, match=r"stage cold: --set sft.epoch: .*mean sft.epochs"):
         world.run(world.file(), overrides=["cold.sft.epoch=3"])
 

@@ -99,7 +99,7 @@ def test_overrides_change_one_stage_or_all(tmp_path: Path) -> None:
         ("scale.small.shared", "scale.small.shred", r"accepted: tables .*small.shared"),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path: Path, before: str, after: str, complaint: str) -> None:
+def test_errors_of_a_file(tmp_path: Path, before: str, after: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as caught:
         read_recipe(written(tmp_path, WHOLE.replace(before, after)), "small")
     assert "\n" not in str(caught.value)
@@ -113,12 +113,12 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, before: str, after: str, comp
         ("reason=3", r'--set: found "reason=3"; accepted: STAGE.KEY=VALUE'),
     ],
 )
-def test_what_is_wrong_with_an_override(tmp_path: Path, change: str, complaint: str) -> None:
+def test_errors_of_an_override(tmp_path: Path, change: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_recipe(written(tmp_path, WHOLE), None, [change])
 
 
-def test_unknown_names_are_told_with_what_is_near(tmp_path: Path) -> None:
+def test_unknown_names_are_reported_with_suggestions(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, WHOLE))
     with pytest.raises(ConfigError, match=r'--until: found "colt"; .* did you mean cold\?'):
         recipe.until("colt")

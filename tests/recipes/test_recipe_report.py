@@ -12,7 +12,7 @@ from assay.run.intervals import share_words
 from assay.run.paired import gain_between
 
 
-def test_the_report_tells_each_stage_and_data_set(world: World) -> None:
+def test_the_report_lists_each_stage_and_data_set(world: World) -> None:
     rows = [{"prompt": f"{n % 3} + 1 =", "completion": f" {n}{'<b>' * (n > 6)}"} for n in range(9)]
     inputs = [str(world.rows("collected", rows))]
     chosen = {"data": "select", "inputs": inputs, "keep": "any", "k": 2}

@@ -160,7 +160,7 @@ def test_a_manifest_that_names_a_place_outside_removes_nothing(
         assert (folder / "recipe.toml").exists()
 
 
-def test_what_a_killed_stage_left_is_set_aside(world: World) -> None:
+def test_remains_of_a_killed_stage_are_set_aside(world: World) -> None:
     recipe = world.file(world.tree(made={"model": "tiny"}))
     folder = Path(world.run(recipe, until="made").folder)
     for number in (1, 2):

@@ -108,7 +108,7 @@ def test_models_with_other_tokens_are_refused(world: World) -> None:
     assert not (world.folder / "merged").exists()
 
 
-def test_what_is_there_is_kept(world: World) -> None:
+def test_existing_files_are_kept(world: World) -> None:
     model, out = str(world.folder / "model"), world.folder / "kept"
     out.mkdir()
     (out / "notes").write_text("x")

@@ -110,7 +110,7 @@ def test_what_finds_nothing_by_a_slip_is_told(
     assert len(list_runs(folder, ["dapo"]).runs) == 1, "a word that finds runs is a word"
 
 
-def test_how_runs_ended_is_told(tmp_path: Path) -> None:
+def test_the_listing_shows_how_runs_ended(tmp_path: Path) -> None:
     with pytest.raises(RunStopped), Run.create(make_config(tmp_path), quiet=True) as run:
         run.attach()
         (one,) = list_runs(tmp_path).runs

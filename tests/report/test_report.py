@@ -119,7 +119,7 @@ def evil_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs"), 3, EVIL)
 
 
-def test_the_report_says_what_the_run_was(folder: Path) -> None:
+def test_the_report_describes_the_run(folder: Path) -> None:
     path = write_report(folder)
     assert path == folder / "report.html"
     page = Page(path.read_text())
@@ -143,7 +143,7 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
     assert page.count("article", "rollout") > 20
 
 
-def test_what_was_gained_has_the_error_of_paired_problems(folder: Path) -> None:
+def test_the_gain_has_the_standard_error_of_paired_problems(folder: Path) -> None:
     text = write_report(folder).read_text()
     assert "+50.0 points (95% interval" in text  # of 0.5, 0 and 1
 

@@ -153,7 +153,7 @@ def test_a_missing_library_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(caught.value).endswith('[wandb]"')
 
 
-def test_a_missing_library_is_told_before_a_model_is_loaded(
+def test_a_missing_library_is_reported_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from assay.training import api

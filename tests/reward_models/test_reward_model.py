@@ -157,7 +157,7 @@ def test_ordinary_text_becomes_the_templates_tokens() -> None:
         assert encoder.encode(Problem("p", "q"), Completion.from_text(text)).tokens == expected
 
 
-def test_an_added_token_that_is_not_special_is_spelled_too() -> None:
+def test_added_tokens_that_are_not_special_are_decoded() -> None:
     from assay.reward_models.text import ConversationEncoder
 
     made = fakes.byte_tokenizer(fakes.CHAT_TEMPLATE)

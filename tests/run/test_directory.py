@@ -97,7 +97,7 @@ def test_names_are_numbered_when_taken(tmp_path: Path) -> None:
     assert names == ["test", "test-2", "test-3"]
 
 
-def test_who_has_the_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_run_name_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(tmp_path)
     with pytest.raises(ValueError), Run.create(config) as died:
         raise ValueError("no such key")

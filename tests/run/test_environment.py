@@ -111,7 +111,7 @@ def test_another_reward_needs_the_consent_that_another_verifier_does(
     Run.resume(run.folder, quiet=True).__exit__(None, None, None)  # it is the run's own now
 
 
-def test_what_leaves_the_reward_as_it_was_needs_none(tmp_path: Path) -> None:
+def test_changes_that_keep_the_reward_need_no_approval(tmp_path: Path) -> None:
     with Run.create(make_config(tmp_path), quiet=True) as run:
         run.attach(learner=FakeLearner())
         take_steps(run, FakeLearner(), 5)

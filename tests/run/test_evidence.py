@@ -116,14 +116,14 @@ def test_a_run_killed_before_the_guard_was_asked_is_stopped_on_resume(tmp_path: 
         go_on(run, 12, Guard(run.config.guard))
 
 
-def test_a_run_that_is_resumed_in_spite_of_a_stop_goes_on(tmp_path: Path) -> None:
+def test_a_run_resumed_after_a_stop_continues(tmp_path: Path) -> None:
     folder = stopped_run(tmp_path)
     with Run.resume(folder, quiet=True) as run:
         go_on(run, 12, Guard(run.config.guard))
     assert run.step == 12 and len(spoken(folder)) == 1
 
 
-def test_a_pause_ends_in_order_and_a_note_goes_on(tmp_path: Path) -> None:
+def test_a_pause_ends_normally_and_a_note_continues(tmp_path: Path) -> None:
     config = config_of(tmp_path, action="pause")
     with Run.create(config, quiet=True) as run:
         go_on(run, 12, Guard(config.guard))

@@ -101,7 +101,7 @@ def test_limits_are_inclusive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{"max_kl": 0.2}, {"min_entropy": 0.1}])
-def test_a_limit_on_what_is_not_measured_is_a_mistake(
+def test_a_limit_of_an_unmeasured_metric_is_refused(
     tmp_path: Path, config: dict[str, float]
 ) -> None:
     with pytest.raises(ConfigError, match="does not measure"):

@@ -118,7 +118,7 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_signals_are_left_alone_outside_the_main_thread() -> None:
+def test_signal_handlers_are_unchanged_outside_the_main_thread() -> None:
     errors: list[BaseException] = []
 
     def work() -> None:

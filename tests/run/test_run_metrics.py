@@ -107,7 +107,7 @@ def test_groups_are_all_pass_all_fail_or_mixed() -> None:
     assert metrics["verdict/timeout"] == 2 and metrics["verdict/error"] == 1
 
 
-def test_groups_whose_variance_is_shaping_alone_are_told() -> None:
+def test_groups_with_variance_from_shaping_only_are_counted() -> None:
     metrics = metrics_of(
         [rollout(1, judge(0.0, 0.1)), rollout(1, judge(0.0, 0.0))],
         [rollout(1, judge(1.0, 1.1)), rollout(1, judge(1.0, 1.1)), rollout(1, ERROR)],

@@ -97,7 +97,7 @@ def test_a_run_stops_when_it_has_settled(tmp_path: Path) -> None:
         assert run.stop_reason == FINISHED_EARLY
 
 
-def test_what_no_step_would_use_is_refused(tmp_path: Path) -> None:
+def test_unused_settings_of_a_finished_run_are_refused(tmp_path: Path) -> None:
     change = ["optimizer.learning_rate: 1 before, 2 now"]
     check_has_use(tmp_path, 5, 10, change)
     with pytest.raises(RunError, match=r"finished early, after step 5.*evaluation\.patience="):

@@ -150,7 +150,7 @@ def test_half_open_connections_give_way_to_new_ones() -> None:
         assert is_closed(half[0])
 
 
-def test_what_is_no_http_leaves_no_line_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_request_that_is_not_http_leaves_no_log_line(capfd: pytest.CaptureFixture[str]) -> None:
     with running(Echo(None, 4)) as address:
         assert b"400" in asked(address, b"\x16\x03\x01 nonsense\r\n\r\n")
     assert capfd.readouterr().err == ""

@@ -119,7 +119,7 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
         ),
     ],
 )
-def test_what_a_strangers_run_names_is_listed_and_not_imported(
+def test_code_named_by_a_foreign_run_is_listed_and_not_imported(
     world: World, own: Path, marker: Path, sections: Any, said: str, used_by: set[str]
 ) -> None:
     run = changed(own, **sections)

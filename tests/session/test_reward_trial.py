@@ -62,7 +62,7 @@ def test_a_row_without_the_key_is_told_with_its_place(service: VerifierService) 
     words = refusal(service, "right", [*SUMS, {"anser": "7", "level": 1}, *SUMS])
     assert words.startswith("rows.jsonl:5: tried_rewards:right cannot judge this row: KeyError: ")
     assert "this row has no key 'answer', did you mean anser?; it has: anser, level" in words
-    assert words.endswith("; mend the row or the reward")
+    assert words.endswith("; fix the row or the reward")
 
 
 def test_a_key_that_no_row_has_is_told_once(service: VerifierService) -> None:

@@ -112,7 +112,7 @@ def gated(world: World, model: str) -> None:
     "command",
     [compared, merged, measured_by_budget, searched, planned, collected, labelled, gated],
 )
-def test_what_loads_a_model_names_it(
+def test_progress_names_the_loaded_model(
     world: World,
     named: list[str],
     command: Callable[[World, str], None],

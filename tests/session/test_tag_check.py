@@ -49,7 +49,7 @@ def test_a_tag_of_no_row_is_told_with_those_that_rows_have(
     both = config_of(tmp_path, tags, train=["rows.jsonl"], heldout=["held.jsonl"])
     (line,) = told(both, capsys)
     assert line.startswith(
-        "warning: data.verifier_by_tag.genral: found no row with this tag; accepted: t0, sums, t1,"
+        "warning: data.verifier_by_tag.genral: found a tag that no row has; accepted: t0, sums, t1,"
     )
     assert line.endswith("t10, ...")
     train = config_of(tmp_path, {"general": "exact"}, train=["rows.jsonl"])
@@ -66,4 +66,4 @@ def test_rows_that_are_not_read_are_looked_at(
     config = config_of(tmp_path, {"sums": "exact", "chain_sum": "exact"}, train=["rows.jsonl"])
     data = config.data.model_copy(update={"train": ("gym:chain_sum?size=300&seed=1",)})
     (line,) = told(config.model_copy(update={"data": data}), capsys)
-    assert "verifier_by_tag.sums: found no row with this tag; accepted: " in line
+    assert "verifier_by_tag.sums: found a tag that no row has; accepted: " in line

@@ -99,7 +99,7 @@ def test_a_server_that_dies_ends_the_run_which_goes_on_to_the_same_bits(
         train(part, quiet=True)
     assert str(error.value) == (
         f"teacher.url {server.url}: large at {server.url[:-3]}: HTTP 500: 'the engine is dead' (7"
-        " attempts); see to the server, then go on with assay train --resume RUN"
+        " attempts); check the server, then continue with assay train --resume RUN"
     )
     server.dies_after = None
     again = train(resume=world.folder / "runs" / "part", quiet=True)
@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[TeacherServer], None], str]] = {
         fewer,
         "distill.keep_top: found 16, and large at HOST: HTTP 400: 'Requested prompt logprobs of 16,"
         " which is greater than max allowed: 12'; accepted: at most the top-k that the server"
-        " returns; start vLLM with --max-logprobs 16, or lower it",
+        " returns; start vLLM with --max-logprobs 16, or lower the setting",
     ),
     "another name": (
         another_name,
@@ -211,7 +211,7 @@ def test_a_server_of_other_tokens_is_refused(world: World) -> None:
     ):
         train(taught(kept(world, "bad"), server), quiet=True)
     found = str(error.value).removeprefix(f"teacher.url {server.url}: found a tokenizer in which ")
-    accepted = "; accepted: a teacher with the policy's tokenizer: each next token is compared; to"
+    accepted = "; accepted: a teacher with the policy's tokenizer, because tokens are compared one by one; to"
     assert found.startswith(("token 65 is 'B', and not 'A'" + accepted, "token 66 is 'A', and not"))
 
 

@@ -1,4 +1,4 @@
-"""Runs with a budget of thinking: what is logged, learned and resumed, and what the commands show and refuse."""
+"""Runs with a thinking budget: what is logged, learned and resumed, and what the commands show and refuse."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_goes_on_bit_by_bit_from_its_log(
         row["tokens/trained"] <= row["tokens/generated"] - row["tokens/given"] for row in given
     )
     assert all(row["mismatch/mean"] < 1e-4 for row in metrics)
-    assert "of them given" in write_report(killed).read_text(encoding="utf-8")
+    assert "of them injected" in write_report(killed).read_text(encoding="utf-8")
     shown = assay.load_run(killed).rollouts()
     assert sum(shown["num_given"]) == sum(row.get("tokens/given", 0) for row in metrics)
 
@@ -103,7 +103,7 @@ def test_sample_and_evaluate_hold_to_a_budget(world: World) -> None:
     held = assay.sample(model, "1 + 1 =", answer="2", num_samples=6, think_budget=6, **how)
     assert not any(one["given"] for one in free.samples)
     assert any(one["given"] == 2 for one in held.samples)
-    assert "(2 of them given)" in str(held) and "given" not in str(free)
+    assert "(2 of them injected)" in str(held) and "injected" not in str(free)
     found = assay.evaluate(
         model, [{"question": "1 + 1 =", "answer": "2"}], num_samples=4, temperature=1.0, effort="low",
         **{**how, "overrides": [*how_of(world), "sampling.efforts.low=6"]},
@@ -168,7 +168,7 @@ def test_a_row_whose_budget_cannot_be_is_refused_before_anything_is_sampled(worl
         (["--set", "sampling.min_think=4", "--set", "data.think=empty"], "found 4, and no prompt"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line(
+def test_impossible_settings_are_one_line(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

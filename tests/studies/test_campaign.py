@@ -158,7 +158,7 @@ def test_an_interval_misses_as_often_as_it_says() -> None:
     assert missed == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
 
 
-def test_a_verdict_stands_where_two_runs_agree() -> None:
+def test_a_verdict_is_accepted_if_two_runs_agree() -> None:
     yes, no = Finding("reproduced", ""), Finding("not reproduced", "")
     assert standing([yes, yes]) == "Reproduced"
     assert (
@@ -168,7 +168,7 @@ def test_a_verdict_stands_where_two_runs_agree() -> None:
     assert standing([yes]) == "Reproduced, in one run"
 
 
-def test_what_was_not_measured_decides_nothing() -> None:
+def test_unmeasured_facts_decide_nothing() -> None:
     claim = exceeds("", Of("more", "y"), Of("less", "x"), margin=0.5)
     assert claim.test(canned(more=[1.0, 2.0], less=[1.0, 1.0])).verdict == "inconclusive"
 

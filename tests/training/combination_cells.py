@@ -44,7 +44,7 @@ FEATURES: Mapping[str, Feature] = {
         {"tools": {"environment": "seam_worlds:Echo", "result": "{result}\n"}},
     ),
     "budget": Feature(
-        "a budget of thinking (`sampling.think_budget`)",
+        "a thinking budget (`sampling.think_budget`)",
         {
             "data": {"think": "opened", "think_open": "{", "think_close": "}"},
             "sampling": {"think_budget": 12, "think_stop_text": "!{close}"},

@@ -123,7 +123,7 @@ def test_pairs_are_seen_in_both_orders() -> None:
     assert sum(counts) == 6
 
 
-def test_what_a_model_of_pairs_pays_for_length() -> None:
+def test_length_bias_of_a_pairwise_reward_model() -> None:
     """It scores a text by its length alone: right where the better one is longer, else wrong."""
     short, long = [1.0] * 2, [1.0] * 7
     pairs = [group(long, short), group(long, short), group(short, long), group(short, short)]

@@ -142,7 +142,7 @@ def faults(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
 
 
 @pytest.mark.skipif("KUBERAY_CRD" not in os.environ, reason="KUBERAY_CRD names no definition")
-def test_the_manifest_is_what_kuberay_defines() -> None:
+def test_the_manifest_matches_kuberays_definition() -> None:
     definition = yaml.load(Path(os.environ["KUBERAY_CRD"]).read_text(encoding="utf-8"), FAST)
     (version,) = [one for one in definition["spec"]["versions"] if one["name"] == "v1"]
     schema = version["schema"]["openAPIV3Schema"]

@@ -132,7 +132,7 @@ def test_a_teacher_with_other_tokens_is_refused(world: World, given: dict[str, A
             f"teacher.path {path}: found a tokenizer in which 'A' is not token 65; accepted: a teacher"
             " with the policy's tokenizer: each next token is compared; to learn from its traces"
             " instead: assay data collect with this model, then [sft]; or [rl] with"
-            " on_policy_distillation: beside the policy it scores spans of text"
+            " on_policy_distillation: as the reference it scores spans of text"
         )
     assert not (world.folder / "runs").exists()
 

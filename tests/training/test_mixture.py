@@ -111,7 +111,7 @@ def test_run_copy_of_the_configuration_loads_unchanged(
         ("bad name", {}, 'data.mixture: found the key "bad name"'),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_model_is_loaded(
+def test_impossible_settings_are_refused_before_a_model_is_loaded(
     world: World,
     sources: dict[str, list[str]],
     part: str,

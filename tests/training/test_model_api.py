@@ -99,7 +99,7 @@ def test_a_dry_run_complains_of_a_verifier_that_fails(
         ("data", {"verifier": "maths"}, "data.verifier 'maths' column 1: found 'maths'"),
     ],
 )
-def test_what_is_found_after_loading_has_its_line_too(
+def test_errors_after_loading_have_a_line_number(
     world: World, section: str, values: dict[str, Any], said: str
 ) -> None:
     path = world.folder / "run.toml"
@@ -116,7 +116,7 @@ def test_what_is_found_after_loading_has_its_line_too(
     assert str(caught.value).startswith(f"--set {said}")
 
 
-def test_slots_are_no_more_than_what_is_sampled(
+def test_slots_do_not_exceed_the_sampled_completions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Idle ones are computed all the same: four completions in 64 rows cost those of 64."""
@@ -136,7 +136,7 @@ def test_slots_are_no_more_than_what_is_sampled(
     assert used == [3, 5, 64]
 
 
-def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(
+def test_a_dry_run_shows_fixed_settings_and_the_cost_of_idle_slots(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = world.tree()

@@ -126,7 +126,7 @@ def run_of(world: World, name: str, **sections: Any) -> Path:
     return Path(train(tree, quiet=True).run)
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_to_the_same_bits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed once behind the rollouts of a step, and once before them."""

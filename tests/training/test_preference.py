@@ -109,7 +109,7 @@ def test_beta_follows_its_schedule(world: World) -> None:
     assert beta_at(7, settings, choose_preference(settings)) == 0.4
 
 
-def test_a_fall_of_the_chosen_is_told_once() -> None:
+def test_a_fall_of_chosen_logprobs_warns_once() -> None:
     notes: list[str] = []
     events: list[tuple[str, float]] = []
     run: Any = SimpleNamespace(
@@ -162,9 +162,7 @@ def test_labels_are_for_methods_that_learn_from_them(world: World) -> None:
     assert {"preference/kl", "preference/completions"} <= rows[0].keys()
 
 
-def test_kto_is_told_of_weights_that_are_off(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kto_warns_of_unbalanced_weights(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": f"{n} + 1 =", "completion": f"{n}", "label": n % 4 == 0} for n in range(8)]
     settings = {"pairs": [str(world.write_rows("labels.jsonl", rows))], "method": "kto"}
     train(preference_tree(world, preference=settings))

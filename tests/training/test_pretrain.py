@@ -130,7 +130,7 @@ def test_loss_and_perplexity_against_a_loop_over_tokens(world: World) -> None:
     assert (before["eval/num_documents"], before["eval/num_tokens"]) == (3, count)
 
 
-def test_held_out_perplexity_falls_and_is_told_everywhere(
+def test_held_out_perplexity_falls_and_is_reported_everywhere(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = tree_of(world, pretrain={"epochs": 6}, evaluation={"every": 3})

@@ -109,7 +109,7 @@ def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_step_that_is_killed_while_it_is_sampled_goes_on_from_what_had_ended(
+def test_a_step_killed_during_sampling_resumes_from_finished_completions(
     world: World,
 ) -> None:
     for stage, result in run_program("step_killer.py", world, "rl", "growing", "thinking").items():

@@ -129,7 +129,7 @@ def test_a_verifier_that_always_fails_stops_the_trainer() -> None:
         reward(["p"] * 64, ["bad"] * 64)
 
 
-def test_messages_become_the_text_of_what_the_assistant_said() -> None:
+def test_messages_become_the_assistants_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     turns = [
         {"role": "assistant", "content": None, "tool_calls": []},

@@ -113,7 +113,7 @@ def forget() -> Any:
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_verifier_says_what_the_learner_says(world: World, kind: str, chat: bool) -> None:
+def test_verifier_and_learner_agree(world: World, kind: str, chat: bool) -> None:
     """A folder is all that the verifier is given; what the text is to be read as stands in it."""
     config = config_of(world, KINDS[kind], chat)
     settings = config.reward_model
@@ -159,7 +159,7 @@ def text_of(row: Row, kind: str) -> str:
     return ("\n\n" if "tags" in kind else "\n").join(row["steps"])
 
 
-def test_transformers_loads_what_is_saved(world: World) -> None:
+def test_transformers_loads_the_saved_model(world: World) -> None:
     import transformers
 
     for kind, labels, family in (
@@ -314,7 +314,7 @@ def test_every_row_once_an_epoch() -> None:
     assert max(len(schedule.draw(step)) for step in range(schedule.num_steps)) == 4
 
 
-def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
+def test_errors_are_one_line(world: World) -> None:
     def refuses(rows: list[Row], text: str, **changes: Any) -> None:
         path = world.write_rows("bad.jsonl", rows)
         stage = {**KINDS["process"], "rows": [str(path)], **changes}

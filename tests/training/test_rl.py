@@ -191,9 +191,9 @@ def test_groups_have_the_sizes_that_the_curriculum_says() -> None:
         (
             "ppo",
             2,
-            "with a critic, to which every completion counts alike; accepted: groups of one",
+            "with a critic, which weights all completions equally; accepted: groups of one",
         ),
-        ("reinforce_plus_plus", 2, "with whitened advantages, to which every completion counts"),
+        ("reinforce_plus_plus", 2, "with whitened advantages, which weights all completions"),
         ("rloo", 1, "curriculum.group_sizes: found [1, 16]; accepted: at least 2: rloo compares"),
         ("reinforce", 1, None),
         ("grpo", 2, None),

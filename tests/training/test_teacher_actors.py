@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_actors_cannot_have(world: World, case: str) -> None:
+def test_settings_that_actors_reject(world: World, case: str) -> None:
     save_tiny_model(world.folder / "teacher", **SIZES)
     changes, words = WRONG[case]
     tree = {**WAYS["keep"](world, "bad"), "scale": {"teacher_actors": 1}, **changes}

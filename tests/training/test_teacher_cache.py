@@ -147,7 +147,7 @@ def complaint(tree: dict[str, Any]) -> str:
     return str(error.value)
 
 
-def test_what_was_kept_of_another_kind_is_refused(world: World) -> None:
+def test_cached_logits_of_another_setting_are_refused(world: World) -> None:
     train(kept_tree(world), quiet=True)
     place = world.folder / "kept" / "part-000000.parquet"
     head = f"distill.keep {place}: found "
@@ -171,7 +171,7 @@ def test_what_was_kept_of_another_kind_is_refused(world: World) -> None:
     assert complaint(tree).startswith(f"{head}tokenizer ")
 
 
-def test_another_template_is_told_apart_from_another_file(world: World) -> None:
+def test_a_changed_template_is_distinguished_from_a_changed_file(world: World) -> None:
     """The tokens of a trace are what it is found by."""
     train(kept_tree(world), quiet=True)
     tree = kept_tree(world)

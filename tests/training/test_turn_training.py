@@ -104,10 +104,10 @@ def test_a_step_of_several_turns(tmp_path: Path) -> None:
     assert metrics["policy/age_max"] == 2
     assert metrics["policy/age_mean"] == pytest.approx(2 * 2 * first / sampled)
     page = write_report(folder).read_text(encoding="utf-8")
-    assert f"{given} of them given · 2 turns · policy versions 0 to 2" in page
+    assert f"{given} of them injected · 2 turns · policy versions 0 to 2" in page
 
 
-def test_what_was_given_has_no_gradient() -> None:
+def test_injected_tokens_have_no_gradient() -> None:
     """Other given tokens behind what was said change nothing; before it they do, as its context."""
     found: list[dict[str, torch.Tensor]] = []
     for tail in ("aaaa", "bbbb"):

@@ -132,7 +132,7 @@ def test_learned_verifiers_get_the_runs_device_and_tokenizer(world: World) -> No
     assert config.verification.options == options
 
 
-def test_a_reward_that_cannot_be_imported_is_told_at_its_key(
+def test_an_import_error_of_a_reward_names_its_key(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(world.folder)

@@ -119,7 +119,7 @@ def kept_tree(world: World) -> dict[str, Any]:
 
 
 def thinking_tree(world: World) -> dict[str, Any]:
-    """Reinforcement learning with a budget of thinking, so that completions hold given tokens."""
+    """Reinforcement learning with a thinking budget, so that completions hold given tokens."""
     return thinking(rl_tree(world))
 
 

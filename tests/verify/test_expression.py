@@ -98,7 +98,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert "column" in str(error)
 
 
-def test_what_is_allowed_is_there_and_is_not_imported(
+def test_allowed_modules_are_found_without_an_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

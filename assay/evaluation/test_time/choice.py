@@ -62,5 +62,5 @@ def _reward(node: Node) -> float:
 
 
 def _verdict(node: Node) -> Verdict:
-    assert node.verdict is not None, "a completion is judged before it is chosen from"
+    assert node.verdict is not None, "completions must be judged before the choice"
     return node.verdict

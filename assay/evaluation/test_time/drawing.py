@@ -14,7 +14,7 @@ from assay.session.evaluate import Judge, judge_groups
 from assay.types import Verdict
 
 Asking = Yields[Sequence[Draw], None, None]
-"""A search: it yields draws, and continues once they are made."""
+"""A running search: a generator that yields requested draws and resumes when they exist."""
 
 
 @dataclass(frozen=True)

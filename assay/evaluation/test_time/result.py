@@ -124,11 +124,11 @@ class SearchResult:
         heads = ["method", "budget", "accuracy", "over one sample", "tokens", "completions"]
         table = [[*heads, "score"], *(row.cells for row in self.rows)]
         lines += aligned(table, right=range(1, len(table[0])))
-        lines += ["", "budget, tokens: of each problem. ± is one standard error over problems."]
-        lines.append("oracle: any completion of plain sampling is right (pass@n), a ceiling.")
+        lines += ["", "budget, tokens: per problem. ± is one standard error over problems."]
+        lines.append("oracle: share of problems with any right sample (pass@n), an upper bound.")
         if any(row.num_not_judged for row in self.rows):
             most = max(row.num_not_judged for row in self.rows)
-            lines.append(f"up to {most} answers of a row were not judged, and are left out")
+            lines.append(f"up to {most} answers of a row were not judged and are excluded")
         if self.out:
             lines.append(f"trees: {self.out}")
         return lined(lines)

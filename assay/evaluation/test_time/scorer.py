@@ -60,8 +60,10 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
         options.setdefault(learned, {})["path"] = folder
     if reduce is not None:
         if learned != PROCESS:
-            where, found = "--reduce", f"{reduce}, and --scorer {name} scores no steps"
-            raise ConfigError(message(where, found, "a process model as --scorer", "leave it out"))
+            where, found = "--reduce", f"{reduce}, but --scorer {name} does not score steps"
+            raise ConfigError(
+                message(where, found, "a process reward model as --scorer", "leave it out")
+            )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})
     data = config.data.model_copy(update={"verifier": expression, "verifier_by_tag": {}})
@@ -98,5 +100,5 @@ def _kind_of(folder: str, name: str) -> str:
     for end, verifier in _HEADS.items():
         if str(architectures[0]).endswith(end):
             return verifier
-    found = f"{architectures[0]}, which is no reward model"
+    found = f"{architectures[0]}, which is not a reward model"
     raise VerifierError(message(f"--scorer {name}", found, SCORERS))

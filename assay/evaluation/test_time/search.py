@@ -74,15 +74,15 @@ def search(
         found.row("beam", 2048).accuracy, found.row("beam", 2048).stderr
 
     methods: ``best_of_n``, ``self_consistency``, ``weighted_vote``, ``beam``, ``dvts``,
-    ``lookahead``, ``mcts`` (docs/search.md). budgets: tokens of each problem; a search draws only
-    what fits into its budget at its longest. scorer: a run of ``[reward_model]``, a reward model's
-    folder, or a verifier; ``self_consistency`` needs none. step: the text that ends a step, or
-    ``newline`` or ``blank_line``; None: as the process model has it, or a line. expand: children of
-    a node of a tree. ahead: steps that ``lookahead`` looks on. exploration: the constant of
-    ``mcts``. reduce: ``min``, ``product``, ``last`` or ``mean`` of a process model's steps; None:
-    as the model has it. out: a JSONL file that gets every completion with its steps.
+    ``lookahead``, ``mcts`` (docs/search.md). budgets: tokens per problem; a search starts a
+    completion only if its maximum length fits the budget. scorer: a run of ``[reward_model]``, a
+    reward model's folder, or a verifier; ``self_consistency`` needs none. step: text that ends a
+    step, or ``newline`` or ``blank_line``; None: the process model's separator, or a newline.
+    expand: children per tree node. ahead: lookahead steps of ``lookahead``. exploration: the
+    constant of ``mcts``. reduce: ``min``, ``product``, ``last`` or ``mean`` of a process model's
+    step scores; None: the model's setting. out: a JSONL file for all completions with their steps.
 
-    The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
+    The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
     sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
     asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
@@ -169,8 +169,8 @@ def _check_unguided(
     """Raise for settings that inject tokens if a method draws single steps."""
     trees = [name for name in methods if name not in SAMPLED]
     if trees and any(map(sampling.controls_thinking, efforts)):
-        found, accepted = "a budget of thinking", "none: a tree draws steps, each of its own"
-        remedy = f"leave it out, or choose among {', '.join(SAMPLED)}"
+        found, accepted = "a thinking budget", "none: a tree samples single steps"
+        remedy = f"remove it, or choose among {', '.join(SAMPLED)}"
         raise ConfigError(message(f"--method {trees[0]}", found, accepted, remedy))
 
 
@@ -217,8 +217,10 @@ def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | Non
         return None
     guide = open_scorer(asked.scorer, asked.reduce, config, stack)
     if trees and not guide.scores_beginnings:
-        found = f"{asked.scorer}, which judges whole completions"
-        accepted = "a process model, a reward model, or a function of yours that judges beginnings"
+        found = f"{asked.scorer}, which judges only whole completions"
+        accepted = (
+            "a process model, a reward model, or your own function that judges partial completions"
+        )
         remedy = f"or choose among {', '.join(SAMPLED)}"
         raise VerifierError(message(f"--scorer for --method {trees[0]}", found, accepted, remedy))
     return guide

@@ -130,7 +130,7 @@ def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
 
 @dataclass(frozen=True)
 class Draw:
-    """Requested children of a node: those of a kind numbered from first to first + count - 1."""
+    """Requested children of one kind of a node, numbered first to first + count - 1."""
 
     node: Node
     kind: Kind

@@ -143,7 +143,7 @@ def test_a_function_of_ones_own_may_guide_a_tree(folder: Path) -> None:
     assert found.row("beam", 20).score in (0.0, 0.5, 1.0) and found.num_problems == 1
 
 
-def test_what_is_wrong_is_told_in_one_line(folder: Path) -> None:
+def test_faults_are_one_line(folder: Path) -> None:
     process, policy = str(folder / "process"), str(folder / "policy")
     wrong: list[tuple[type[UserError], str, Any, dict[str, Any]]] = [
         (
@@ -169,7 +169,7 @@ def test_what_is_wrong_is_told_in_one_line(folder: Path) -> None:
         ),
         (
             ConfigError,
-            "--method beam: found a budget of thinking",
+            "--method beam: found a thinking budget",
             "beam",
             {"scorer": process, "problems": [{**ROWS[0], "effort": "low"}]},
         ),

@@ -167,7 +167,7 @@ def test_results_stand_as_the_template_writes_them() -> None:
         assert stopped == [end_id, *told]
 
 
-def test_a_result_is_told_with_its_call_and_as_json_where_the_template_does_so() -> None:
+def test_a_result_has_its_call_and_is_json_as_in_the_template() -> None:
     tokenizer = tokenizer_of(MISTRAL)
     said = '[CALLS] [{"name": "calculator", "arguments": {"expression": "6*7"}, "id": "a1b2c3d4e"}]'
     (call,) = OfTemplate.of(tokenizer).found(said, True)  # pyright: ignore[reportOptionalMemberAccess]

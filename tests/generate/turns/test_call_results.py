@@ -131,7 +131,7 @@ def test_no_more_calls_than_are_left() -> None:
     assert set(told[2:]) == {"error: no calls are left, after 2; give the answer"}
 
 
-def test_a_tool_has_a_state_of_its_own_in_each_completion() -> None:
+def test_a_tool_has_separate_state_per_completion() -> None:
     one, other = answers(), answers()
     assert asked(one, "counting", expression="a") == "a"
     assert asked(one, "counting", expression="b") == "a b"

@@ -90,7 +90,7 @@ def test_evaluation_with_and_without_tools(tmp_path: Path, caller: Path) -> None
         ({"names": ["own_tools:absent"]}, "absent"),
     ],
 )
-def test_tools_that_are_not_there(
+def test_missing_tools_are_refused(
     tmp_path: Path, caller: Path, tools: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):

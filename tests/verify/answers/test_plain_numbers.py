@@ -116,7 +116,7 @@ def test_numbers(text: str, value: int | Fraction) -> None:
         *["5 sin x", "sqrt 2", "1 + 1", "(1, 2)", "inf", "nan", "0x10", "1_000", "٣x"],
     ],
 )
-def test_what_is_no_plain_number(text: str) -> None:
+def test_values_that_are_not_plain_numbers(text: str) -> None:
     assert read_number(text) is None
 
 

@@ -107,7 +107,7 @@ def test_pinned_verdicts() -> None:
         assert (part.value, part.passed) == (1.0, True)
 
 
-def test_what_each_template_is_shown() -> None:
+def test_rows_of_each_template() -> None:
     text = "<think>my secret plan</think>my reply"
     with JudgeServer(obedient) as server:
         judged(text, url=server.url, answer=["A1", "A2"])

@@ -126,7 +126,7 @@ def test_win_rate_of_single_pairs_is_a_mean_and_its_standard_error() -> None:
     assert (found.wins, found.losses, found.ties, found.num_problems) == (3, 2, 1, 6)
 
 
-def test_copies_of_a_comparison_add_nothing_to_what_is_known() -> None:
+def test_duplicate_comparisons_add_no_information() -> None:
     points, names = [1.0, 0.0, 1.0, 0.5], ["a", "b", "c", "d"]
     once = win_rate(made(points, names))
     often = win_rate(made(points * 5, names * 5))
@@ -151,7 +151,7 @@ def test_standard_error_is_that_of_many_samples() -> None:
     assert np.mean(errors) == pytest.approx(spread, rel=0.12)
 
 
-def test_what_was_not_judged_is_counted_and_left_out() -> None:
+def test_unjudged_completions_are_counted_and_excluded() -> None:
     rows = [*made([1.0, 0.0]), Comparison("x", None, False, reason="error")]
     found = win_rate(rows)
     assert found.rate == 0.5 and found.not_judged == 1 and found.num_comparisons == 2

@@ -118,7 +118,7 @@ def test_a_body_continues_the_prompt(body: str) -> None:
     assert space["f"](2) == 3  # type: ignore[operator]
 
 
-def test_a_base_model_goes_on_after_the_body() -> None:
+def test_a_base_model_continues_after_the_body() -> None:
     found = program("    return math.floor(x)\n\n\ndef g():\n    pass\n", head=HEAD)
     assert found is not None and "def g" in found and found.startswith(HEAD)
 
@@ -140,7 +140,7 @@ def test_prompt_code_is_found_in_prompts() -> None:
     assert prompt_code_of(HEAD, "") == ""
 
 
-def test_faults_of_syntax_are_told() -> None:
+def test_syntax_errors_are_reported() -> None:
     assert parse("def f(:") == (None, "SyntaxError: invalid syntax (line 1)")
     assert "null" in parse("x = '\0'")[1]
     assert parse("x" * (MAX_PROGRAM + 1))[0] is None

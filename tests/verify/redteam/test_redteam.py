@@ -101,7 +101,7 @@ def test_failed_controls_are_told_and_do_not_decide() -> None:
     assert failed.startswith(f"{result.controls - result.controls_passed} honest controls failed")
 
 
-def test_attacks_that_are_not_judged_are_told_apart() -> None:
+def test_unjudged_attacks_are_reported_separately() -> None:
     result = red_team(f"{HERE}:breaks", num_workers=1)
     assert result.not_judged["length"] == result.tried["length"] and not result.accepted
     assert any(one.kind == "not judged" and "too long" in one.detail for one in result.findings)
@@ -133,7 +133,7 @@ def test_rows_with_their_own_key_are_attacked_once_it_is_named() -> None:
         red_team(name, rows, key="symbl", num_workers=1)
 
 
-def test_suites_are_chosen_by_name_and_by_what_fits() -> None:
+def test_suites_are_chosen_by_name_or_by_fit() -> None:
     assert choose_suite("think_format", None).name == "think_format"
     assert choose_suite("math*1.0 + think_format*0.1", None).name == "math"
     assert choose_suite("a.b:c", None).name == "math"

@@ -113,7 +113,7 @@ def test_call_numbers_equal_the_kernel_headers(machine: str) -> None:
             assert known[name] == number, name
 
 
-def test_the_kernel_refuses_what_the_table_refuses(sandbox: Sandbox) -> None:
+def test_the_kernel_and_the_table_refuse_the_same_calls(sandbox: Sandbox) -> None:
     machine = os.uname().machine
     if machine not in MACHINES:
         pytest.skip(f"no filter for {machine}")

@@ -103,7 +103,7 @@ def test_handles_can_be_passed_back(sandbox: Sandbox, limits: Limits) -> None:
         assert other.call("total", (stack,)).status == "exception"
 
 
-def test_each_call_has_limits_of_its_own(sandbox: Sandbox) -> None:
+def test_each_call_has_its_own_limits(sandbox: Sandbox) -> None:
     source = (
         "def spin(n):\n  x = 0\n  for i in range(n): x += i\n  return 1\ndef say(n): print('x' * n)"
     )

@@ -134,7 +134,7 @@ def test_all_that_a_verifier_reads_is_in_the_key(other: bytes) -> None:
     assert other != key()
 
 
-def test_what_no_verifier_reads_is_not_in_the_key() -> None:
+def test_keys_that_no_verifier_reads_are_not_in_the_cache_key() -> None:
     same = replace(PROBLEM, id="other", spec={"n": 1, "answer": ("5",)}, draw=3, tags=("x",))
     assert key(problem=same, completion=replace(COMPLETION, id="x", policy_version=9)) == key()
 

@@ -115,7 +115,7 @@ def check_of(
     return RowCheck([Configured(verifier, options=options or {})])
 
 
-def test_an_option_stands_in_for_a_key_that_is_needed() -> None:
+def test_an_option_replaces_a_required_key() -> None:
     check = check_of(Field("answer", "text", needed=True), options={"answer": "5"})
     check(Problem("p", "q", {}))
     with pytest.raises(VerifierError, match="missing"):

@@ -158,9 +158,7 @@ def running(words: str) -> bool:
 
 
 @pytest.mark.parametrize("text", ["backtrack", "masked"])
-def test_what_hangs_where_no_signal_helps_is_killed(
-    service: VerifierService, log: Log, text: str
-) -> None:
+def test_work_that_ignores_signals_is_killed(service: VerifierService, log: Log, text: str) -> None:
     verdicts = judge(service, ["a", text, "b"])
     assert [v.reason for v in verdicts] == [None, "timeout", None]
     assert log.kinds() == ["worker_killed"]

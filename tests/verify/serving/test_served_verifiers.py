@@ -103,7 +103,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
     assert sent[0]["status"] == 408 and b"did not arrive in 0.01 s" in sent[1]["body"]
 
 
-def test_what_finds_no_room_is_refused_and_asked_again(service: VerifierService) -> None:
+def test_requests_beyond_the_capacity_are_refused_and_retried(service: VerifierService) -> None:
     app = VerifierServer(service, max_waiting=4)
     app.waiting = 3
     assert call(app, "POST", "/judge", {"rows": ROWS})[0] == 503
@@ -120,9 +120,7 @@ def test_a_token_is_asked_for_and_an_open_address_needs_one(service: VerifierSer
         bind("127.0.0.1", taken.getsockname()[1], None)
 
 
-def test_what_takes_too_long_is_given_up(
-    service: VerifierService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_work_is_abandoned(service: VerifierService, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up: list[bool] = []
 
     async def never(groups: Any) -> Any:

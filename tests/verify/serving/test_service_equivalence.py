@@ -118,7 +118,7 @@ texts = st.lists(
 
 @settings(max_examples=60)
 @given(expressions, st.lists(texts, min_size=1, max_size=4))
-def test_the_service_says_what_plain_calls_say(expression: str, batch: list[list[str]]) -> None:
+def test_the_service_agrees_with_direct_calls(expression: str, batch: list[list[str]]) -> None:
     prompt = Prompt("q", np.zeros(1, np.int32))
     groups = [
         Group(

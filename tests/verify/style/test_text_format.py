@@ -163,7 +163,7 @@ def test_any_text_is_judged(text: str, mode: ThinkMode) -> None:
 
 
 @given(st.text(alphabet=st.characters(categories=["Zs", "Cc", "Cf"])))
-def test_what_cannot_be_seen_is_no_content(text: str) -> None:
+def test_invisible_characters_are_no_content(text: str) -> None:
     assert not has_content(text)
     assert has_content(text + "=")
 

@@ -114,7 +114,7 @@ def test_overlong(length: int, value: float) -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 200), st.data())
-def test_overlong_is_what_the_learner_computes(
+def test_the_overlong_penalty_equals_the_learners(
     length: int, limit: int, data: st.DataObject
 ) -> None:
     import torch

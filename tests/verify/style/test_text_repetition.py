@@ -135,7 +135,7 @@ def test_any_text_is_within_bounds(text: str) -> None:
     assert part == judge(text * 5)
 
 
-def test_honest_text_is_left_alone(shared_data: Path) -> None:
+def test_honest_text_is_unchanged(shared_data: Path) -> None:
     def read(name: str, key: str) -> list[str]:
         lines = (shared_data / name).read_text(encoding="utf-8").splitlines()
         return [json.loads(line)[key] for line in lines]
@@ -147,7 +147,7 @@ def test_honest_text_is_left_alone(shared_data: Path) -> None:
     assert 3 <= sum(not judge(text).passed for text in sampled) <= 6  # five do loop
 
 
-def test_this_projects_code_is_left_alone() -> None:
+def test_code_of_assay_is_not_examined() -> None:
     files = sorted((Path(__file__).parents[3] / "assay" / "verify" / "style").glob("*.py"))
     assert files
     for file in files:
