@@ -33,6 +33,7 @@ from assay.config.tree import (
     parse,
     read_section,
     read_toml,
+    tool_settings,
     with_sampling,
 )
 from assay.config.upkeep import (

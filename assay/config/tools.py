@@ -41,6 +41,9 @@ class ToolsConfig(Section):
     introduction: str | None = None
     """Description of the tools in the prompt, if the chat template has none. ``{tools}`` is
     replaced by the list of tools. Empty: no description. None: a default text of a few lines."""
+    packages: tuple[Text, ...] | None = None
+    """Installed packages that programs of ``python`` may import, such as ``numpy``, with their
+    dependencies. None: those of ``verification.options.code.packages``."""
     unsafe_no_sandbox: bool = False
     """Run ``python`` without isolation if this machine does not support isolation."""
 

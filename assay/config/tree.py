@@ -283,6 +283,16 @@ def read_section(
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
 
 
+def tool_settings(config: TrainConfig) -> ToolsConfig:
+    """Return the settings of tools, with the packages of the verifier ``code`` by default."""
+    if config.tools.packages is not None:
+        return config.tools
+    listed = config.verification.options.get("code", {}).get("packages")
+    # The verifiers refuse what is no list of names.
+    packages = tuple(map(str, listed)) if isinstance(listed, list | tuple) else ()
+    return config.tools.model_copy(update={"packages": packages})
+
+
 def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConfig:
     """Return the sampling settings at another temperature.
 

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
+from assay.config import (
+    MOST_SLOTS,
+    CriticConfig,
+    RLConfig,
+    SamplingConfig,
+    TrainConfig,
+    tool_settings,
+)
 from assay.config.mixture import tags_of_sources
 from assay.data.chat import PromptRenderer, keep_fitting, template_of
 from assay.data.curriculum import Curriculum
@@ -104,7 +111,7 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
     in_chat = template_of(loaded.tokenizer, config.data) == "chat"
-    tools = open_tools(config.tools, loaded.tokenizer, in_chat)
+    tools = open_tools(tool_settings(config), loaded.tokenizer, in_chat)
     renderer = PromptRenderer(
         loaded.tokenizer,
         config.data,

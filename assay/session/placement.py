@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from assay.config import ModelConfig, TrainConfig
+from assay.config import ModelConfig, TrainConfig, tool_settings
 from assay.errors import ConfigError, message
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.host.orphans import Remains, new_family, watched
@@ -58,7 +58,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         seed=config.run.seed,
         threads=torch.get_num_threads(),
         context_length=loaded.context_length,
-        tools=config.tools.model_copy(update={"corpus": corpus}),
+        tools=tool_settings(config).model_copy(update={"corpus": corpus}),
         in_chat=session.renderer.template == "chat",
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,

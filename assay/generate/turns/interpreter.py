@@ -22,6 +22,7 @@ from assay.verify.sandbox import (
     SandboxUnavailable,
     Session,
 )
+from assay.verify.sandbox.packages import NONE, Packages
 from assay.verify.sandbox.values import Unsupported
 
 MEMORY_MIB = 512
@@ -52,27 +53,29 @@ _opened: list[Sandbox] = []
 _sessions: set[Session] = set()
 
 
-def interpreter(seconds: float, unsafe: bool = False) -> Tool:
+def interpreter(seconds: float, unsafe: bool = False, packages: Packages = NONE) -> Tool:
     """Create the tool. ``seconds`` limits a call's processor time and, separately, its idle time.
 
-    unsafe: run without isolation if this machine has none and the user has agreed.
+    unsafe: run without isolation if this machine has none and the user has agreed. packages:
+    packages that the code may import.
     """
+    imports = f" It can import {', '.join(packages.listed)}." if packages.listed else ""
     return Tool(
         name="python",
         description="Runs Python code and returns what it prints, and the value of its last line. "
-        "Variables stay for the next call.",
+        f"Variables stay for the next call.{imports}",
         parameters={
             "type": "object",
             "properties": {"code": {"type": "string", "description": "The code."}},
             "required": ["code"],
         },
-        open=lambda: Interpreter(seconds, unsafe).run,
+        open=lambda: Interpreter(seconds, unsafe, packages).run,
     )
 
 
-def check_sandbox(unsafe: bool) -> None:
+def check_sandbox(unsafe: bool, packages: Packages = NONE) -> None:
     """Start this thread's sandbox. Raises SandboxUnavailable."""
-    _sandbox(unsafe)
+    _sandbox(unsafe, packages)
 
 
 @dataclass(eq=False)
@@ -86,6 +89,7 @@ class Interpreter:
 
     seconds: float
     unsafe: bool
+    packages: Packages = NONE
     done: list[str] = field(default_factory=list[str])
     session: Session | None = None
 
@@ -135,7 +139,7 @@ class Interpreter:
 
     def _start(self) -> Session:
         limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
-        session = self.session = _sandbox(self.unsafe).load(CELL, limits)
+        session = self.session = _sandbox(self.unsafe, self.packages).load(CELL, limits)
         _sessions.add(session)
         weakref.finalize(self, _over, this_thread(), _here.ended, session)
         return session
@@ -156,18 +160,22 @@ def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
     raise ToolError(f"{said.rstrip()}\n{error}".strip())
 
 
-def _sandbox(unsafe: bool) -> Sandbox:
+def _sandbox(unsafe: bool, packages: Packages = NONE) -> Sandbox:
     """Return this thread's sandbox, after closing the processes of finished completions."""
     found: Sandbox | None = getattr(_here, "sandbox", None)
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
+    if found is not None and found.packages != packages:
+        # A session of the old one ends with it, and its completion starts another.
+        _discard()
+        found = None
     if found is None:
         try:
-            found = Sandbox()
+            found = Sandbox(packages=packages)
         except SandboxUnavailable:
             if not unsafe:
                 raise
-            found = Sandbox(unsafe=True)
+            found = Sandbox(unsafe=True, packages=packages)
         _here.sandbox, _here.ended = found, deque[Session]()
         _opened.append(found)
     return found

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from assay.config import ToolsConfig
-from assay.errors import FAILURES, ConfigError, cause, did_you_mean, message
+from assay.errors import FAILURES, ConfigError, VerifierError, cause, did_you_mean, message
 from assay.generate.turns.calculator import CALCULATOR
 from assay.generate.turns.call_format import (
     FENCED,
@@ -26,6 +26,14 @@ from assay.generate.turns.tool import FREE, Respondent, RunCall, Tool, ToolError
 from assay.generate.turns.user_functions import tool_named
 from assay.host.user_code import import_object
 from assay.types import UNREAD_CALL, Message, Problem, Prompt, ThinkFormat
+from assay.verify.sandbox.packages import (
+    ACCEPTED,
+    Packages,
+    are_packages,
+    check_packages,
+    find_packages,
+    not_installed,
+)
 
 INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
 
@@ -213,8 +221,9 @@ def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> T
 
 def _open(name: str, settings: ToolsConfig) -> Tool:
     if name == "python":
-        check_sandbox(settings.unsafe_no_sandbox)
-        return interpreter(settings.seconds, settings.unsafe_no_sandbox)
+        packages = _packages(settings)
+        check_sandbox(settings.unsafe_no_sandbox, packages)
+        return interpreter(settings.seconds, settings.unsafe_no_sandbox, packages)
     if name == "calculator":
         return CALCULATOR
     if name == "search":
@@ -228,6 +237,21 @@ def _open(name: str, settings: ToolsConfig) -> Tool:
         accepted = f"{', '.join(known)}, or your own function as package.module:function"
         raise ConfigError(message("tools.names", repr(name), accepted, did_you_mean(name, known)))
     return tool_named(name, "tools.names", settings.seconds)
+
+
+def _packages(settings: ToolsConfig) -> Packages:
+    """Return the packages of ``python``. Raises ConfigError if one is not installed."""
+    names = tuple(settings.packages or ())
+    if not are_packages(names):
+        raise ConfigError(message("tools.packages", list(names), ACCEPTED))
+    try:
+        check_packages(names, "tools.packages")
+    except VerifierError as error:
+        raise ConfigError(str(error)) from None
+    found = find_packages(names)
+    if found.missing:
+        raise ConfigError(f"tools.packages: {not_installed(found.missing)}")
+    return found
 
 
 def _form(pattern: str) -> str:

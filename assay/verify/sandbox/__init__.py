@@ -20,6 +20,8 @@ status, sizes of files.
     files of the host, secrets       an own root: the standard library read-only,  isolation
                                      devices, 16 MiB of tmpfs; Landlock over it    kernel.landlock
     environment, worker's memory     a fresh interpreter that never held any       sandbox, zygote
+    packages that run code           listed ones only, read-only, loaded before any  packages
+                                     test exists; arrays are sent as plain data    arrays
     state left for the next one      fork, own tmpfs, pid and IPC namespace each   isolation.enter
     network                          an empty network namespace; no socket()       seccomp
     signals, tracing of others       pid namespace, own session and group; ptrace  isolation.enter

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from assay.config import ToolsConfig, TrainConfig, tool_settings
+from assay.errors import ConfigError
 from assay.generate.turns import interpreter as module
 from assay.generate.turns.guide import next_thread
 from assay.generate.turns.interpreter import interpreter
 from assay.generate.turns.tool import RunCall, ToolError
+from assay.generate.turns.toolbox import open_tools
 from assay.verify.sandbox import SandboxUnavailable
+from assay.verify.sandbox.packages import find_packages
 
 
 @pytest.fixture
@@ -106,3 +110,40 @@ def test_a_process_of_a_run_is_closed_as_soon_as_its_completion_has_ended(run: R
     calls.clear()
     thread.submit(lambda: None).result()  # what was asked before is done
     assert session.closed
+
+
+def test_code_imports_listed_packages_only(run: RunCall) -> None:
+    packages = find_packages(("numpy",))
+    tool = interpreter(2.0, packages=packages)
+    assert tool.description.endswith("It can import numpy.")
+    call = tool.open()
+    assert told(call, "import numpy as np\na = np.arange(4)\na.sum()") == "np.int64(6)"
+    assert told(call, "a.tolist()") == "[0, 1, 2, 3]"
+    assert "No module named 'sympy'" in told(call, "import sympy")
+    # A process of another list of packages never answers.
+    assert "No module named 'numpy'" in told(interpreter(2.0).open(), "import numpy")
+
+
+def test_packages_of_the_tool_are_those_of_the_verifier_by_default() -> None:
+    run = {"model": {"path": "m"}, "data": {"train": ["a.jsonl"]}, "rl": {}}
+    options = {"code": {"packages": ["numpy", "sympy"]}}
+    config = TrainConfig.model_validate({**run, "verification": {"options": options}})
+    assert tool_settings(config).packages == ("numpy", "sympy")
+    tools = ToolsConfig(packages=())
+    assert tool_settings(config.model_copy(update={"tools": tools})).packages == ()
+    assert tool_settings(TrainConfig.model_validate(run)).packages == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("zzq_absent",), "not installed on this machine; run: pip install zzq_absent"),
+        (("numpyy",), "did you mean numpy?"),
+        (("json",), "programs always have the standard library"),
+        (("a b",), "accepted: names of installed packages"),
+    ],
+)
+def test_tool_is_refused_without_its_packages(names: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=r"tools\.packages") as caught:
+        open_tools(ToolsConfig(names=("python",), packages=names), None, in_chat=False)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
