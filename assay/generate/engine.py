@@ -146,6 +146,11 @@ class Engine:
         return self._choice.independent
 
     @property
+    def note(self) -> str:
+        """The decoding path's cost or limit of reproducibility; "": none."""
+        return self._choice.note
+
+    @property
     def skips_idle_rows(self) -> bool:
         """Whether steps with fewer rows gave the same bits, so that idle rows can be dropped."""
         return len(self._choice.row_counts) > 1

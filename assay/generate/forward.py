@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from assay.errors import ModelError
+from assay.errors import ModelError, message
 from assay.generate.captured import CapturedForward
 from assay.generate.compiled import CompiledForward
 from assay.generate.kv_cache import (
@@ -27,6 +27,7 @@ from assay.generate.kv_cache import (
 )
 from assay.generate.lean import LeanForward, kv_mib_of_a_block
 from assay.generate.memory import num_that_fit
+from assay.generate.own_cache import OwnCacheForward
 from assay.generate.prompt_reading import LEAST_READ, READ_BLOCK, read_bounds
 from assay.model.family import STATIC_ROPES
 
@@ -209,9 +210,8 @@ def slot_attention(
 
     query: [S, H, 1, D]. key, value: as returned by `SlotCache.write`. attention_mask: [S, 1, 1, K].
     """
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}")
+    if kwargs.get("position_bias") is not None:
+        raise NotImplementedError("attention with position_bias")
     num_slots, num_queries, _, width = query.shape
     heads = key.shape[2]
     bias_SK = attention_mask[:, 0, 0]
@@ -225,6 +225,8 @@ def slot_attention(
         value,
         blocked_bias(bias_SK, heads),
         width**-0.5 if scaling is None else scaling,
+        kwargs.get("softcap"),
+        kwargs.get("s_aux"),
     )
     return out.reshape(num_slots, 1, num_queries, -1), None
 
@@ -248,6 +250,21 @@ class Choice:
     independent: bool
     reasons: tuple[str, ...]
 
+    @property
+    def note(self) -> str:
+        """The path's cost or limit of reproducibility, for the run's notes; "": none."""
+        if isinstance(self.forward, OwnCacheForward):
+            return (
+                "sampling calls the model for one completion at a time, through its own cache: this"
+                " is slow, and the bits of a completion do not depend on other completions"
+            )
+        if not self.independent:
+            return (
+                "the last bits of a completion depend on its neighbors in this model, so a step"
+                " that was killed is sampled again as a whole"
+            )
+        return ""
+
 
 @torch.inference_mode()
 def choose_forward(
@@ -260,17 +277,26 @@ def choose_forward(
     products compute the last rows of an odd batch differently. The verification's own cache stays
     within ``kv_mib``. Raises ModelError if no path is correct.
     """
-    ways = ways_through(model, num_slots)
     reasons: list[str] = []
     tokens_L = _probe_tokens(model, context_length, PROBE_PROMPT + PROBE_STEPS)
     try:
         with in_eval(model):
             logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
-    except (TypeError, ValueError, AttributeError) as error:
-        ways, reasons = (), [f"{type(error).__name__}: {error}"]
-    for way in ways:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # third-party model code may raise anything
+        found = f"a forward pass that raises {_first_line(error)}"
+        accepted = "a causal language model of Transformers"
+        raise ModelError(message(type(model).__name__, found, accepted)) from error
+    for way in ways_through(model, num_slots):
         try:
             forward = way()
+            if isinstance(forward, OwnCacheForward):
+                logprobs, _ = _through_cache(forward, tokens_L, 1, kv_mib)
+                _check_close(logprobs, logits_LV[-len(logprobs) :])
+                forward.release()
+                # Rows are computed alone, also in a mixture of experts.
+                return Choice(forward, (num_slots,), 1, True, tuple(reasons))
             same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
                 num_rows = -(-num_slots // multiple) * multiple
@@ -288,13 +314,17 @@ def choose_forward(
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # third-party model code may raise anything
-            reason = f"{type(error).__name__}: {error}"
+            reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    raise ModelError(
-        f"{type(model).__name__}: found no correct way to decode it with a cache"
-        f" ({'; '.join(reasons)}); "
-        "accepted: a causal language model of Transformers whose attention keeps keys and values"
-    )
+    # The last way is the model's own cache, which every other way only makes faster.
+    found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
+    accepted = "a causal language model that `generate` of Transformers decodes with a cache"
+    raise ModelError(message(type(model).__name__, found, accepted))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".removesuffix(": ").removeprefix("ModelError: ")
 
 
 def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
@@ -316,6 +346,7 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         lambda: ModuleForward(model, by_blocks=True, in_blocks=False),
         lambda: ModuleForward(model, by_blocks=False),
         lambda: ModuleForward(model, by_blocks=False, in_blocks=False),
+        lambda: OwnCacheForward(model),
     )
 
 

@@ -300,15 +300,34 @@ def blocked_bias(bias_SK: Tensor, heads: int, block: int = BLOCK) -> Tensor:
     return blocks.expand(-1, -1, heads, -1).reshape(-1, 1, block)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Return softmax(scale * query keys^T + bias) values, computed block by block.
 
     query: [S * heads, queries per head, D], with key heads. keys, values: [num_blocks, S, heads,
-    BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries per head, D of values].
+    BLOCK, D]. bias: from `blocked_bias`. softcap: scores become softcap * tanh(scores / softcap)
+    (Gemma 2, arXiv 2408.00118). sinks: a further score of each query head, whose weight goes to no
+    value (gpt-oss). Returns [S * heads, queries per head, D of values].
     """
-    scores = block_scores(query, keys, bias, scale)
+    if softcap is None:
+        scores = block_scores(query, keys, bias, scale)
+    else:
+        scores = block_scores(query, keys, torch.zeros_like(bias), scale / softcap)
+        scores = scores.tanh().mul_(softcap) + bias.view(len(scores), -1, 1, bias.shape[-1])
     joined = scores[0] if len(scores) == 1 else torch.cat(scores.unbind(), -1)
-    weights = joined.softmax(-1)
+    if sinks is None:
+        weights = joined.softmax(-1)
+    else:
+        sinks = sinks.to(joined.dtype).view(-1, joined.shape[1], 1)
+        sinks = sinks.repeat(len(joined) // len(sinks), 1, 1)
+        weights = torch.cat([joined, sinks], -1).softmax(-1)[..., :-1]
     return block_sum(split_blocks(weights, BLOCK), values)
 
 

@@ -24,6 +24,9 @@ def decoder_of(model: nn.Module) -> Any:
     if decoder is None or decoder is inner:
         decoder = inner.base_model
     if decoder is inner:
+        # Llama 4 names another prefix than the attribute that holds its decoder.
+        decoder = getattr(inner, "model", inner)
+    if decoder is inner:
         found = "no decoder beneath its output head"
         raise ModelError(message(type(inner).__name__, found, "a causal model of Transformers"))
     return decoder

@@ -222,7 +222,7 @@ def attach_sampling(
     run.attach(model=learner, curriculum=curriculum, **parts)
     keep_judges(run, session.verifiers, stack, always=judge is not None)
     learner.clock = run.clock
-    for note in (*problems.notes, layout.reason):
+    for note in filter(None, (*problems.notes, layout.reason, session.generator.note)):
         run.note(note)
     run.event(
         "assembled",
