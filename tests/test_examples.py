@@ -12,9 +12,9 @@ from assay.training import api
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
-# The tutorial's commands make its rows and its model: docs/tutorial.md. The recipe has a test of its
-# own (tests/recipes/test_built_in.py).
-EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ("tutorial", "recipe")]
+# The tutorial's commands make its rows and its model: docs/tutorial.md. The recipes have tests of
+# their own (tests/recipes/test_built_in.py).
+EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ("tutorial", "recipe", "mixture")]
 GSM8K = '{"question": "%d+1?", "answer": "So it is.\\n#### %d"}\n'
 
 

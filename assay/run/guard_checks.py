@@ -236,25 +236,75 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
 COLLAPSE_ERRORS = 5.0
 
 
-def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean is below limit times the best earlier window's.
+@dataclass(frozen=True)
+class _Collapse:
+    """A fall from the best earlier window. first: last step of that window."""
 
-    It must be lower by floor, and by `COLLAPSE_ERRORS` standard errors of the difference.
+    best: float
+    value: float
+    at: int
+    first: int
+
+
+def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | None:
+    """Return a fall below limit times the best earlier window's mean, else None.
+
+    The fall must be at least the floor, and `COLLAPSE_ERRORS` standard errors of the difference.
+    """
+    earlier = seen.history.part(name, 0, -rule.window)
+    if len(earlier.steps) < rule.window:
+        return None
+    sums = np.cumsum(np.concatenate([[0.0], earlier.values]))
+    means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
+    at = int(np.argmax(means))
+    best, value = float(means[at]), part.mean
+    # Differences of neighboring steps show the noise of a step without the trend.
+    noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
+    error = noise * math.sqrt(2 / rule.window)
+    if value >= min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
+        return None
+    return _Collapse(best, value, at, earlier.steps[at + rule.window - 1])
+
+
+def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
+    """Fire if the window's mean is far below the best earlier window's (`_collapse`)."""
+    for name, part in seen.windows(rule):
+        fall = _collapse(rule, seen, name, part)
+        if fall is not None:
+            numbers = {"value": fall.value, "before": fall.best, "first": fall.first}
+            return CheckFound(fall.first, [name], numbers)
+    return None
+
+
+def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
+    """As `collapsed`, for a part of a mixture, while the mean of the other parts does not fall.
+
+    The other parts are compared over the steps of the same two windows. If they fall too, the
+    policy as a whole is lost, which the rule ``collapse`` finds.
     """
     for name, part in seen.windows(rule):
-        earlier = seen.history.part(name, 0, -rule.window)
-        if len(earlier.steps) < rule.window:
+        fall = _collapse(rule, seen, name, part)
+        if fall is None:
             continue
-        sums = np.cumsum(np.concatenate([[0.0], earlier.values]))
-        means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
-        at = int(np.argmax(means))
-        best, value = float(means[at]), part.mean
-        # Differences of neighboring steps show the noise of a step without the trend.
-        noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
-        error = noise * math.sqrt(2 / rule.window)
-        if value < min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
-            last = earlier.steps[at + rule.window - 1]
-            return CheckFound(last, [name], {"value": value, "before": best, "first": last})
+        best_steps = seen.history.part(name, fall.at, fall.at + rule.window).steps
+        others = [
+            seen.history[one]
+            for pattern in rule.reads
+            for one in seen.history.names(pattern)
+            if one != name
+        ]
+        before, now = (
+            [whole.values[np.isin(whole.steps, steps)] for whole in others]
+            for steps in (best_steps, part.steps)
+        )
+        both = [pair for pair in zip(before, now, strict=True) if len(pair[0]) and len(pair[1])]
+        if not both:
+            continue
+        means = np.array([[one.mean() for one in pair] for pair in both]).mean(axis=0)
+        if means[1] >= means[0]:
+            numbers = {"value": fall.value, "before": fall.best, "first": fall.first}
+            numbers |= {"passed_before": float(means[0]), "passed": float(means[1])}
+            return CheckFound(fall.first, [name, PASSED], numbers)
     return None
 
 
@@ -414,7 +464,17 @@ def _rise(part: Window) -> _Rise:
 
 _ALL = (
     *(not_finite, above, above_soon, below, jump, lasting_jump, outgrown, grown, fallen),
-    *(falls_alone, collapsed, against, grows_alone, against_heldout, heldout_fell, total, spent),
+    *(
+        falls_alone,
+        collapsed,
+        collapsed_beside,
+        against,
+        grows_alone,
+        against_heldout,
+        heldout_fell,
+        total,
+        spent,
+    ),
 )
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one for one in _ALL

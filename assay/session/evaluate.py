@@ -227,7 +227,7 @@ def evaluate(
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
-        groups, verdicts = _sample_each(
+        groups, verdicts = sample_each(
             (generator, verifiers), part, num_samples, sampling_of or (lambda _: sampling)
         )
         same = same_answers(verifiers, groups, verdicts) if num_samples > 1 else None
@@ -239,7 +239,7 @@ def evaluate(
     return tally.result(sampling.temperature, time.perf_counter() - started)
 
 
-def _sample_each(
+def sample_each(
     parts: tuple[Generator, Judge],
     problems: Sequence[Problem],
     num_samples: int,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ForwardRef, ParamSpec, TypedDict, TypeVar, cast
 
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
+from assay.config.mixture import SAMPLING_KEYS
 from assay.host.terminal import one_line, say
 from assay.run.names import check_place, find_checkpoint, run_of
 from assay.session.consent import RULES_UNSET, TO_SAMPLE, open_config
@@ -121,6 +122,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         tree["server"]["url"] = server
     if verifier is not None:
         data |= {"verifier": verifier, "verifier_by_tag": {}}
+    data["mixture"] = _sampling_of_parts(data.get("mixture", {}), options)
     if allow:
         kept_allow = tree.get("verification", {}).get("allow", ())
         tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
@@ -140,6 +142,21 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     if (device := options.get("device")) is not None:
         tree["run"]["device"] = device
     return configuration.build(tree, overrides)
+
+
+def _sampling_of_parts(
+    parts: Mapping[str, Mapping[str, Any]], options: SamplingOptions
+) -> dict[str, dict[str, Any]]:
+    """Return the sampling settings of a run's mixture, by which rows with these tags are sampled.
+
+    Sources and weights belong to training, and verifiers are in ``verifier_by_tag``. The user's own
+    settings replace those of the parts.
+    """
+    given = {one.partition("=")[0].strip() for one in several(options.get("overrides", ()))}
+    kept = [
+        key for key in SAMPLING_KEYS if options.get(key) is None and f"sampling.{key}" not in given
+    ]
+    return {name: {key: part[key] for key in kept if key in part} for name, part in parts.items()}
 
 
 def checkpoint_of(model: str) -> Path | None:

@@ -40,7 +40,7 @@ from assay.session.assemble import (
     with_slots,
 )
 from assay.session.consent import open_config
-from assay.session.evaluate import Evaluation, sample_and_judge
+from assay.session.evaluate import Evaluation, sample_each
 from assay.session.evaluate import evaluate as measure
 from assay.session.learners import rate_words
 from assay.session.results import (
@@ -194,7 +194,10 @@ def evaluate(
             sink = lambda *judged: file.writelines(sample_lines(*judged))  # noqa: E731
         watch = show_sampling(session.generator, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
-            return measure(session.generator, session.verifiers, rows, sampling, num_samples, sink)
+            return measure(
+                *(session.generator, session.verifiers, rows, sampling, num_samples, sink),
+                sampling_of=lambda problem: session.config.sampling_of(problem.tags, sampling),
+            )
 
 
 @takes_sampling_options
@@ -359,8 +362,11 @@ def _sample(
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
-    groups, judged = sample_and_judge(
-        session.generator, session.verifiers, rows, sampling, num_samples
+    groups, judged = sample_each(
+        (session.generator, session.verifiers),
+        rows,
+        num_samples,
+        lambda problem: session.config.sampling_of(problem.tags, sampling),
     )
     return SampleResult(
         [

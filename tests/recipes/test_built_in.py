@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_the_recipe_of_the_page_runs(
     ]
     report = (where / "backwards" / "report.md").read_text(encoding="utf-8")
     assert "| cold | sft |" in report and "| reason | rl |" in report
+
+
+def test_the_mixture_example_trains_on_its_five_parts(
+    tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "examples" / "mixture" / "mixture.toml").read_text(encoding="utf-8")
+    (tmp_path / "mixture.toml").write_text(re.sub(r"size=\d+", "size=6", text), encoding="utf-8")
+    changes = ["reason.rl.steps=1", "reason.rl.num_prompts=9", "reason.rl.group_size=2"]
+    changes += ["reason.data.mixture.instructions.group_size=2"]
+    result = run_recipe("mixture.toml", overrides=changes, quiet=True, say=lambda _: None)
+    assert result.ended == "finished"
+    (metrics,) = (tmp_path / "runs" / "mixture").rglob("reason/metrics.jsonl")
+    last = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
+    shares = {key: value for key, value in last.items() if key.endswith(".share")}
+    assert shares.pop("mixture/instructions.share") == pytest.approx(1 / 9)
+    assert list(shares.values()) == [pytest.approx(2 / 9)] * 4
 
 
 def test_a_recipe_that_is_given_as_a_configuration_is_told_so() -> None:

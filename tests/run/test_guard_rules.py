@@ -61,6 +61,9 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
     ("length", {"length/mean": [50.0] * 20 + [90.0] * 20, "verdict/passed": FLAT * 2},
      {"length/mean": [50.0] * 20 + [90.0] * 20, "verdict/passed": ramp(0.2, 0.6, 40)}, {}),
     ("collapse", {"verdict/passed": [0.6] * 6 + [0.1] * 5}, {"verdict/passed": [0.6] * 6 + [0.4] * 5}, {}),
+    ("tag_collapse",
+     {"mixture/sums.passed": [0.6] * 25 + [0.1] * 20, "mixture/puzzles.passed": ramp(0.3, 0.6, 45)},
+     {"mixture/sums.passed": [0.6] * 25 + [0.1] * 20, "mixture/puzzles.passed": ramp(0.6, 0.3, 45)}, {}),
     ("entropy", {"entropy/mean": [0.1]}, {"entropy/mean": [0.3]}, {"min_entropy": 0.2}),
     ("entropy_collapse", {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.5] * 11},
      {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.97] * 11}, {}),
@@ -111,6 +114,38 @@ def test_the_noise_of_few_groups_is_no_collapse() -> None:
     for length in range(1, len(passed) + 1):
         assert ask("collapse", {"verdict/passed": passed[:length]}) is None
     assert ask("collapse", {"verdict/passed": [*passed, *[0.0] * 5]}) is not None
+
+
+def mixed_run(
+    rates: Mapping[str, Sequence[float]], rng: np.random.Generator
+) -> dict[str, list[float]]:
+    """Simulate pass rates of parts with two groups of eight a step; problems differ in difficulty."""
+    series: dict[str, list[float]] = {}
+    for name, means in rates.items():
+        # Beta-distributed problems: most are solved nearly always or nearly never.
+        drawn = [rng.beta(0.8 * mean + 1e-3, 0.8 * (1 - mean) + 1e-3, 2) for mean in means]
+        series[f"mixture/{name}.passed"] = [float(rng.binomial(8, one).mean() / 8) for one in drawn]
+    series["verdict/passed"] = np.mean([*series.values()], axis=0).tolist()
+    return series
+
+
+def test_a_part_that_collapses_under_a_rising_mean_is_found_and_healthy_parts_are_not() -> None:
+    rng, steps = np.random.default_rng(3), 120
+    found = alarms = 0
+    for _ in range(20):
+        rising = {
+            name: np.linspace(0.3, end, steps) for name, end in (("a", 0.8), ("b", 0.7), ("c", 0.5))
+        }
+        flat = {"d": np.full(steps, 0.4)}
+        lost = {"d": np.r_[np.linspace(0.5, 0.6, 80), np.full(steps - 80, 0.02)]}
+        faulty, healthy = (mixed_run({**rising, **part}, rng) for part in (lost, flat))
+        found += ask("tag_collapse", faulty) is not None
+        alarms += any(
+            ask("tag_collapse", {name: values[:length] for name, values in healthy.items()})
+            is not None
+            for length in range(20, steps + 1, 5)
+        )
+    assert (found, alarms) == (20, 0)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "growing": Feature("growing groups (`rl.max_group_size`)", {"rl": {"max_group_size": 6}}),
     "oversample": Feature("`rl.oversample`", {"rl": {"oversample": 1}}),
+    "mixture": Feature("a mixture (`[data.mixture]`)"),
     "lora": Feature("LoRA (`model.lora`)", {"model": {"lora": {"rank": 2}}}),
     "teacher": Feature(
         "a teacher (`on_policy_distillation`)", {"algorithm": {"name": "on_policy_distillation"}}
@@ -84,6 +85,7 @@ REFUSED: Mapping[frozenset[str], str] = {
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",
+    frozenset(("mixture", "oversample")): "accepted: 0 with [data.mixture]",
     frozenset(("remote", "siblings")): "a verifier that judges each completion by itself",
 }
 """What is refused before a model is loaded, with words of the one line that says so."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from train_killer import fingerprint
 from train_worlds import World, rows_of
 from vllm_fake import SamplingEngine, fake_vllm
 
+from assay.config import load
 from assay.errors import UserError
 from assay.evaluation.replay import replay
 from assay.generate import vllm_engine
@@ -28,6 +30,7 @@ from assay.training.api import train
 from assay.verify.service import VerifierService
 
 QUESTIONS = [f"{n} * 7 = " for n in range(10, 20)]
+PARTS = ("short", "usual")
 Rows = list[dict[str, Any]]
 
 
@@ -108,6 +111,17 @@ def shows_remote(run: Path, rows: Rows) -> bool:
     )
 
 
+def shows_parts(run: Path, rows: Rows) -> bool:
+    """Each part has a prompt of both steps, and the first its shorter completions."""
+    limit = load(run / "config.toml").data.mixture[PARTS[0]].max_tokens
+    short = [row for row in rows if row["tags"] == [PARTS[0]]]
+    groups = {(row["step"], row["tags"][0], row["group_id"]) for row in rows}
+    named = sorted((step, tag) for step, tag, _ in groups)
+    return named == [(step, tag) for step in (1, 2) for tag in sorted(PARTS)] and all(
+        sum(row["sampled"]) <= limit for row in short
+    )
+
+
 def shows_weights_apart(run: Path, rows: Rows) -> bool:
     return all(row["model_logprobs"] is None for row in rows)
 
@@ -129,6 +143,7 @@ SHOWS: Mapping[str, Callable[[Path, Rows], bool]] = {
     "min_think": shows_more,
     "growing": shows_growth,
     "oversample": partial(shows_metric, "oversample/groups"),
+    "mixture": shows_parts,
     "lora": shows_adapter,
     "teacher": shows_teacher,
     "siblings": shows_siblings,
@@ -145,6 +160,14 @@ def tree_of(world: World, names: tuple[str, ...], request: pytest.FixtureRequest
         asked["model"] = {**asked.get("model", {}), "path": str(request.getfixturevalue("caller"))}
         rows = [{"id": f"q{n}", "prompt": q, "answer": "42"} for n, q in enumerate(QUESTIONS)]
         world.write_rows("train.jsonl", rows)
+    if "mixture" in names:
+        path = world.folder / "train.jsonl"
+        given = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        world.write_rows(
+            "train.jsonl", [{**row, "tags": [PARTS[n % 2]]} for n, row in enumerate(given)]
+        )
+        shorter = {"group_size": 2, "max_tokens": asked["sampling"]["max_tokens"] - 4}
+        asked["data"]["mixture"] = {PARTS[0]: shorter, PARTS[1]: {}}
     if "teacher" in names:
         save_tiny_model(world.folder / "teacher", seed=5, max_positions=512)
         asked["teacher"] = {"path": str(world.folder / "teacher")}

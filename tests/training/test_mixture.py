@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from train_worlds import World, rows_of
 from assay.config import load
 from assay.errors import UserError
 from assay.session import assemble
-from assay.training.api import train
+from assay.training.api import evaluate, train
 
 EVEN, ODD = "train_worlds:even_text", "train_worlds:few_marks"
 
@@ -81,6 +82,22 @@ def test_parts_have_their_own_verifier_share_group_size_and_limit(
     evaluation = rows_of(run, "evaluations")[-1]
     assert evaluation["eval/by_tag"].keys() == {"short", "long", "far"}
     assert not any(row["tags"] == ["far"] for row in found)
+
+
+def test_evaluation_of_the_run_samples_each_part_with_its_limit(
+    world: World, sources: dict[str, list[str]]
+) -> None:
+    run = train(world.config_file(mixture_tree(world, sources, rl={"steps": 1})), quiet=True).run
+    tagged = [row | {"tags": [name]} for name in ("short", "long") for row in rows(700, 2)]
+    named = [row | {"id": f"{n}"} for n, row in enumerate(tagged)]
+    for max_tokens, limits in ((None, [6, 6, 12, 12]), (3, [3] * 4)):
+        out = world.folder / "out.jsonl"
+        found = evaluate(run, named, temperature=1.0, out=out, quiet=True, max_tokens=max_tokens)
+        assert found.num_problems == 4
+        lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        assert all(one["tokens"] <= limit for one, limit in zip(lines, limits, strict=True))
+        cut = [limit for one, limit in zip(lines, limits, strict=True) if one["tokens"] == limit]
+        assert cut, "some completion reaches its limit"
 
 
 def test_run_copy_of_the_configuration_loads_unchanged(
