@@ -27,7 +27,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 80
 MAX_CORE_DEPENDENCIES = 12
 
 # A package may import packages of a lower rank, and those of its own rank that are not in APART.
-# `generate.turns` (it uses the sandbox) and `plan.measured` (it opens a session) count as packages.
+# `generate.turns` (it uses the sandbox), `plan.measured` (it opens a session) and `report.viewer` (it is a
+# server) count as packages.
 RANKS = {
     "think": 0,
     "errors": 0,
@@ -48,6 +49,7 @@ RANKS = {
     "plan": 7,
     "report": 7,
     "scale": 8,
+    "report.viewer": 9,
     "doctor": 8,
     "session": 9,
     "training": 10,

@@ -90,6 +90,20 @@ def runs(
 
 
 @run_commands.command()
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS]...", help="Run directories, or folders of runs."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port. 0: any free port.")] = 0,
+) -> None:
+    """Read runs in a browser: curves, rollouts, tokens. Only this machine can open the page."""
+    from assay.report.viewer.view_server import serve_view
+
+    serve_view(runs or [Path("runs")], port)
+
+
+@run_commands.command()
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="A B [C]...", help="RUN, RUN@best, or RUN@STEP.")

@@ -10,7 +10,7 @@ import errno
 import json
 import math
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -75,6 +75,38 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     )
     except OSError as error:
         _check_absent(path, error)
+
+
+def whole_rows(
+    path: Path, check: Callable[[dict[str, Any], str], object]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the valid rows of a JSON Lines file, and the faults of the others. Never raises.
+
+    check: raises RunError for an invalid row. An absent file, and an incomplete last line, are no
+    faults.
+    """
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    try:
+        lines = (_bytes_of(path) or b"").splitlines(keepends=True)
+    except RunError as error:
+        return [], [str(error)]
+    for number, line in enumerate(lines, 1):
+        row, where = as_object(line), f"{path.name}:{number}"
+        try:
+            if row is not None:
+                check(row, where)
+                rows.append(row)
+            elif number < len(lines) or not _is_torn(line):
+                faults.append(f"{where}: a damaged line")
+        except RunError as error:
+            faults.append(str(error))
+    return rows, faults
+
+
+def check_event(row: dict[str, Any], where: str) -> None:
+    """Check the keys that all events have. Raises RunError."""
+    checked(row, _Event, where)
 
 
 def checked(value: Any, kind: type[T], where: str) -> T:
@@ -204,7 +236,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """Return a run's events. Raises RunError for an invalid row."""
     found = list(numbered(path))
     for number, row in found:
-        checked(row, _Event, f"{path}:{number}")
+        check_event(row, f"{path}:{number}")
     return [row for _, row in found]
 
 

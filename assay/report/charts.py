@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from assay.report.loaded import LoadedRun
 from assay.run.evaluations import Row, accuracy_of, by_kind
 from assay.run.intervals import shown_range
 
@@ -55,7 +54,16 @@ class Chart:
         return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
 
 
-def make_charts(summary: LoadedRun) -> list[Chart]:
+class Measured(Protocol):
+    """The records that charts show. `LoadedRun` has them."""
+
+    @property
+    def metrics(self) -> Sequence[Row]: ...
+    @property
+    def evaluations(self) -> Sequence[Row]: ...
+
+
+def make_charts(summary: Measured) -> list[Chart]:
     """Build all charts for which the run has data."""
     text = (resources.files("assay.report") / "template" / "charts.toml").read_text(
         encoding="utf-8"

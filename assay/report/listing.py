@@ -108,7 +108,7 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
     top = Path(folder).expanduser()
     runs: list[ListedRun] = []
     if top.is_dir():
-        runs = sorted(map(_read, run_folders(top)), key=lambda one: one.start, reverse=True)
+        runs = sorted(map(read_listed, run_folders(top)), key=lambda one: one.start, reverse=True)
     for one in asked:
         _check_asked(one, runs)
     if not top.is_dir():
@@ -160,7 +160,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
                 yield from run_folders(Path(path), seen, os.path.islink(path))
 
 
-def _read(folder: Path) -> ListedRun:
+def read_listed(folder: Path) -> ListedRun:
     """Read the listed fields of a run. An unreadable run is listed with the reason."""
     try:
         return _listed(folder)

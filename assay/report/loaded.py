@@ -75,7 +75,7 @@ class LoadedRun:
             raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known), meant))
         needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
         log = RolloutLog(self.folder / "rollouts")
-        shards = map(log.path, self._steps(log, step))
+        shards = map(log.path, self.steps(step))
         rows = [row for path in shards for row in _read_shard(path, list(needed))]
         if problem is not None:
             rows = [row for row in rows if row["problem_id"] == problem]
@@ -87,8 +87,9 @@ class LoadedRun:
             rows = sorted(judged, key=lambda row: (sign * row["reward"], -row["step"]))[:count]
         return Table([{name: row[name] for name in columns} for row in rows])
 
-    def _steps(self, log: RolloutLog, step: int | str | None) -> list[int]:
-        steps = log.steps()
+    def steps(self, step: int | Literal["last"] | None = None) -> list[int]:
+        """Return the steps with rollouts: all, a given one, or the last. Raises RunError."""
+        steps = RolloutLog(self.folder / "rollouts").steps()
         if step is None or (step == "last" and steps):
             return steps if step is None else steps[-1:]
         if step not in steps:

@@ -25,7 +25,7 @@ _MAX_STEPS = 6
 _A_STEP = 4
 _A_GROUP = 4
 _MAX_CHARACTERS = 6000
-_LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
+LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
 
 
 def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]:
@@ -103,7 +103,7 @@ def reader_html(summary: LoadedRun) -> str:
 
 def _filters_html(steps: Mapping[int, str], rows: Sequence[Row]) -> str:
     counts = Counter(row["status"] for row in rows)
-    choices = [("", "all", len(rows)), *((s, label, counts[s]) for s, label in _LABELS.items())]
+    choices = [("", "all", len(rows)), *((s, label, counts[s]) for s, label in LABELS.items())]
     buttons = "".join(
         f'<button type="button" data-status="{status}" aria-pressed="{str(not status).lower()}">'
         f"{label} <span>{count}</span></button>"
@@ -125,7 +125,7 @@ def _step_html(step: int, why: str, reward: float | None, groups: Sequence[Seque
     facts = [why] if why else []
     facts += [f"mean reward {reward:.3f}"] if reward is not None else []
     cards = "".join(
-        f'<div class="group"><div class="prompt">{safe(_cut(siblings[0]["prompt"] or ""))}</div>'
+        f'<div class="group"><div class="prompt">{safe(cut(siblings[0]["prompt"] or ""))}</div>'
         f"{''.join(map(_rollout_html, siblings))}</div>"
         for siblings in groups
     )
@@ -137,7 +137,7 @@ def _step_html(step: int, why: str, reward: float | None, groups: Sequence[Seque
 
 
 def _rollout_html(row: Row) -> str:
-    status = row["status"] if row["status"] in _LABELS else "failed"
+    status = row["status"] if row["status"] in LABELS else "failed"
     ending = {"eos": "", "stop_string": ", stop string", "length": ", truncated"}
     facts = [f"{len(row['tokens'] or ())} tokens{ending.get(row['finish_reason'], '')}"]
     if given := sum(not one for one in row["sampled"] or ()):
@@ -154,10 +154,10 @@ def _rollout_html(row: Row) -> str:
     reward = "" if row["reward"] is None else f'<b class="reward">{row["reward"]:.3g}</b>'
     return (
         f'<article class="rollout {status}" data-status="{status}">'
-        f'<header><span class="badge">{_LABELS[status]}</span>{reward}'
+        f'<header><span class="badge">{LABELS[status]}</span>{reward}'
         f'<span class="facts" title="{safe(row["completion_id"] or "")}">{" · ".join(facts)}'
         "</span></header>"
-        f'<div class="completion">{_completion_html(row)}</div>{_verdict_html(row)}</article>'
+        f'<div class="completion">{_completion_html(row)}</div>{verdict_html(row)}</article>'
     )
 
 
@@ -166,24 +166,22 @@ def _completion_html(row: Row) -> str:
     text, think = row["text"] or "", ThinkFormat(**row["think"] or {})
     start, end = think.answer_span(text) or (len(text), len(text))
     parts = [("reasoning", text[:start]), ("answer", text[start:end]), ("reasoning", text[end:])]
-    return "".join(
-        f'<span class="{name}">{safe(_cut(part))}</span>' for name, part in parts if part
-    )
+    return "".join(f'<span class="{name}">{safe(cut(part))}</span>' for name, part in parts if part)
 
 
-def _verdict_html(row: Row) -> str:
+def verdict_html(row: Row) -> str:
     facts = [(name, f"{value:.4g}") for name, value in row["components"] or ()]
     facts += [("extracted", row["extracted"]), ("reason", row["reason"])]
     facts += [("detail", row["detail"]), ("verifier", row["verifier"])]
     items = "".join(
-        f"<div><dt>{safe(name)}</dt><dd>{safe(_cut(str(value)))}</dd></div>"
+        f"<div><dt>{safe(name)}</dt><dd>{safe(cut(str(value)))}</dd></div>"
         for name, value in facts
         if value not in (None, "")
     )
     return f'<dl class="verdict">{items}</dl>'
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     if len(text) <= _MAX_CHARACTERS:
         return text
     return f"{text[:_MAX_CHARACTERS]} … {len(text) - _MAX_CHARACTERS:,} more characters"

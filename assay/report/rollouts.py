@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal
 
 from assay.errors import RunError, message
 from assay.host.files import plain
 from assay.host.terminal import escaped, one_line
-from assay.report.loaded import LoadedRun
+from assay.report.loaded import READABLE, LoadedRun
+from assay.report.rollout_index import RolloutIndex
+from assay.report.selection import ORDERS, Selection
 
 Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
 Row = Mapping[str, Any]
@@ -61,26 +62,25 @@ def read_rollouts(
     last draw, with one completion from each of the two draws. step, problem: restrict the
     selection. Raises RunError for a problem without rollouts.
     """
-    status = kind if kind in ("failed", "not_judged") else None
-    every = list(run.rollouts(step=step, problem=problem, status=status))
-    if problem is not None and not every and not run.rollouts(step=step, problem=problem):
-        ids = dict.fromkeys(run.rollouts(step=step, columns=["problem_id"])["problem_id"])
+    steps = run.steps(step)
+    index = RolloutIndex(run.folder / "rollouts", None if step is None else steps)
+    index.refresh()
+    if index.damaged:
+        raise RunError(
+            message(str(index.damaged[0]), "a damaged file", "a whole one", "move it away")
+        )
+    if problem is not None and problem not in (ids := index.ids()):
         known = ", ".join([*ids][:3])
         where = f"{run.folder} --problem"
         raise RunError(message(where, repr(problem), f"an id, as {known}" if ids else "none"))
-    if kind in ("worst", "best"):
-        sign = 1 if kind == "worst" else -1
-        every = [row for row in every if row["reward"] is not None]
-        every.sort(key=lambda row: (sign * row["reward"], -row["step"]))
-    elif kind == "longest":
-        every.sort(key=lambda row: (-row["num_tokens"], -row["step"]))
-    elif kind == "flipped":
-        pairs = sorted(_flips(every), key=lambda pair: -pair[0])
-        every = [row for _, *pair in pairs for row in pair]
-        count *= 2
-    else:
-        every.sort(key=lambda row: -row["step"])
-    return Reading(every[:count], len(every), "" if every else _why_none(run, kind))
+    status = kind if kind in ("failed", "not_judged") else None
+    order: Any = kind if kind in ORDERS else "newest"
+    places = Selection(order, status, problem=problem).places(index)
+    shown = places[: 2 * count if kind == "flipped" else count]
+    rows = [row for row in index.rows(shown.tolist(), READABLE) if row is not None]
+    for row in rows:
+        row["components"] = row["components"] and dict(row["components"])
+    return Reading(rows, len(places), "" if len(places) else _why_none(run, kind))
 
 
 def _why_none(run: LoadedRun, kind: Kind | None) -> str:
@@ -91,27 +91,6 @@ def _why_none(run: LoadedRun, kind: Kind | None) -> str:
     if run.config.completions_a_step is None:
         return f"{run.folder}: no rollouts: a run of [{run.config.stage}] samples nothing"
     return f"{run.folder}: no rollouts; the run {run.state}"
-
-
-def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:
-    """Yield (change, rollout of the first draw, rollout of the last draw) per changed problem."""
-    judged = [row for row in rows if row["status"] in ("passed", "failed")]
-    judged.sort(key=lambda row: (row["problem_id"], row["step"]))
-    for _, of_problem in groupby(judged, key=lambda row: row["problem_id"]):
-        draws = [[*draw] for _, draw in groupby(of_problem, key=lambda row: row["group_id"])]
-        first, last = draws[0], draws[-1]
-        change = _share_passed(last) - _share_passed(first)
-        if change:
-            before, after = ("failed", "passed") if change > 0 else ("passed", "failed")
-            yield abs(change), _one_of(first, before), _one_of(last, after)
-
-
-def _share_passed(rows: Sequence[Row]) -> float:
-    return sum(row["status"] == "passed" for row in rows) / len(rows)
-
-
-def _one_of(rows: Sequence[Row], status: str) -> Row:
-    return next(row for row in rows if row["status"] == status)
 
 
 def _facts(row: Row) -> Iterator[str]:

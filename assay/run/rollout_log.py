@@ -233,6 +233,17 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
     return [dict(zip(columns, row, strict=True)) for row in zip(*found, strict=True)]
 
 
+def read_shard(path: Path, columns: Sequence[str]) -> pa.Table | None:
+    """Read columns of a shard as a table; None if it is missing or damaged.
+
+    Columns newer than the shard are null.
+    """
+    try:
+        return _read_table(path, list(columns))
+    except _DAMAGE:
+        return None
+
+
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read columns of a shard. Columns newer than the shard are null."""
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])

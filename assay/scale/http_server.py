@@ -24,6 +24,7 @@ from assay.host.terminal import warn
 from assay.scale.listening import LOOPBACK
 
 if TYPE_CHECKING:
+    from starlette.datastructures import Headers
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -193,10 +194,10 @@ class Server:
         of a form. With DNS rebinding, it could even read the response. Starlette's
         TrustedHostMiddleware does not know the addresses of IPv6, nor servers with a token.
         """
-        from starlette.datastructures import Headers
+        from starlette.datastructures import Headers as RequestHeaders
 
         scope["path"] = scope["path"].rstrip("/") or "/"
-        headers = Headers(scope=scope)
+        headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
         # No page knows the token. Without a token, only names of this machine are accepted.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
@@ -206,6 +207,10 @@ class Server:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
             raise Refused(415, "Content-Type: accepted: application/json")
+        self.authorize(scope, headers)
+
+    def authorize(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request without the token."""
         if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
             given = headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):

@@ -1,0 +1,146 @@
+"""Filters and orders of rollouts, for `assay run rollouts` and `assay run view`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from assay.report.rollout_index import RolloutIndex, pc
+from assay.types import Status
+
+Order = Literal["newest", "worst", "best", "longest", "shortest", "flipped"]
+GroupKind = Literal["all_pass", "mixed", "all_fail", "not_judged"]
+ORDERS, GROUP_KINDS = get_args(Order), get_args(GroupKind)
+CONFLICT = 0.5
+"""Parts of a verdict are in conflict if two of them differ by at least this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Filters of rollouts, all of which must match, and the order of the result.
+
+    group: kind of the rollout's group. problem: id of the problem. text: in the prompt or the
+    completion, ignoring case. truncated: ended at the length limit. injected: contains tokens
+    that the policy did not sample. conflict: parts of the verdict differ by `CONFLICT` or more.
+
+    order: ``worst`` and ``best`` keep judged rollouts only. ``flipped`` keeps two rollouts of each
+    problem whose pass rate changed between its first and last draw, one of each draw, the largest
+    change first. All others are ordered newest first among equals.
+    """
+
+    order: Order = "newest"
+    status: Status | None = None
+    group: GroupKind | None = None
+    step: int | None = None
+    problem: str | None = None
+    tag: str | None = None
+    text: str = ""
+    truncated: bool = False
+    injected: bool = False
+    conflict: bool = False
+
+    def places(self, index: RolloutIndex) -> np.ndarray:
+        """Return the positions of the selected rollouts in the index's table, in order."""
+        table = index.table
+        places = np.flatnonzero(self._mask(table))
+        if self.text and len(places):
+            found = index.contains(self.text)
+            # Another thread may have refreshed the index since.
+            if len(found) != len(table):
+                return self.places(index)
+            places = places[found[places]]
+        if self.order == "flipped":
+            return flipped(table, places)
+        return _ordered(table, places, self.order)
+
+    def _mask(self, table: pa.Table) -> np.ndarray:
+        mask = np.ones(len(table), np.bool_)
+        equal = {"status": self.status, "group_kind": self.group, "step": self.step}
+        equal |= {"problem_id": self.problem, "finish_reason": "length" if self.truncated else None}
+        for name, value in equal.items():
+            if value is not None:
+                mask &= _numpy(pc.equal(table.column(name), value))
+        if self.tag is not None:
+            mask &= np.array(
+                [self.tag in (tags or ()) for tags in table.column("tags").to_pylist()]
+            )
+        if self.injected:
+            mask &= _numpy(table.column("num_given")) > 0
+        if self.conflict:
+            mask &= _numpy(table.column("conflict")) >= CONFLICT
+        return mask
+
+
+def _numpy(column: Any) -> np.ndarray:
+    """Convert a column; null becomes False, 0 or NaN."""
+    if pa.types.is_boolean(column.type):
+        column = column.fill_null(False)
+    return column.to_numpy()
+
+
+_KEYS: Mapping[str, tuple[str, int]] = {
+    "worst": ("reward", 1),
+    "best": ("reward", -1),
+    "longest": ("num_tokens", -1),
+    "shortest": ("num_tokens", 1),
+}
+
+
+def _ordered(table: pa.Table, places: np.ndarray, order: str) -> np.ndarray:
+    steps = _numpy(table.column("step"))
+    if order == "newest":
+        return places[np.argsort(-steps[places], kind="stable")]
+    name, sign = _KEYS[order]
+    values = _numpy(table.column(name)).astype(np.float64)
+    places = places[~np.isnan(values[places])]
+    return places[np.lexsort((-steps[places], sign * values[places]))]
+
+
+def flipped(table: pa.Table, places: np.ndarray) -> np.ndarray:
+    """Return the rollouts of the order ``flipped``: first draw, last draw, of each problem."""
+    names = ("problem_id", "step", "group_id", "status")
+    columns = [table.column(name).take(pa.array(places)).to_pylist() for name in names]
+    rows = [row for row in zip(*columns, places, strict=True) if row[3] != "not_judged"]
+    rows.sort(key=lambda row: (row[0], row[1]))
+    pairs: list[tuple[float, int, int]] = []
+    for _, of_problem in groupby(rows, key=lambda row: row[0]):
+        draws = [[*draw] for _, draw in groupby(of_problem, key=lambda row: row[2])]
+        first, last = draws[0], draws[-1]
+        if change := _share_passed(last) - _share_passed(first):
+            before, after = ("failed", "passed") if change > 0 else ("passed", "failed")
+            pairs.append((abs(change), _one_of(first, before), _one_of(last, after)))
+    pairs.sort(key=lambda pair: -pair[0])
+    return np.array([place for _, *pair in pairs for place in pair], np.int64)
+
+
+def _share_passed(rows: Sequence[tuple[Any, ...]]) -> float:
+    return sum(row[3] == "passed" for row in rows) / len(rows)
+
+
+def _one_of(rows: Sequence[tuple[Any, ...]], status: str) -> int:
+    return next(int(row[4]) for row in rows if row[3] == status)
+
+
+def selection_of(asked: Mapping[str, str]) -> Selection:
+    """Read a selection from the parameters of a URL. Unknown values select nothing special."""
+    read: Mapping[str, Callable[[str], Any]] = {
+        "order": lambda word: word if word in ORDERS else None,
+        "status": lambda word: word if word in get_args(Status) else None,
+        "group": lambda word: word if word in GROUP_KINDS else None,
+        "step": lambda word: int(word) if word.isdecimal() and len(word) < 10 else None,
+        "problem": str,
+        "tag": str,
+        "text": str,
+        "truncated": bool,
+        "injected": bool,
+        "conflict": bool,
+    }
+    found: dict[str, Any] = {
+        name: convert(asked[name]) for name, convert in read.items() if asked.get(name)
+    }
+    return Selection(**{name: value for name, value in found.items() if value is not None})

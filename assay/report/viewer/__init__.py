@@ -1,0 +1,1 @@
+"""The viewer: a local web page of runs, their curves and their rollouts (`assay run view`)."""

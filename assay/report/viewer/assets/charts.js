@@ -1,0 +1,218 @@
+"use strict";
+// Draws the charts of one or several runs as SVG. Several runs share a frame: a color for each run,
+// a dash for each line. Text enters the page as text only, never as markup.
+(() => {
+  const NS = "http://www.w3.org/2000/svg";
+  const W = 560, H = 230, LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 24;
+  const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+  const RUN_COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
+  const MOST_LINES = 4; // for each of several runs
+
+  function node(name, attributes, text) {
+    const made = document.createElementNS(NS, name);
+    for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+  function html(name, className, text) {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+  const color = name => `var(--${name})`;
+  const isNumber = value => typeof value === "number" && Number.isFinite(value);
+
+  function format(value, chart) {
+    if (!isNumber(value)) return "";
+    if (chart.share) return `${Number((100 * value).toPrecision(3))} %`;
+    const size = Math.abs(value);
+    if (size >= 1e6) return `${Number((value / 1e6).toPrecision(3))}M`;
+    if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
+    return String(Number(value.toPrecision(3)));
+  }
+  function ticks(low, high, count) {
+    const raw = (high - low) / count || 1;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= raw);
+    const found = [];
+    for (let n = Math.ceil(low / step); n * step <= high + step * 1e-9; n += 1) found.push(n * step);
+    return found;
+  }
+  function logTicks(low, high) {
+    const found = [];
+    for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p += 1) {
+      for (const digit of [1, 2, 5]) {
+        const value = digit * 10 ** p;
+        if (value >= low && value <= high) found.push(value);
+      }
+    }
+    return found.length > 7 ? found.filter(value => Math.log10(value) % 1 === 0) : found;
+  }
+
+  // The lines of a chart over all runs: name, color, dash, points, and lower edges where stacked.
+  function linesOf(title, runs) {
+    const found = [];
+    runs.forEach((run, place) => {
+      const chart = run.charts.find(one => one.title === title);
+      if (!chart) return;
+      const named = [...new Set(chart.traces.map(trace => trace.name))];
+      let below = null;
+      for (const trace of chart.traces) {
+        const rank = named.indexOf(trace.name);
+        if (runs.length > 1 && rank >= MOST_LINES) continue;
+        const stacked = trace.stacked && runs.length === 1;
+        const base = stacked ? below || trace.y.map(() => 0) : null;
+        const y = stacked ? trace.y.map((value, n) => (value || 0) + (base[n] || 0)) : trace.y;
+        if (stacked) below = y;
+        found.push({
+          ...trace, y, base, own: trace.y, run: place,
+          name: runs.length > 1 ? `${run.name}: ${trace.name}` : trace.name,
+          color: runs.length > 1 ? RUN_COLORS[place % 8] : trace.color,
+          dash: runs.length > 1 ? DASHES[rank % 4] : "",
+        });
+      }
+    });
+    return found;
+  }
+
+  function ranges(lines, chart) {
+    const xs = [], ys = [];
+    for (const line of lines) {
+      line.x.forEach((x, n) => {
+        const value = line.y[n];
+        if (!isNumber(value) || (chart.log && value <= 0)) return;
+        xs.push(x);
+        ys.push(value + ((line.above || [])[n] || 0), value - ((line.below || [])[n] || 0));
+      });
+    }
+    if (!xs.length) return null;
+    const bound = (values, pick) => values.reduce((a, b) => pick(a, b));
+    let [low, high] = [bound(ys, Math.min), bound(ys, Math.max)];
+    if (!chart.log) low = Math.min(0, low);
+    if (high === low) high = low + (Math.abs(low) || 1);
+    return { x: [chart.plain ? 0 : Math.min(bound(xs, Math.min), 0), Math.max(bound(xs, Math.max), 1)], y: [low, high] };
+  }
+
+  function axes(svg, chart, range, px, py) {
+    const marks = chart.log ? logTicks(...range.y) : ticks(...range.y, 4);
+    for (const value of marks) {
+      svg.append(node("line", { x1: LEFT, x2: W - RIGHT, y1: py(value), y2: py(value), stroke: color("line") }));
+      svg.append(node("text", { x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, format(value, chart)));
+    }
+    for (const value of ticks(...range.x, 6)) {
+      if (!chart.plain && value % 1) continue;
+      svg.append(node("text", { x: px(value), y: H - 6, "text-anchor": "middle" }, format(value, {})));
+    }
+  }
+
+  function drawLine(svg, line, chart, px, py) {
+    const points = line.x.map((x, n) => [x, line.y[n], n]).filter(([, y]) => isNumber(y) && !(chart.log && y <= 0));
+    if (!points.length) return;
+    const path = points.map(([x, y], n) => `${n ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
+    if (line.base) {
+      const back = points.map(([x, , n]) => `L${px(x).toFixed(1)} ${py(line.base[n] || 0).toFixed(1)}`).reverse().join("");
+      svg.append(node("path", { d: `${path}${back}Z`, fill: color(line.color), "fill-opacity": 0.4 }));
+    }
+    svg.append(node("path", {
+      d: path, fill: "none", stroke: color(line.color), "stroke-width": line.faint ? 1 : 2,
+      "stroke-opacity": line.faint ? 0.3 : 1, "stroke-dasharray": line.dash, "stroke-linejoin": "round",
+    }));
+    if (!line.marks && points.length > 1) return;
+    for (const [x, y, n] of points) {
+      if (line.above && isNumber(line.above[n])) {
+        svg.append(node("line", { x1: px(x), x2: px(x), y1: py(y + line.above[n]), y2: py(y - line.below[n]), stroke: color(line.color) }));
+      }
+      svg.append(node("circle", { cx: px(x), cy: py(y), r: 3.2, fill: color(line.color) }));
+    }
+  }
+
+  const MARKS = { guard_stop: "■", guard_pause: "▲", guard_note: "△", resumed: "↻", rolled_back: "↩" };
+  function drawMarks(svg, runs, range, px) {
+    runs.forEach((run, place) => {
+      for (const mark of run.marks) {
+        if (mark.step < range.x[0] || mark.step > range.x[1]) continue;
+        const at = px(mark.step), tint = mark.kind.startsWith("guard") ? "fail" : "other";
+        const drawn = node("g", {});
+        drawn.append(node("line", { x1: at, x2: at, y1: TOP, y2: H - BOTTOM, stroke: color(tint), "stroke-dasharray": "3 3" }));
+        drawn.append(node("text", { x: at, y: TOP + 2, "text-anchor": "middle" }, MARKS[mark.kind] || "|"));
+        const who = runs.length > 1 ? `${run.name}, ` : "";
+        drawn.append(node("title", {}, `${who}step ${mark.step}: ${mark.kind.replaceAll("_", " ")}: ${mark.text}`));
+        svg.append(drawn);
+      }
+    });
+  }
+
+  // Shows the values at the pointer's step below the chart.
+  function follow(svg, tip, lines, runs, chart, range, px) {
+    const cross = node("line", { y1: TOP, y2: H - BOTTOM, stroke: color("ink"), "stroke-opacity": 0.4, visibility: "hidden" });
+    svg.append(cross);
+    const shown = lines.filter(line => !line.faint);
+    svg.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect();
+      const share = ((event.clientX - box.left) / box.width * W - LEFT) / (W - LEFT - RIGHT);
+      const wanted = range.x[0] + share * (range.x[1] - range.x[0]);
+      const steps = shown.flatMap(line => line.x);
+      if (!steps.length) return;
+      const step = steps.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
+      cross.setAttribute("x1", px(step));
+      cross.setAttribute("x2", px(step));
+      cross.setAttribute("visibility", "visible");
+      tip.replaceChildren(html("b", "", chart.plain ? format(step, chart) : `step ${step}`));
+      for (const line of shown) {
+        const at = line.x.indexOf(step);
+        if (at >= 0 && isNumber(line.own[at])) tip.append(` · ${line.name} ${format(line.own[at], chart)}`);
+      }
+      for (const run of runs) {
+        for (const mark of run.marks) if (mark.step === step) tip.append(` · ${mark.kind.replaceAll("_", " ")}: ${mark.text}`);
+      }
+    });
+    svg.addEventListener("pointerleave", () => {
+      cross.setAttribute("visibility", "hidden");
+      tip.replaceChildren();
+    });
+  }
+
+  function legend(lines) {
+    const place = html("div", "legend");
+    const seen = new Set();
+    for (const line of lines) {
+      if (seen.has(line.name)) continue;
+      seen.add(line.name);
+      const entry = html("span");
+      const sample = node("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
+      sample.append(node("line", { x1: 0, x2: 22, y1: 5, y2: 5, stroke: color(line.color), "stroke-width": 3, "stroke-dasharray": line.dash }));
+      entry.append(sample, line.name);
+      place.append(entry);
+    }
+    return place;
+  }
+
+  function figure(chart, runs) {
+    const lines = linesOf(chart.title, runs);
+    const range = ranges(lines, chart);
+    if (!range) return null;
+    const made = html("figure", "chart");
+    const caption = html("figcaption");
+    caption.append(html("h3", "", chart.title), html("p", "", chart.note));
+    const svg = node("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${chart.title}. ${chart.note}` });
+    const scale = chart.log ? Math.log10 : value => value;
+    const [low, high] = range.y.map(scale);
+    const px = x => LEFT + (x - range.x[0]) / (range.x[1] - range.x[0] || 1) * (W - LEFT - RIGHT);
+    const py = y => H - BOTTOM - (scale(y) - low) / (high - low || 1) * (H - TOP - BOTTOM);
+    axes(svg, chart, range, px, py);
+    for (const line of lines) drawLine(svg, line, chart, px, py);
+    if (!chart.plain) drawMarks(svg, runs, range, px);
+    const tip = html("div", "tip");
+    follow(svg, tip, lines, runs, chart, range, px);
+    made.append(caption, legend(lines), svg, tip);
+    return made;
+  }
+
+  window.drawCharts = (place, runs) => {
+    const charts = new Map();
+    for (const run of runs) for (const chart of run.charts) if (!charts.has(chart.title)) charts.set(chart.title, chart);
+    const found = [...charts.values()].map(chart => figure(chart, runs)).filter(Boolean);
+    place.replaceChildren(...(found.length ? found : [html("p", "empty", "No finished step yet.")]));
+  };
+})();

@@ -1,0 +1,203 @@
+"""The page of one rollout: the conversation with its tokens, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from assay.report.rollout_pages import safe, verdict_html
+from assay.report.viewer.opened import OpenedRun
+from assay.report.viewer.page import Links, badge, number
+from assay.report.viewer.rollout_views import chips
+from assay.run.rollout_log import RolloutLog, read_columns, read_shard
+from assay.run.rollout_schema import SCHEMA
+from assay.types import ThinkFormat
+
+Row = Mapping[str, Any]
+NUM_SHADES = 8
+# Per-token values of the log: label, and how they become a shade. A shade of 0 has no color.
+COLORS = {
+    "behavior_logprobs": "log-probability when sampled",
+    "old_logprobs": "log-probability, learner",
+    "model_logprobs": "log-probability, untempered",
+    "kl": "learner minus reference, nats",
+    "mismatch": "learner minus generator, nats",
+    "advantages": "advantage",
+    "values": "critic's value",
+}
+_LOGPROBS = ("behavior_logprobs", "old_logprobs", "model_logprobs")
+_MOST_TOKENS = 20_000
+"""Maximum number of tokens that are colored; the rest is plain text."""
+
+
+def rollout_page(
+    links: Links, run: OpenedRun, step: int, id: str, color: str, model: str | None
+) -> str | None:
+    """Render one rollout; None if the step's shard has no such completion.
+
+    color: one of `COLORS`. model: path of the run's model, for its tokenizer.
+    """
+    path = RolloutLog(run.folder / "rollouts").path(step)
+    shard = read_columns(path, ("group_id", "completion_id", "step", "status", "reward")) or []
+    at = next((n for n, one in enumerate(shard) if one["completion_id"] == id), None)
+    table = read_shard(path, SCHEMA.names)
+    if at is None or table is None or len(table) != len(shard):
+        return None
+    # Only this row's tokens become Python objects.
+    row = table.slice(at, 1).to_pylist()[0]
+    siblings = [one for one in shard if one["group_id"] == row["group_id"]]
+    pieces = run.tokens.pieces(row["tokens"] or [], row["text"] or "", model)
+    known = [name for name in COLORS if token_values(row, name) is not None]
+    color = color if color in known else (known or [""])[0]
+    colors = "" if pieces is None else _colors_html(links, run, row, known, color)
+    where = f"{links.a(f'step {step}', 'step', 'u', run=run.key, step=step)}"
+    trail = [links.a(safe(run.folder.name), "run", run=run.key), where, safe(id)]
+    draws = links.a("this problem in all steps", "problem", "a", run=run.key, id=row["problem_id"])
+    body = (
+        f'<h1 class="id">{badge(row["status"])} {safe(id)}</h1>'
+        f'<p class="chips">{chips(links, run, siblings, id)}</p>'
+        f'<p class="note">{" · ".join([*_facts(row), draws])}</p>{verdict_html(row)}'
+        f'<section><h2>Prompt</h2><div class="prompt">{safe(row["prompt"] or "")}</div></section>'
+        f'<section><h2>Completion</h2>{colors}<div class="turns">'
+        f"{''.join(_turns_html(row, pieces, color))}</div></section>"
+    )
+    return links.page(f"{run.folder.name}: {id}", trail, body)
+
+
+def _facts(row: Row) -> Iterator[str]:
+    if row["reward"] is not None:
+        yield f"reward <b>{number(row['reward'])}</b>"
+    if advantages := row["advantages"]:
+        yield f"advantage {number(sum(advantages) / len(advantages), '+.3f')}"
+    sampled = row["sampled"] or ()
+    yield f"{len(sampled):,} tokens"
+    if given := sum(not one for one in sampled):
+        yield f"{given:,} of them injected"
+    yield {"eos": "ended by itself", "length": "truncated", "stop_string": "stop string"}.get(
+        row["finish_reason"], safe(str(row["finish_reason"]))
+    )
+    if row["token_versions"]:
+        versions = row["token_versions"]
+        yield f"policy versions {min(versions)} to {max(versions)}"
+    else:
+        yield f"policy version {row['policy_version']}"
+
+
+def token_values(row: Row, name: str) -> list[float] | None:
+    """Return a value per token; None if the log lacks it. name: one of `COLORS`."""
+    pairs = {
+        "kl": ("old_logprobs", "ref_logprobs"),
+        "mismatch": ("old_logprobs", "behavior_logprobs"),
+    }
+    if name not in pairs:
+        return row[name] or None
+    one, other = (row[part] for part in pairs[name])
+    return [a - b for a, b in zip(one, other, strict=False)] if one and other else None
+
+
+def shades(values: Sequence[float], name: str) -> list[int]:
+    """Return the shade of each value, from -`NUM_SHADES` to `NUM_SHADES`.
+
+    Log-probabilities have a fixed scale: a shade per 0.5 nats below 0, so that pages compare.
+    Other values are relative to the largest magnitude of the completion.
+    """
+    if name in _LOGPROBS:
+        return [min(NUM_SHADES, int(max(0.0, -value) / 0.5)) for value in values]
+    largest = max((abs(value) for value in values if value == value), default=0.0)
+    scale = NUM_SHADES / largest if 0 < largest < float("inf") else 0.0
+    return [round(value * scale) if value == value else 0 for value in values]
+
+
+def _colors_html(links: Links, run: OpenedRun, row: Row, known: Sequence[str], color: str) -> str:
+    if not known:
+        return ""
+    where = {"run": run.key, "step": row["step"], "id": row["completion_id"]}
+    after = known[(known.index(color) + 1) % len(known)]
+    ways = [
+        f"<b>{COLORS[name]}</b>"
+        if name == color
+        else links.a(COLORS[name], "rollout", "c" if name == after else "", **where, color=name)
+        for name in known
+    ]
+    scale = "".join(f'<i class="t s{n}">{0.5 * n:g}</i>' for n in range(NUM_SHADES + 1))
+    if color not in _LOGPROBS:
+        scale = '<i class="t m8">negative</i><i class="t s8">positive</i>'
+    else:
+        scale += " nats below 0"
+    return (
+        f'<p class="note small">Color: {" · ".join(ways)}<br><span class="scale">{scale}</span></p>'
+    )
+
+
+def _turns_html(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[str]:
+    """Yield the turns of a completion: sampled by the policy, or injected."""
+    text = row["text"] or ""
+    atoms = [*_atoms(row, pieces, color)]
+    for start, end, is_sampled in _turn_spans(row, text):
+        inner = "".join(html for at, html in atoms if start <= at < end)
+        if not inner:
+            continue
+        kind, label = ("assistant", "policy") if is_sampled else ("injected", "tool or environment")
+        yield f'<div class="turn {kind}"><h3>{label}</h3><div class="text">{inner}</div></div>'
+    if ended := "".join(html for at, html in atoms if at >= len(text)):
+        yield f'<p class="note small">end: {ended}</p>'
+
+
+def _turn_spans(row: Row, text: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield (start, end, sampled) of the turns; without turns, the text is one."""
+    at = 0
+    for start, end in row["said"] or [(0, len(text))]:
+        if at < start:
+            yield at, start, False
+        yield start, end, True
+        at = end
+    if at < len(text):
+        yield at, len(text), False
+
+
+def _atoms(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[tuple[int, str]]:
+    """Yield (position in the text, HTML) of the smallest parts that look the same.
+
+    With a tokenizer, a part is at most a token. Reasoning and answer are parts of their own.
+    """
+    text = row["text"] or ""
+    think = ThinkFormat(**row["think"] or {})
+    answer = think.answer_span(text) or (len(text), len(text))
+    turns = [place for start, end, _ in _turn_spans(row, text) for place in (start, end)]
+    pieces = () if pieces is None else pieces[:_MOST_TOKENS]
+    starts = [*accumulate(map(len, pieces), initial=0)]
+    whole = "".join(pieces)
+    whole += text[len(whole) :]
+    cuts = sorted({0, len(whole), len(text), *answer, *turns, *starts})
+    classes, titles = _token_looks(row, len(pieces), color)
+    token = 0
+    for start, end in pairwise(cuts):
+        while token + 1 < len(pieces) and starts[token + 1] <= start:
+            token += 1
+        is_answer = answer[0] <= start < answer[1]
+        look = "answer" if is_answer else "reasoning"
+        if token < len(pieces) and start < starts[-1]:
+            yield (
+                start,
+                f'<span class="{look} {classes[token]}" title="{titles[token]}">'
+                f"{safe(whole[start:end])}</span>",
+            )
+        else:
+            yield start, f'<span class="{look}">{safe(whole[start:end])}</span>'
+
+
+def _token_looks(row: Row, size: int, color: str) -> tuple[list[str], list[str]]:
+    """Return the CSS classes and the tooltip of each token."""
+    values = {name: found for name in COLORS if (found := token_values(row, name)) is not None}
+    shade = shades(values[color], color) if color in values else []
+    sampled = row["sampled"] or []
+    classes: list[str] = []
+    titles: list[str] = []
+    for n in range(size):
+        level = shade[n] if n < len(shade) else 0
+        is_given = n < len(sampled) and not sampled[n]
+        classes.append("t given" if is_given else f"t {'m' if level < 0 else 's'}{abs(level)}")
+        facts = [f"{COLORS[name]} {number(one[n])}" for name, one in values.items() if n < len(one)]
+        titles.append("\n".join(["injected: masked from the loss"] if is_given else facts))
+    return classes, titles

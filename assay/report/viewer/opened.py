@@ -1,0 +1,156 @@
+"""Runs that the viewer has open: their records, read again when a file changes.
+
+Unlike `load_run`, a damaged file does not close a run: its valid rows are shown, and the faults
+are listed in `Records.missing`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from assay.config import TrainConfig, load
+from assay.errors import AssayError, cause
+from assay.host.records import check_event, check_measures, whole_rows
+from assay.host.terminal import warn
+from assay.report.charts import Chart, make_charts
+from assay.report.listing import ListedRun, read_listed, run_folders
+from assay.report.rollout_index import RolloutIndex
+from assay.report.viewer.token_text import TokenTexts
+
+_FILES = ("config.toml", "metrics.jsonl", "evaluations.jsonl", "events.jsonl", ".lock")
+_MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
+"""Kinds of events that the curves show."""
+_MOST_FAULTS = 5
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of a run, as far as they are whole.
+
+    version: changes with every change of the files. missing: the faults found, for the reader.
+    """
+
+    listed: ListedRun
+    config: TrainConfig | None
+    metrics: Sequence[Row]
+    evaluations: Sequence[Row]
+    events: Sequence[Row]
+    missing: Sequence[str]
+    version: str
+
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """The charts of the report; empty if the records do not fit them."""
+        try:
+            return make_charts(self)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            warn(f"{self.listed.path}: no curves: {cause(error)}")
+            return []
+
+    def marks(self) -> list[dict[str, Any]]:
+        """Return the events that the curves show: step, kind and text."""
+        return [
+            {
+                "step": event.get("step") or 0,
+                "kind": event["kind"],
+                "text": str(event.get("reason") or event["kind"].replace("_", " ")),
+            }
+            for event in self.events
+            if event["kind"] in _MARKED
+        ]
+
+
+@dataclass
+class OpenedRun:
+    """A run directory. key: the path that names it in URLs."""
+
+    key: str
+    folder: Path
+    index: RolloutIndex
+    tokens: TokenTexts
+    _records: Records | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def of(cls, key: str) -> OpenedRun:
+        """Open a run directory without reading it."""
+        folder = Path(key)
+        return cls(key, folder, RolloutIndex(folder / "rollouts"), TokenTexts(folder))
+
+    def records(self) -> Records:
+        """Return the records, read again if a file has changed."""
+        version = self._version()
+        with self._lock:
+            if self._records is None or self._records.version != version:
+                self._records = _read(self.folder, version)
+            return self._records
+
+    def _version(self) -> str:
+        found: list[str] = []
+        for name in _FILES:
+            try:
+                seen = os.stat(self.folder / name)
+            except OSError:
+                found.append("-")
+            else:
+                found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
+        return "_".join(found)
+
+
+def _read(folder: Path, version: str) -> Records:
+    missing: list[str] = []
+    config = None
+    try:
+        config = load(folder / "config.toml")
+    except (AssayError, OSError, ValueError) as error:
+        missing.append(f"config.toml cannot be read: {cause(error)}")
+    checks = {"metrics": check_measures, "evaluations": check_measures, "events": check_event}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, check in checks.items():
+        rows[name], faults = whole_rows(folder / f"{name}.jsonl", check)
+        missing += faults[:_MOST_FAULTS]
+        if len(faults) > _MOST_FAULTS:
+            missing.append(f"{name}.jsonl: {len(faults) - _MOST_FAULTS} more faults")
+    return Records(read_listed(folder), config, **rows, missing=missing, version=version)
+
+
+@dataclass
+class OpenedRuns:
+    """The runs of a viewer. places: run directories, and folders of runs."""
+
+    places: Sequence[Path]
+    _open: dict[str, OpenedRun] = field(default_factory=dict[str, OpenedRun])
+
+    def keys(self) -> list[str]:
+        """Return the keys of all runs that exist now."""
+        found: dict[str, None] = {}
+        for place in self.places:
+            if (place / "config.toml").is_file():
+                found[str(place)] = None
+            elif place.is_dir():
+                found |= dict.fromkeys(map(str, run_folders(place)))
+        return [*found]
+
+    def listed(self) -> list[ListedRun]:
+        """Return the rows of the list of runs, newest first."""
+        rows = [read_listed(Path(key)) for key in self.keys()]
+        return sorted(rows, key=lambda one: one.start, reverse=True)
+
+    def get(self, key: str) -> OpenedRun | None:
+        """Return a run; None if there is no such run among the viewer's.
+
+        A run that was open and lost its configuration stays open while its folder exists.
+        """
+        if key in self._open and (self._open[key].folder).is_dir():
+            return self._open[key]
+        self._open.pop(key, None)
+        # Only keys of the list: a URL must not name any other folder of the machine.
+        return self._open.setdefault(key, OpenedRun.of(key)) if key in self.keys() else None

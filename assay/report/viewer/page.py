@@ -1,0 +1,118 @@
+"""The frame of the viewer's pages: links, navigation and the content policy.
+
+All text of runs and models passes through `safe`. No page loads anything from another server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+from urllib.parse import urlencode
+
+from assay.report.rollout_pages import LABELS, safe
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    # The URL holds the token.
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+# Statuses differ by symbol too, for readers who cannot tell the colors apart.
+SYMBOLS = {"passed": "✓", "failed": "✗", "not_judged": "?"}
+
+_FRAME = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} · Assay</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="{base}/assets/report.css">
+<link rel="stylesheet" href="{base}/assets/view.css">
+</head>
+<body data-live="{live}">
+<a class="skip" href="#content">Skip to the content</a>
+<header class="bar-top"><nav aria-label="Path">{path}</nav>
+<button type="button" id="help-button" aria-expanded="false" aria-controls="help">keys</button>
+<div id="help" hidden><p><kbd>j</kbd> <kbd>k</kbd> next, previous link of the list ·
+<kbd>Enter</kbd> open · <kbd>u</kbd> up · <kbd>n</kbd> <kbd>p</kbd> next, previous page or step ·
+<kbd>]</kbd> <kbd>[</kbd> next, previous sibling · <kbd>c</kbd> next token color ·
+<kbd>/</kbd> search · <kbd>?</kbd> this list</p></div></header>
+<main id="content" class="view">
+{body}
+</main>
+<script src="{base}/assets/charts.js"></script>
+<script src="{base}/assets/view.js"></script>
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """URLs of the viewer. base: path with the token."""
+
+    base: str
+
+    def to(self, page: str, /, **parameters: Any) -> str:
+        """Return the URL of a page, escaped for an attribute. Empty parameters are left out."""
+        asked = {
+            name: value for name, value in parameters.items() if value not in (None, "", False)
+        }
+        said = {name: "1" if value is True else value for name, value in asked.items()}
+        # errors: a file name or an id may hold bytes that UTF-8 cannot encode.
+        query = urlencode(said, doseq=True, errors="replace")
+        return escape(f"{self.base}/{page}{f'?{query}' if query else ''}")
+
+    def a(self, text: str, page: str, key: str = "", /, **parameters: Any) -> str:
+        """Return a link. text: HTML. key: keyboard shortcut."""
+        short = f' data-key="{key}" aria-keyshortcuts="{key}"' if key else ""
+        return f'<a href="{self.to(page, **parameters)}"{short}>{text}</a>'
+
+    def page(self, title: str, path: Iterable[str], body: str, live: str = "") -> str:
+        """Return a whole page. path: HTML of the navigation. live: URL of the live data."""
+        steps = [f'<a href="{escape(self.base)}/" class="brand">Assay</a>', *path]
+        return _FRAME.format(
+            title=safe(title), base=escape(self.base), path=" / ".join(steps), body=body, live=live
+        )
+
+
+def notices(faults: Sequence[str]) -> str:
+    """Render what is missing from a damaged or unfinished run."""
+    if not faults:
+        return ""
+    items = "".join(f"<li>{safe(fault)}</li>" for fault in faults)
+    return f'<div class="missing" role="status"><b>Not shown:</b><ul>{items}</ul></div>'
+
+
+def badge(status: str) -> str:
+    """Render the status of a rollout."""
+    label = LABELS.get(status, status)
+    kind = status if status in LABELS else "not_judged"
+    return f'<span class="badge {kind}">{SYMBOLS.get(status, "?")} {safe(label)}</span>'
+
+
+def number(value: float | None, form: str = ".3g") -> str:
+    """Format a number with a typographic minus sign; empty for None and NaN."""
+    if value is None or value != value:
+        return ""
+    return f"{value:{form}}".replace("-", "\N{MINUS SIGN}")
+
+
+def select(name: str, label: str, choices: Mapping[str, str], chosen: str) -> str:
+    """Render a drop-down list of a form. choices: label by value."""
+    options = "".join(
+        f'<option value="{safe(value)}"{" selected" if value == chosen else ""}>'
+        f"{safe(text)}</option>"
+        for value, text in choices.items()
+    )
+    return f'<select name="{name}" aria-label="{label}">{options}</select>'

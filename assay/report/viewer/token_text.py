@@ -1,0 +1,72 @@
+"""Texts of single tokens, decoded with the tokenizer that a run keeps in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+Decode = Callable[[list[int]], str]
+_TAIL = "\ufffd"
+
+
+@dataclass
+class TokenTexts:
+    """Decoder of the tokens of a run. folder: run directory."""
+
+    folder: Path
+    _found: tuple[Path, Decode] | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def pieces(self, tokens: Sequence[int], text: str, model: str | None) -> list[str] | None:
+        """Return the text of each token of a completion; None without a fitting tokenizer.
+
+        model: path of the run's model, searched if no checkpoint has a tokenizer. The pieces are
+        checked against ``text``, so that no token is shown at a wrong place.
+        """
+        decode = self._decoder(model)
+        if decode is None:
+            return None
+        found = list(piecewise(decode, list(tokens)))
+        return found if "".join(found).startswith(text) else None
+
+    def _decoder(self, model: str | None) -> Decode | None:
+        with self._lock:
+            if self._found is None or not self._found[0].is_file():
+                self._found = next(self._load(model), None)
+            return None if self._found is None else self._found[1]
+
+    def _load(self, model: str | None) -> Iterator[tuple[Path, Decode]]:
+        from tokenizers import Tokenizer
+
+        folders = sorted((self.folder / "checkpoints").glob("step-*"), reverse=True)
+        folders += [Path(model)] if model else []
+        for path in (folder / "tokenizer.json" for folder in folders):
+            if not path.is_file():
+                continue
+            try:
+                tokenizer: Any = Tokenizer.from_file(str(path))
+            except Exception:  # tokenizers raises Exception itself for a damaged file
+                continue
+            yield path, partial(tokenizer.decode, skip_special_tokens=False)
+
+
+def piecewise(decode: Decode, tokens: list[int]) -> Iterator[str]:
+    """Yield the text that each token adds to the text before it.
+
+    A token that ends inside a character adds nothing; the token that completes the character adds
+    it. Each token is decoded behind the tokens of the previous piece, because tokenizers strip the
+    space in front of the first token.
+    """
+    start, done = 0, 0
+    for end in range(1, len(tokens) + 1):
+        before, now = decode(tokens[start:done]), decode(tokens[start:end])
+        is_whole = not now.endswith(_TAIL) or end == len(tokens)
+        if len(now) > len(before) and is_whole:
+            yield now[len(before) :]
+            start, done = done, end
+        else:
+            yield ""

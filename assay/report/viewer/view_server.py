@@ -1,0 +1,233 @@
+"""The viewer's server: pages of runs on a loopback address, behind a random token in the URL.
+
+    GET /TOKEN/           list of runs            GET /TOKEN/run        one run
+    GET /TOKEN/compare    runs side by side       GET /TOKEN/curves     live data of runs, JSON
+    GET /TOKEN/rollouts   filtered rollouts       GET /TOKEN/rollout    one rollout
+    GET /TOKEN/step       groups of a step        GET /TOKEN/problem    one problem in all steps
+
+It only reads. Pages name runs by their path, and only runs of the list are opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from assay.errors import RunError, message
+from assay.host.terminal import say
+from assay.report.report import template
+from assay.report.selection import selection_of
+from assay.report.viewer import completion_view, rollout_views, run_views
+from assay.report.viewer.opened import OpenedRun, OpenedRuns
+from assay.report.viewer.page import HEADERS, Links
+from assay.scale.http_server import Refused, Server, json_response
+from assay.scale.listening import address_of, bind, check_extra, run_server
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers, QueryParams
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Scope
+
+    from assay.scale.http_server import Endpoint
+
+# Time that a page waits for the index; the page shows what is indexed and loads again.
+INDEX_SECONDS = 0.4
+# Time slice of the background reader, between which pages may use the index.
+_SLICE = 0.05
+_MOST_RUNS = 8
+_ASSETS = {"view.css": "text/css", "view.js": "text/javascript", "charts.js": "text/javascript"}
+
+
+def serve_view(places: Sequence[Path], port: int) -> None:
+    """Serve the viewer until a signal arrives. Raises UserError, also for a place without runs."""
+    check_extra("run view")
+    for place in places:
+        if not place.is_dir():
+            remedy = "name yours, or train a run first"
+            accepted = "a run directory, or a folder of runs"
+            raise RunError(message("assay run view", str(place), accepted, remedy))
+    token = secrets.token_urlsafe(24)
+    with bind("127.0.0.1", port, None) as listening, suppress(KeyboardInterrupt):
+        say(f"open {address_of(listening)}/{token}/  (Ctrl-C ends it)")
+        run_server(ViewServer([one.absolute() for one in places], token), listening)
+
+
+class ViewServer(Server):
+    """The server application. places: run directories, and folders of runs."""
+
+    accepted = "GET of a page of the viewer"
+
+    def __init__(self, places: Sequence[Path], token: str) -> None:
+        super().__init__(None, max_waiting=64)
+        self.links = Links(f"/{token}")
+        self.runs = OpenedRuns(places)
+        self._threads = ThreadPoolExecutor(4, "assay-view")
+        self._closing = Event()
+        self._reading: set[str] = set()
+
+    def authorize(self, scope: Scope, headers: Headers) -> None:
+        """Refuse paths without the token, and take the token off the path."""
+        _, _, rest = scope["path"].partition("/")
+        token, _, rest = rest.partition("/")
+        given = f"/{token}".encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self.links.base.encode()):
+            raise Refused(404, "open the URL that `assay run view` printed")
+        scope["path"] = f"/{rest}"
+
+    def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
+        """Return the pages."""
+        pages: dict[str, Callable[[QueryParams], str]] = {
+            "/": self._list,
+            "/run": self._run,
+            "/compare": self._compare,
+            "/rollouts": self._rollouts,
+            "/rollout": self._rollout,
+            "/step": self._step,
+            "/problem": self._problem,
+        }
+        found = {("GET", path): self._page(render) for path, render in pages.items()}
+        found[("GET", "/curves")] = self._curves
+        found[("GET", "/assets/{name}")] = self._asset
+        return found
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        self._closing.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _page(self, render: Callable[[QueryParams], str]) -> Endpoint:
+        """Return the endpoint of a page, which renders in a thread: reading would block others."""
+
+        async def respond(request: Request) -> Response:
+            from starlette.responses import Response
+
+            loop = asyncio.get_running_loop()
+            status = 200
+            try:
+                text = await loop.run_in_executor(self._threads, render, request.query_params)
+            except Refused as refused:
+                status, text = refused.status, self._refusal(str(refused))
+            raw = text.encode("utf-8", "xmlcharrefreplace")
+            return Response(raw, status, HEADERS, "text/html; charset=utf-8")
+
+        return respond
+
+    def _refusal(self, said: str) -> str:
+        from assay.report.rollout_pages import safe
+
+        return self.links.page("Not found", [], f"<h1>Not found</h1><p>{safe(said)}</p>")
+
+    async def _asset(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        name = request.path_params["name"]
+        if name == "report.css":
+            return Response(template(name), headers=HEADERS, media_type="text/css")
+        if name not in _ASSETS:
+            raise Refused(404, "no such file")
+        folder = resources.files("assay.report.viewer") / "assets"
+        text = (folder / name).read_text(encoding="utf-8")
+        return Response(text, headers=HEADERS, media_type=_ASSETS[name])
+
+    async def _curves(self, request: Request) -> Response:
+        """Send the live data of runs; 304 if nothing has changed since the client's ETag."""
+        from starlette.responses import Response
+
+        loop, asked = asyncio.get_running_loop(), request.query_params.getlist("run")
+        runs = [run for key in asked[:_MOST_RUNS] if (run := self.runs.get(key)) is not None]
+        records = [await loop.run_in_executor(self._threads, run.records) for run in runs]
+        # A finished run's last data may still say that it runs, so the state is part of the tag.
+        tag = '"' + "+".join(f"{one.version}.{one.listed.state}" for one in records) + '"'
+        if records and request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={**HEADERS, "etag": tag})
+
+        def render() -> list[dict[str, Any]]:
+            return [run_views.curves(*pair) for pair in zip(runs, records, strict=True)]
+
+        found = await loop.run_in_executor(self._threads, render)
+        value = {"runs": found, "gone": [key for key in asked if self.runs.get(key) is None]}
+        return json_response(value, headers={**HEADERS, "etag": tag})
+
+    def _list(self, asked: QueryParams) -> str:
+        return run_views.list_page(self.links, self.runs.listed(), asked.get("word", ""))
+
+    def _run(self, asked: QueryParams) -> str:
+        run = self._opened(asked)
+        # Reading begins before the reader asks for rollouts.
+        self._read_ahead(run)
+        return run_views.run_page(self.links, run, run.records())
+
+    def _compare(self, asked: QueryParams) -> str:
+        keys = dict.fromkeys(asked.getlist("run"))
+        found = [run for key in keys if (run := self.runs.get(key)) is not None][:_MOST_RUNS]
+        if not found:
+            raise Refused(404, "mark the runs to compare in the list of runs")
+        return run_views.compare_page(self.links, [(run, run.records()) for run in found])
+
+    def _rollouts(self, asked: QueryParams) -> str:
+        run, page = self._indexed(asked), asked.get("page", "")
+        number = int(page) if page.isdecimal() and len(page) < 10 else 1
+        selection = selection_of(asked)
+        return rollout_views.rollouts_page(self.links, run, selection, number)
+
+    def _step(self, asked: QueryParams) -> str:
+        run, step = self._indexed(asked), selection_of(asked).step
+        return self._found(rollout_views.step_page(self.links, run, step), f"step {step}", run)
+
+    def _problem(self, asked: QueryParams) -> str:
+        run, id = self._indexed(asked), asked.get("id", "")
+        return self._found(rollout_views.problem_page(self.links, run, id), f"problem {id}", run)
+
+    def _rollout(self, asked: QueryParams) -> str:
+        run, step, id = self._opened(asked), selection_of(asked).step or 0, asked.get("id", "")
+        config = run.records().config
+        model = None if config is None else config.model.path
+        page = completion_view.rollout_page(
+            self.links, run, step, id, asked.get("color", ""), model
+        )
+        return self._found(page, f"rollout {id} in step {step}", run)
+
+    def _found(self, page: str | None, what: str, run: OpenedRun) -> str:
+        if page is None:
+            waiting = f"; {run.index.pending} files are not read yet" if run.index.pending else ""
+            raise Refused(404, f"{run.key}: no {what}; it may have been rolled back{waiting}")
+        return page
+
+    def _opened(self, asked: QueryParams) -> OpenedRun:
+        run = self.runs.get(asked.get("run", ""))
+        if run is None:
+            raise Refused(404, f"no run {asked.get('run', '')!r}; it may have been deleted")
+        return run
+
+    def _indexed(self, asked: QueryParams) -> OpenedRun:
+        """Return a run whose index is as new as `INDEX_SECONDS` allow."""
+        run = self._opened(asked)
+        run.index.refresh(INDEX_SECONDS)
+        self._read_ahead(run)
+        return run
+
+    def _read_ahead(self, run: OpenedRun) -> None:
+        """Index the rest of a run, and keep its texts for searches, in the background."""
+        if run.key in self._reading or self._closing.is_set():
+            return
+        self._reading.add(run.key)
+
+        def read() -> None:
+            try:
+                is_left = True
+                while is_left and not self._closing.is_set():
+                    run.index.refresh(_SLICE)
+                    is_left = run.index.pending > 0 or run.index.keep_texts(_SLICE)
+            finally:
+                self._reading.discard(run.key)
+
+        self._threads.submit(read)
