@@ -52,7 +52,7 @@ def of(page: str, folder: Path, **parameters: object) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_needs_the_token_and_a_loopback_name(app: ViewServer, page: str) -> None:
     for url in (f"/{page}", f"/{TOKEN}x/{page}", f"/é/{page}", f"//{TOKEN}/{page}"):
-        assert ask(app, url, "127.0.0.1:8000").status == 404
+        assert ask(app, url, "localhost:8000").status == 404
     assert get(app, page, host="evil.example:8000").status == 403
     foreign = get(app, page, origin="http://evil.example")
     assert foreign.status == 403 and "Runs" not in foreign.text

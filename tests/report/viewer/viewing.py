@@ -29,7 +29,7 @@ class Reply:
         return json.loads(self.text)
 
 
-def get(app: ViewServer, page: str, host: str = "127.0.0.1:8000", **headers: str) -> Reply:
+def get(app: ViewServer, page: str, host: str = "localhost:8000", **headers: str) -> Reply:
     """Return the reply to one request. page: with its query, behind the token."""
     return ask(app, f"/{TOKEN}/{page}", host, **headers)
 
