@@ -294,7 +294,7 @@ def test_human_output_of_train_sample_and_eval(assay: Assay, here: Path, model: 
     config = write_config(model, rl={"steps": 2})
     done = assay("train", config, "--max-minutes", 0.000001)
     assert done.code == 0 and "out of time after 1 step\n" in done.out
-    assert "go on with: assay train --resume runs/run\n" in done.out
+    assert "continue with: assay train --resume runs/run\n" in done.out
     assert "finished after 2 steps" in assay("train", "--resume", "runs/run").out
     shown = assay("sample", model, "--problems", "heldout.jsonl", "--max-tokens", 4, "--num", 1)
     assert shown.code == 0 and "=== prompt ===" in shown.out and "failed" in shown.out

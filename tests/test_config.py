@@ -196,17 +196,17 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         (
             MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_mismatch = 0.5\n',
             "run.toml:6 guard.max_mismatch: found 0.5 in a run of [sft], which does not measure it; "
-            "accepted: none; leave it out",
+            "accepted: none; remove it",
         ),
         (
             MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_kl = 0.5\n',
             "run.toml:6 guard.max_kl: found 0.5 in a run of [sft], which does not measure it; "
-            "accepted: none; leave it out",
+            "accepted: none; remove it",
         ),
         (
             MODEL + '[reward_model]\nrows = ["t.jsonl"]\n[guard]\nmin_entropy = 0.5\n',
             "run.toml:6 guard.min_entropy: found 0.5 in a run of [reward_model], which does not "
-            "measure it; accepted: none; leave it out",
+            "measure it; accepted: none; remove it",
         ),
         (RL + "steps = \n", "run.toml:6 not TOML: Invalid value, at column 9"),
     ],

@@ -50,9 +50,9 @@ def test_what_is_out_of_bounds(tmp_path: Path, text: str, expected: str) -> None
     [
         ("band = [0.8, 0.2]", "band: found [0.8, 0.2]; accepted: the lowest and the highest pass"),
         ("band = [0.2, 1.5]", "band[1]: found 1.5; accepted: a number from 0 to 1"),
-        ("band = [0.1, 0.9]", "band: found [0.1, 0.9], which nothing uses; accepted: it beside"),
-        ('label = "difficulty"', 'label: found "difficulty", which nothing uses; accepted: it'),
-        ("confidence = 0.8", "confidence: found 0.8, which nothing uses; accepted: it beside"),
+        ("band = [0.1, 0.9]", "band: found [0.1, 0.9], which has no effect; accepted: it beside"),
+        ('label = "difficulty"', 'label: found "difficulty", which has no effect; accepted: it'),
+        ("confidence = 0.8", "confidence: found 0.8, which has no effect; accepted: it beside"),
         ("confidence = 0.3", "confidence: found 0.3; accepted: a number >= 0.5 and < 1"),
         ("retire_below = 0.6\nretire_above = 0.5", "retire_above: found 0.5; accepted: more than"),
         ("weights = {sums = -1}", "weights.sums: found -1; accepted: a number from 0 to 100"),

@@ -106,4 +106,4 @@ def test_an_interrupted_run_is_saved(cell: Cell) -> None:
     assert cell(INTERRUPT) == []
     shown = cell("assay.train(config, overrides=['rl.steps=100000', 'run.name=long'])")
     assert "runs/long: interrupted after" in shown[-1]["data"]["text/plain"]
-    assert "go on with: assay train --resume runs/long" in shown[-1]["data"]["text/plain"]
+    assert "continue with: assay train --resume runs/long" in shown[-1]["data"]["text/plain"]

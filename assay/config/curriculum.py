@@ -106,11 +106,11 @@ class CurriculumConfig(Section):
         if not draws:
             for key, value in changed.items():
                 found = f"{toml_words(value)} in a run of [{stage}] that draws no problems"
-                yield message(f"curriculum.{key}", found, "none", "leave it out")
+                yield message(f"curriculum.{key}", found, "none", "remove it")
         elif pairwise and self.observes:
             key = next(key for key in ("order", "retire_above", "retire_below") if key in changed)
             found = f'{toml_words(changed[key])} with preference.judge = "pairwise"'
-            accepted = "what needs no pass rates: such verdicts compare siblings"
+            accepted = "settings without pass rates: such verdicts compare siblings"
             yield message(f"curriculum.{key}", found, accepted)
         elif self.group_sizes is not None and stage != "rl":
             found = f"{toml_words(self.group_sizes)} in a run of [{stage}]"
@@ -128,7 +128,7 @@ class CurriculumConfig(Section):
             }
             for key, (is_used, need) in needs.items():
                 if key in changed and not is_used:
-                    found = f"{toml_words(changed[key])}, which nothing uses"
+                    found = f"{toml_words(changed[key])}, which has no effect"
                     yield message(f"curriculum.{key}", found, f"it beside {need}", "or none")
 
     def _changed(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class TeacherConfig(Section):
             value = getattr(self, key)
             if value != TeacherConfig.model_fields[key].default:
                 found = f"{toml_words(value)} {'with' if away else 'without'} url"
-                raise ValueError(f"{key}: found {found}; accepted: none; leave it out")
+                raise ValueError(f"{key}: found {found}; accepted: none; remove it")
         return self
 
 
@@ -119,12 +119,12 @@ class DistillConfig(Section):
     def _keys_agree(self) -> DistillConfig:
         if self.skew and self.divergence == "jsd":
             raise ValueError(
-                f'skew: found {self.skew:g} with divergence = "jsd", which has beta; leave it out'
+                f'skew: found {self.skew:g} with divergence = "jsd", which has beta; remove it'
             )
         if self.beta != 0.5 and self.divergence != "jsd":
             raise ValueError(
                 f'beta: found {self.beta:g} with divergence = "{self.divergence}", which has skew;'
-                ' leave it out, or set divergence = "jsd"'
+                ' remove it, or set divergence = "jsd"'
             )
         if self.keep is not None and not self.traces:
             raise ValueError(
@@ -134,6 +134,6 @@ class DistillConfig(Section):
         if self.cross_entropy and not self.traces:
             raise ValueError(
                 f"cross_entropy: found {self.cross_entropy:g} without traces; accepted: 0, because"
-                " the student's own tokens are no example"
+                " the student's own tokens are not a target"
             )
         return self

@@ -142,7 +142,7 @@ class GuardConfig(Section):
                 where = row.key.removesuffix(".limit")
                 found = "a rule" if value is None else f"{value}"
                 found += f" in a run of [{stage}], which does not measure it"
-                yield message(where, found, "none", "leave it out")
+                yield message(where, found, "none", "remove it")
         for name, asked in self.options.items():
             where, given = f"guard.options.{name}", asked.model_dump(exclude_none=True)
             if name in self.rules:
@@ -161,7 +161,7 @@ class GuardConfig(Section):
             yield message(f"{where}.limit", f"{asked.limit:g}", "a number >= 0")
         limit = getattr(self, row.setting) if row.setting else asked.limit
         if limit is None and row.limit is None and asked.action != "off":
-            yield message(where, "no limit", f"{row.key} beside it: it has no default")
+            yield message(where, "no limit", f"{row.key} too, because it has no default")
         if row.check in HALVED and asked.window is not None and asked.window < 4:
             yield message(f"{where}.window", asked.window, "at least 4: its halves are compared")
         if row.name == "money" and self.price_per_hour is None:

@@ -197,12 +197,12 @@ class PreferenceConfig(_Method):
         if self.pairs and self.reference_every is not None:
             raise ValueError(
                 f"reference_every: found {self.reference_every} with given pairs, whose reference"
-                " is the policy at the start; leave it out, or leave out pairs to sample them"
+                " is the initial policy; remove it, or remove pairs to sample them"
             )
         if self.pairs and self.judge == "pairwise":
             raise ValueError(
-                'judge: found "pairwise" with given pairs, which nobody judges; leave it out, or'
-                " leave out pairs to sample them"
+                'judge: found "pairwise" with given pairs, which are not judged; remove it, or'
+                " remove pairs to sample them"
             )
         return self
 

@@ -88,7 +88,7 @@ class RewardModelConfig(Section):
                 accepted = " or ".join(f'"{kind}"' for kind in kinds)
                 raise ValueError(
                     f'{name}: found {toml_words(value)} with kind = "{self.kind}"; accepted: only '
-                    f"with kind = {accepted}; leave it out"
+                    f"with kind = {accepted}; remove it"
                 )
         return self
 

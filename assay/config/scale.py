@@ -96,18 +96,18 @@ class ScaleConfig(Section):
         """
         if self.num_sampling and not samples:
             accepted = "actors where a run samples completions, as in [rl]"
-            yield message("scale", f"actors in a run of [{stage}]", accepted, "leave it out")
+            yield message("scale", f"actors in a run of [{stage}]", accepted, "remove it")
         if self.generator != "engine":
             found = f'"{self.generator}"'
             if not samples:
                 yield message("scale.generator", f"{found} in a run of [{stage}]", '"engine"')
             if gives is not None:
-                accepted = '"engine", which alone gives a completion tokens on its way'
+                accepted = '"engine", the only generator that can inject tokens'
                 yield message("scale.generator", f"{found} with {gives}", accepted)
         if self.num_followers and stage not in RANKED_STAGES:
             found = f"{self.learner_ranks} in a run of [{stage}]"
             accepted = f"1 in a stage other than {', '.join(RANKED_STAGES)}"
-            yield message("scale.learner_ranks", found, accepted, "leave it out")
+            yield message("scale.learner_ranks", found, accepted, "remove it")
         if self.steps_ahead and self.rollout_actors is None:
             accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
             yield message("scale.steps_ahead", self.steps_ahead, accepted)

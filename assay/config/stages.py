@@ -116,7 +116,7 @@ class OptimizerConfig(Section):
         if self.name == "adamw_8bit" and self.state_dtype != "float32":
             raise ValueError(
                 f"state_dtype: found {toml_words(self.state_dtype)} with adamw_8bit, whose state "
-                'has 8 bits already; leave it out, or choose name = "adamw"'
+                'has 8 bits already; remove it, or choose name = "adamw"'
             )
         return self
 

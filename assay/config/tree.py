@@ -400,7 +400,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if config.evaluation.every is None:
         missing, remedy = "evaluation.every", "set the steps between evaluations"
     elif not any(stage and stage.heldout for stage in stages):
-        missing, remedy = "held-out data", "give some (heldout), or leave it out"
+        missing, remedy = "held-out data", "give some (heldout), or remove it"
     if missing and config.evaluation.patience is not None:
         found = f"{config.evaluation.patience} without {missing}"
         yield message("evaluation.patience", found, "patience with both", remedy)
@@ -436,7 +436,9 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
             accepted = f"the fewest at most, and the most at least rl.group_size ({rl.group_size})"
             yield message("curriculum.group_sizes", list(sizes), accepted)
         if rl.max_group_size is not None:
-            accepted = "none beside curriculum.group_sizes, which settles a group's size before"
+            accepted = (
+                "none with curriculum.group_sizes, which fixes a group's size before sampling"
+            )
             yield message("rl.max_group_size", rl.max_group_size, accepted)
     most = rl.num_prompts // rl.num_minibatches
     if config.scale.num_followers and (config.scale.learner_ranks or 1) > most:
@@ -458,8 +460,8 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
     """Yield settings that conflict with the oversampling cutoff."""
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
-        "sampling.min_think, which takes tokens out again": config.sampling.min_think,
-        "scale.steps_ahead = 1, by which nobody waits for the last": config.scale.steps_ahead,
+        "sampling.min_think, which removes sampled tokens": config.sampling.min_think,
+        "scale.steps_ahead = 1, which does not wait for the last": config.scale.steps_ahead,
         'scale.generator = "vllm", which cancels no groups': config.scale.generator == "vllm",
     }
     for what in (key for key, value in beside.items() if value):
@@ -476,7 +478,7 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
     if config.teacher is not None and config.teacher.url is not None:
         yield from _clashes_of_server(config)
     if config.teacher is not None and config.scale.num_followers:
-        accepted = "1 with [teacher], which only one process asks"
+        accepted = "1 with [teacher], which only one process queries"
         yield message("scale.learner_ranks", config.scale.learner_ranks, accepted)
     if (number := config.scale.teacher_actors) is not None:
         if config.teacher is None or config.teacher.url is not None:

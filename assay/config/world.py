@@ -249,7 +249,7 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _budgets_agree(self) -> SamplingConfig:
         if isinstance(self.level(), int) and self.think_budget is not None:
-            found, accepted = toml_words(self.effort), "none beside a think_budget"
+            found, accepted = toml_words(self.effort), "none with a think_budget"
             raise ValueError(message("effort", found, accepted))
         self.check_effort()
         return self

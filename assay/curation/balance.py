@@ -49,13 +49,15 @@ class BalanceSettings(StageSettings):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.at_most is None) == (not self.weights):
-            found = "neither it nor weights" if self.at_most is None else "weights too"
+            found = "neither at_most nor weights" if self.at_most is None else "weights too"
             raise ValueError(message("at_most", found, "one of the two"))
         if self.rows and not self.weights:
-            raise ValueError(message("rows", self.rows, "a number beside weights only"))
+            raise ValueError(message("rows", self.rows, "a number, only with weights"))
         if self.tags and self.weights:
             found = "tags beside weights"
-            raise ValueError(message("tags", found, "tags beside at_most; weights name their own"))
+            raise ValueError(
+                message("tags", found, "tags, only with at_most; weights name their own")
+            )
         return self
 
 

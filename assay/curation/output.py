@@ -245,7 +245,7 @@ class Output(ExitStack):
             remove_file(file)
             if isinstance(error, DataError):
                 where = f"{self.manifest.stage} {self.folder}"
-                kept = f'leave output = "parquet" out; the rows are in {self._part}'
+                kept = f'remove output = "parquet"; the rows are in {self._part}'
                 raise DataError(f"{where} {error}; {kept}") from error
             raise
         remove_file(self._part)

@@ -56,7 +56,7 @@ def pairs(settings: PairsSettings, out: Output) -> None:
         elif row.completion.strip():
             verified.append(index)
         else:
-            out.take("empty", row.keys, "the model said nothing")
+            out.take("empty", row.keys, "the completion has no text")
     for group in by_problem(rows.select(verified)):
         texts = [row.completion for row in group]
         _write_pairs(group[0], texts, _of_verdicts(group, texts, settings, rng, out), out)

@@ -65,7 +65,7 @@ def rank(settings: RankSettings, out: Output) -> None:
             out.write(_ranked_row(group[0], list(found), ranks))
     out.manifest.measured = {
         "pairs of different rewards": unlike,
-        "of them, the better one stands first": right / unlike if unlike else None,
+        "pairs ranked in the order of their rewards": right / unlike if unlike else None,
         "pairs on which two annotators agree": alike / compared if compared else None,
     }
     if guide is not None:
@@ -90,15 +90,15 @@ def _different(group: Sequence[Record], out: Output) -> dict[str, float]:
     for row in group:
         text, reward = row.completion.strip(), row.verdict and row.verdict.reward
         if not text:
-            out.take("empty", row.keys, "the model said nothing")
+            out.take("empty", row.keys, "the completion has no text")
         elif reward is None:
-            out.take("not judged", row.keys, "how good it is is not known")
+            out.take("not judged", row.keys, "the completion has no reward")
         elif text in found:
             out.take("duplicate", row.keys, "another completion is the same")
         else:
             found[text] = reward
     if len(found) == 1:
-        out.take("alone", group[0].keys, "nothing to compare it with")
+        out.take("alone", group[0].keys, "no other completion to compare with")
     return found
 
 

@@ -86,7 +86,7 @@ def select(settings: SelectSettings, out: Output) -> None:
     filters: dict[str, Callable[[Record], str]] = {}
     if verified:
         filters["verified"] = partial(_fault_of_verdict, settings)
-    filters["empty"] = lambda row: "" if row.completion.strip() else "the model said nothing"
+    filters["empty"] = lambda row: "" if row.completion.strip() else "the completion has no text"
     if settings.min_words is not None or settings.max_words is not None:
         filters["words"] = partial(_fault_of_length, settings)
     if settings.max_paragraph_words is not None or not settings.code_blocks:
@@ -170,7 +170,7 @@ def _failed(
         works = works or verdict.judged
         num_unjudged += not verdict.judged
         if not works and num_unjudged == min(PATIENCE, len(rows)):
-            first = f"it judged none of the first {num_unjudged} completions"
+            first = f"it judged no completion of the first {num_unjudged} completions"
             why = verdict.detail or verdict.reason
             raise VerifierError(f"verifier {expression}: {first}: {why}")
         if verdict.score is None or verdict.score < least:

@@ -187,7 +187,7 @@ def write_labels(
         "rollouts": rollouts,
         "rollouts not judged": rollouts - judged,
         "tokens": tokens,
-        "steps that can still end well": sum(labels) / len(labels) if labels else None,
+        "steps with a passed continuation": sum(labels) / len(labels) if labels else None,
     }
 
 
@@ -201,14 +201,14 @@ def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row
     try:
         rows = {str(row.get("id")): row for row in read_rows(Path(path))}
     except RunError as error:
-        raise ConfigError(message(where, "lines that are no labelled rows", accepted)) from error
+        raise ConfigError(message(where, "lines that are not labelled rows", accepted)) from error
     facts = json.loads(json.dumps(facts))
     for row in rows.values():
         if "labelled_by" not in row or "id" not in row:
             raise ConfigError(message(where, "other rows", accepted))
         if row["labelled_by"] != facts:
             found = f"rows that were labelled with {_difference(row['labelled_by'], facts)}"
-            raise ConfigError(message(where, found, accepted, "leave it out, to label them again"))
+            raise ConfigError(message(where, found, accepted, "remove it to label them again"))
     return rows
 
 
@@ -249,7 +249,7 @@ def _recorded(run: Path, settings: StepLabelSettings) -> Iterator[ToLabel]:
     with closing(RolloutLog(run / "rollouts")) as log:
         for step, groups in recorded_groups(config, log):
             if groups is None:
-                where, remedy = str(log.path(step)), "bring it back from a copy, or move it away"
+                where, remedy = str(log.path(step)), "restore it from a copy, or move it away"
                 remedy += " to label the others"
                 raise RunError(message(where, "a damaged file", "a whole one", remedy))
             for group, _ in groups:

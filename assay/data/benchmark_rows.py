@@ -118,7 +118,7 @@ def _read_drop(row: dict[str, Any], where: str) -> None:
             if gold is not None and len(gold)
         ]
     except (TypeError, ValueError, AttributeError) as error:
-        found = f"what cannot be read ({error})".replace("\n", " ")
+        found = f"a file that cannot be read ({error})".replace("\n", " ")
         accepted = '"number", "date" and a list "spans" of each annotator'
         raise DataError(message(f"{where} answer", found, accepted)) from error
     if not golds:
@@ -172,7 +172,7 @@ def _read_bfcl(row: dict[str, Any], where: str) -> None:
         accepted = 'a list of one list of {"role", "content"}'
         raise DataError(message(f"{where} question", f"{turns!r:.80}", accepted))
     if len(turns) != 1:
-        found, remedy = f"{len(turns)} turns", "leave the multi-turn categories out"
+        found, remedy = f"{len(turns)} turns", "remove the multi-turn categories"
         raise DataError(message(f"{where} question", found, "one turn", remedy))
     functions = row["function"]
     row["function"] = functions = [functions] if isinstance(functions, Mapping) else functions

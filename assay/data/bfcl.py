@@ -32,7 +32,7 @@ def rows(questions: str, answers: str | None = None) -> Iterator[dict[str, Any]]
                 "a row for which any call is right",
                 "one with expected calls, or none",
             )
-            remedy = "leave the category relevance out"
+            remedy = "remove the category relevance"
             raise DataError(message(f"{questions} {row['id']}", found, accepted, remedy))
         yield {"ground_truth": []} | row | ({"ground_truth": truth[row["id"]]} if truth else {})
 

@@ -282,7 +282,7 @@ class PromptRenderer:
             has_system = self._data.system_prompt is not None
             remedy = "drop data.system_prompt or the system message" if has_system else ""
             found = f"messages that the chat template refuses ({error})"
-            accepted = "messages that it takes"
+            accepted = "messages that it supports"
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 
     def _base_text(self, turns: Sequence[Message]) -> str:

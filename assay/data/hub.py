@@ -74,7 +74,7 @@ def hub_advice(error: BaseException | None) -> str:
         if kind == "GatedRepoError":
             return "accept its terms on its page, then run: hf auth login"
         if kind == "LocalTokenNotFoundError" or status == 401:
-            return "check the name; what is private needs a token: hf auth login, or HF_TOKEN"
+            return "check the name; private data sets need a token: hf auth login, or HF_TOKEN"
         if status == 403:
             return "the token may not do this: take one that may write, or another name"
         if isinstance(error, ConnectionError) or kind in ("ConnectError", "ConnectTimeout"):

@@ -59,7 +59,7 @@ class OverlapReport:
         if self.contradictions:
             first, second = self.contradictions[0]
             lines.append(
-                f"{len(self.contradictions)} training questions stand again with another answer,"
+                f"{len(self.contradictions)} training questions are repeated with another answer,"
                 f" the first: {first} and {second}"
             )
         if self.near_duplicates:
@@ -117,7 +117,7 @@ def check_overlap(
         train = train.select(index for index in range(len(train)) if index not in found)
     if not len(train):
         raise DataError(
-            message("data.train", "near duplicates of held-out problems alone", "other problems")
+            message("data.train", "only near duplicates of held-out problems", "other problems")
         )
     num_dropped, near_duplicates = len(found) if drop else 0, tuple(found.values())
     counts = num_dropped, num_self_answering, num_prompts

@@ -117,7 +117,7 @@ def _read_pair(keys: Mapping[str, Any], where: str) -> Pair:
     return _pair(whole, texts[0], texts[1], where)
 
 
-_ACCEPTED = 'text in both beside a "prompt", or chats in both that share all but their last turn'
+_ACCEPTED = 'two texts with a "prompt", or two chats that differ only in the last turn'
 
 
 def _num_shared(chosen: Turns, rejected: Turns) -> int:
@@ -144,7 +144,7 @@ def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
         return shared
     if shared[0]["role"] == "assistant":
         return (*given, *shared)
-    found = "a prompt that is not what the chats begin with"
+    found = "a prompt that differs from the beginning of the chats"
     raise DataError(message(f"{where} prompt", found, "the same in all three, or none"))
 
 

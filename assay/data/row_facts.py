@@ -105,7 +105,7 @@ class FactReader:
         if value is None:
             keys = ", ".join(map(str, problem.spec)) or "no keys"
             found = f"none beside {keys}"
-            remedy = "label every row (assay data label_difficulty), or leave the key out"
+            remedy = "label every row (assay data label_difficulty), or remove the key"
             raise DataError(message(f"{problem.place} {label}", found, kinds, remedy))
         if isinstance(value, Mapping):
             passed, judged = value.get("passed"), value.get("judged")

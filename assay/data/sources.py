@@ -256,7 +256,9 @@ def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
         if getattr(rows, _DECLARED, None) is not True:
             accepted = "rows, or a function that is declared to return them"
             remedy = "put @assay.source above it, if it is yours"
-            raise DataError(message(text, "what is not declared as a source", accepted, remedy))
+            raise DataError(
+                message(text, "an object that is not declared as a source", accepted, remedy)
+            )
         _check_settings(rows, text, name, settings)
         try:
             rows = rows(**settings)

@@ -265,7 +265,7 @@ class AsyncHttpClient:
                 yield reply
         except (httpx2.TimeoutException, TimeoutError) as error:
             name = "ReadTimeout" if isinstance(error, TimeoutError) else type(error).__name__
-            raise EndpointFailure("timeout", f"{name}: nothing for {self.seconds:g} s") from error
+            raise EndpointFailure("timeout", f"{name}: no data for {self.seconds:g} s") from error
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
             said = without_key(str(error), key)[:SHOWN]
             raise EndpointFailure("unavailable", f"{type(error).__name__}: {said}") from error

@@ -52,7 +52,7 @@ JUDGE_FIELDS = (
 )
 SHARED_FIELDS = (
     option("judges", "a list of tables, each with the keys of one judge", None, _are_judges),
-    option("votes", "how often each judge is asked, from 1", 1, whole(1, 99)),
+    option("votes", "the number of requests per judge, at least 1", 1, whole(1, 99)),
     option("timeout", "seconds for one request", 120.0, number(0.001, MAX_PATIENCE)),
     option("patience", _PATIENCE, 300.0, number(0.001, MAX_PATIENCE)),
     option("retries", "how often a request is tried again, from 0", 4, whole(0, 100)),
@@ -60,7 +60,7 @@ SHARED_FIELDS = (
     option("concurrency", "requests at a time, from 1", 8, whole(1, 1024)),
     option("budget", "the most to spend, in the currency of the prices", None, number(0)),
     option("replies", "the path of a JSON Lines file of raw replies", None, is_text),
-    option("offline", "true: replies come from the file alone", False, is_flag),
+    option("offline", "true: replies are read only from the file", False, is_flag),
     option("max_chars", "characters shown of one text, from 200", 24_000, whole(200, 10**7)),
 )
 

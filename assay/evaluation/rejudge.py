@@ -247,7 +247,7 @@ class RescoreResult:
         for step in self.unreadable:
             lines.append(
                 f"rollouts/step-{step:06d}.parquet cannot be read: its completions are not judged "
-                "again; bring it back from a copy"
+                "again; restore it from a copy"
             )
         if self.missing:
             why = ": their problems are gone, or their file cannot be read"

@@ -331,7 +331,7 @@ class VllmEngine:
         try:
             return call(*arguments, **named)
         except Exception as error:  # third-party engine, reported in one line
-            raise WorkerDied(f"vLLM: {cause(error)[:300]}; go on with --resume") from error
+            raise WorkerDied(f"vLLM: {cause(error)[:300]}; continue with --resume") from error
 
     def _completion(
         self, name: str, prompt: Prompt, output: Any, sampling: SamplingConfig
@@ -360,7 +360,7 @@ def _reason(name: str, output: Any) -> FinishReason:
         return "length"
     if output.finish_reason == "stop":
         return "stop_string" if isinstance(output.stop_reason, str) else "eos"
-    raise WorkerDied(f"vLLM gave {name} up ({output.finish_reason}); go on with --resume")
+    raise WorkerDied(f"vLLM gave {name} up ({output.finish_reason}); continue with --resume")
 
 
 def import_vllm() -> Any:

@@ -270,7 +270,9 @@ class DirectoryLock:
         path = folder / ".lock"
         if path.exists() and not path.is_file():
             remedy = "move it away"
-            raise RunError(message(str(path), "what is no regular file", "a file", remedy))
+            raise RunError(
+                message(str(path), "a path that is not a regular file", "a file", remedy)
+            )
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until `release`)
         give_up = time.monotonic() + LOCK_PATIENCE
         try:

@@ -68,7 +68,7 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if row is not None:
                     yield number, row
                 elif not _is_torn(line):
-                    remedy = "mend the line, or take it out"
+                    remedy = "fix or remove the line"
                     where = f"{path}:{number}"
                     raise RunError(
                         message(where, "a damaged line", "one JSON object a line", remedy)
@@ -123,7 +123,7 @@ def checked(value: Any, kind: type[T], where: str) -> T:
         raise RunError(message(place, found, accepted, _REMEDY)) from error
     except RecursionError as error:
         raise RunError(
-            message(where, "what is nested too deep", "what was written", _REMEDY)
+            message(where, "values nested too deeply", "what was written", _REMEDY)
         ) from error
 
 
@@ -175,7 +175,7 @@ def check_regular(path: Path) -> None:
 def _check_absent(path: Path, error: OSError) -> None:
     """Raise RunError if a path exists, possibly as a broken link, and is not readable."""
     if not isinstance(error, FileNotFoundError):
-        found = f"what cannot be read ({error.strerror or error})"
+        found = f"a file that cannot be read ({error.strerror or error})"
         raise RunError(message(str(path), found, "a file", _REMEDY)) from error
 
 

@@ -181,7 +181,7 @@ class WorkerProcess:
             if left <= 0:
                 raise Lost("overdue", f"killed after {taken:.1f} s")
             if taken > STALE and not self._loading and is_stale():
-                raise Lost("stale", "nobody waits for its work")
+                raise Lost("stale", "no caller waits for its result")
 
     def last_words(self) -> str:
         """Return the end of the worker's standard error output before its first message."""

@@ -171,7 +171,7 @@ def init(
             _describe_verifier(draft, expression)
             sizes = _size_of_samples(draft, rows, looked, key, evaluated, say)
         else:
-            draft.line("kind", labels, "what the rows are labels of", "labels")
+            draft.line("kind", labels, "the unit that the labels refer to", "labels")
             stage = _describe_epochs(draft, looked, rows)
             _describe_verifier(draft, expression)
             lengths, work = given_lengths(rows, looked, stage)
@@ -224,7 +224,7 @@ def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
     """Write a template file, or ``text``, unless a file of this name exists."""
     file = Path(name)
     if file.exists():
-        draft.assume(f"{name} was there, and is used as it is")
+        draft.assume(f"{name} existed and is used unchanged")
     else:
         draft.write(file, text or _template(name), what)
     return name
@@ -271,7 +271,7 @@ def _choose_verifier(
         finally:
             service.close()
     if fitting is not None:
-        draft.assume(f"the verifier is {fitting}: every row has what it reads")
+        draft.assume(f"the verifier is {fitting}: every row has the keys that it reads")
         return fitting
     expression = verifier or "my_reward:reward"
     check_verifier(expression, problems)
@@ -288,7 +288,7 @@ def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
         found = f"the rows have no answer (their keys: {keys})"
         draft.assume(f"{found}: my_reward.py pays for five words, as an example")
     if key is None:
-        what, open_ended = "an example: say in it what to pay for", _template("my_reward_open.py")
+        what, open_ended = "an example: edit it to reward your goal", _template("my_reward_open.py")
         _write_missing(draft, name, what, open_ended)
         return
     text = _template(name).replace('spec["answer"]', f"spec[{json.dumps(key, ensure_ascii=False)}]")
@@ -310,7 +310,7 @@ def _make_tiny(
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
     if folder.exists() and (why := not_ours(folder)):
         remedy = f"move it away, or use it with --model {folder}"
-        accepted = "a folder that assay init wrote, and nobody changed"
+        accepted = "an unchanged folder that assay init wrote"
         raise RunError(message(f"{folder} with --overwrite", why, accepted, remedy))
     pairs = _prompts_and_answers(rows, key)
     say("making a tiny model (about ten seconds on an idle machine)")
@@ -318,7 +318,7 @@ def _make_tiny(
     if draft.kind in ("sft", "reward_model"):
         make_fresh(folder, pairs)
         list_written(folder)
-        draft.written.append(f"{folder}/: a model of 0.7 million parameters that knows nothing")
+        draft.written.append(f"{folder}/: a model of 0.7 million parameters without training")
         return str(folder)
     make_starter(folder, pairs)
     list_written(folder)
@@ -349,7 +349,7 @@ def _prompts_and_answers(rows: LookedRows, key: str | None) -> list[tuple[str, s
     if not pairs:
         found = f"no answer in its rows (their keys: {', '.join(rows.columns)})"
         accepted = 'rows with "answer", for the tiny model that is made where none is named'
-        remedy = "name a model of yours with --model"
+        remedy = "name your own model with --model"
         raise DataError(message(", ".join(rows.sources), found, accepted, remedy))
     return pairs
 

@@ -60,8 +60,10 @@ class Draft:
         try:
             self.values[name or key] = toml_line(key, value, note)
         except ValueError as error:
-            found = f"{one_line(str(value), 80)}, which is no Unicode text"
-            raise UserError(message(f"assay init, {key}", found, "what TOML can hold")) from error
+            found = f"{one_line(str(value), 80)}, which is not valid Unicode"
+            raise UserError(
+                message(f"assay init, {key}", found, "a text that TOML can represent")
+            ) from error
 
     def unset(self, key: str, value: Any, note: str) -> None:
         """Add a commented-out key with a possible value."""

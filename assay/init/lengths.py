@@ -55,11 +55,11 @@ def answer_lengths(
     else:
         whole, cut = (2048, 1024) if model.think is not None else (512, 256)
         room = "reasoning" if model.think is not None else "a worked answer"
-        why = {True: f"room for {room}", False: f"little room for {room}, to save time"}
+        why = {True: f"room for {room}", False: f"short {room}, to save time"}
     most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
     around = TEMPLATE_TOKENS if model.chat else BASE_TOKENS
     if most is not None and prompts[-1] + around + whole > (model.context or 0):
-        basis = f"what the model's context of {model.context} leaves"
+        basis = f"what the model's context of {model.context} allows"
         why = {True: basis, False: basis if cut >= most else why[False]}
         whole, cut = most, min(cut, most)
     typical = round(statistics.median(prompts)) + around

@@ -97,7 +97,7 @@ class Sizes:
         lines = [
             f"Expected on this machine: {self.expected},",
             f"{self.memory_mib:,.0f} MiB of memory. Estimated from rates of matrix products{busy};",
-            f"nothing was timed:  {command}  measures the model itself.",
+            f"estimated without timing:  {command}  measures the model itself.",
         ]
         return [*lines, *(f"Warning: {one}" for one in self.warnings)]
 
@@ -205,7 +205,7 @@ def choose_sizes(
     return Sizes(rung, model, most, expected, memory, machine.sure, tuple(notes), tuple(warnings))
 
 
-_ADAPTERS = "adapters (LoRA) are trained: for all weights there is too little memory free"
+_ADAPTERS = "adapters (LoRA) are trained: training all weights needs more memory than is free"
 
 
 def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:

@@ -34,14 +34,14 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
     if own.has_critic and not row.has_critic and overrides.get("baseline") is None:
-        found = f"{row.credit!r}, which takes away the critic of {row.name}: nothing is subtracted"
+        found = f"{row.credit!r}, which removes the critic of {row.name} and leaves no baseline"
         remedy = "or choose a method with a baseline, as rloo"
-        accepted = "'gae', or an algorithm.baseline beside it (none if that is meant)"
+        accepted = "'gae', or set algorithm.baseline too (none for no baseline)"
         raise ConfigError(message("algorithm.credit", found, accepted, remedy))
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
-            raise ConfigError(message(f"algorithm.{target}", found, f"a {weight} > 0 beside it"))
+            raise ConfigError(message(f"algorithm.{target}", found, f"also a {weight} > 0"))
     return row
 
 

@@ -268,7 +268,7 @@ class RecomputedActivations:
     def __init__(self, model: nn.Module) -> None:
         layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
-            found = f"{type(model).__name__}, which has no layer that can"
+            found = f"{type(model).__name__}, which has no layer that supports it"
             raise ModelError(message("model.activation_checkpointing", found, "false"))
         self._layers: list[Any] = list(layers)
         for layer in self._layers:

@@ -171,7 +171,7 @@ class Ranks:
             if text != texts[0]:
                 raise WorkerDied(
                     f"learner rank {rank} disagrees with rank 0 about {what}; its machine may round"
-                    " differently; use machines of one kind, and go on with --resume"
+                    " differently; use machines of one kind, and continue with --resume"
                 )
 
     def follow(self, learner: Any) -> None:
@@ -195,7 +195,7 @@ class Ranks:
         except RuntimeError as error:
             reason = self._reason() or cause(error)[:300]
             waited = f"learner rank {self.rank} waited for the other {self.size - 1} at {what}"
-            remedy = "go on with --resume (scale.patience bounds the wait)"
+            remedy = "continue with --resume (scale.patience bounds the wait)"
             raise WorkerDied(f"{waited}: {reason}; {remedy}") from error
 
     def _send(self, call: Any) -> None:

@@ -62,7 +62,7 @@ def settings_of_training(
         if key in own:
             found, accepted = tree["run"][key], "none: a stage's run lies in the recipe's directory"
             place = f"stage {stage.name}: run.{key}"
-            raise ConfigError(message(place, f'"{found}"', accepted, "leave it out"))
+            raise ConfigError(message(place, f'"{found}"', accepted, "remove it"))
     if isinstance(tree.get("run", {}), dict):
         tree["run"] = {**tree.get("run", {}), **run}
     with naming(stage):

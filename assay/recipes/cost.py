@@ -65,7 +65,7 @@ class Total:
         return {"stage": None, "cost": asdict(self.cost), "not_known": [*self.not_known]}
 
     def __str__(self) -> str:
-        lines = ["##### in all #####", f"cost: {self.cost or 'nothing that is known'}"]
+        lines = ["##### in all #####", f"cost: {self.cost or 'unknown'}"]
         if self.not_known:
             lines.append(f"not known, and not in the sum: {', '.join(self.not_known)}")
         return "\n".join(lines)

@@ -87,7 +87,7 @@ def demo(
     changes = [*seeded(seed), *overrides]
     ran = run_recipe("demo", directory=directory, overrides=changes, quiet=quiet, say=say)
     if ran.ended != "finished":
-        raise RunError(f"demo: {ran.ended}; go on with: assay recipe run --resume {ran.folder}")
+        raise RunError(f"demo: {ran.ended}; continue with: assay recipe run --resume {ran.folder}")
     result = read_result(Path(ran.folder) / "reinforce")
     heldout = [f"{PROBLEMS}&split=heldout&size=3"]
     shown = api.sample(result.run, problems=heldout, num_samples=1, max_problems=3, temperature=0.0)

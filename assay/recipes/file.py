@@ -186,7 +186,7 @@ def _check_references(stage: RecipeStage, names: Sequence[str], earlier: Sequenc
         if name == own:
             raise ConfigError(message(place, f"{text}, the stage itself", accepted))
         if name in names and name not in before:
-            remedy = f"move [stage.{name}] up; a stage cannot use what is made after it"
+            remedy = f"move [stage.{name}] up; a stage cannot use the output of a later stage"
             raise ConfigError(message(place, f"{text}, a later stage", accepted, remedy))
         if name not in before:
             found = f"{text}, which no stage makes"

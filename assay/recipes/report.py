@@ -103,17 +103,17 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     leading = series[0]
     sets, modes = ({place[n] for place in places} for n in (0, 1))
     note = (
-        "Held-out accuracy (pass@1) after each stage, with its standard error. What it gained is"
-        " told beside the model that it started from, problem by problem."
+        "Held-out accuracy (pass@1) after each stage, with its standard error. Gains are"
+        " relative to the model that a stage started from, paired by problem."
     )
     if len(sets) == 1:
         note += f" Problems: {next(iter(sets))}."
     if len(modes) > 1:
-        note += " think: empty asks for an answer without reasoning."
+        note += " think = empty: answers without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
     said = ["traces"] if {*taught.values()} - {"", GIVEN} else []
     if said:
-        note += " traces: what a stage learned from was verified, was not, or was given."
+        note += " traces: training data that were verified, not verified, or given."
     head = ["stage", "", "from", *said, *(("problems", "think")[n] for n in shown), *series]
     head += [f"gained, {leading}", f"mean tokens, {leading}"]
     cells: list[list[str]] = []
@@ -256,7 +256,7 @@ def _cost(
         totals = [total + one for total, one in zip(totals, own, strict=True)]
         cells.append([row.stage, *_cost_cells(own)])
     cells.append(["in all", *_cost_cells(totals)])
-    note = "Seconds of starts that were killed are not counted, nor tokens of evaluations."
+    note = "Excluded are the seconds of killed starts and the tokens of evaluations."
     return Block("Cost", note, ["stage", "time", "tokens generated", "tokens trained on"], cells)
 
 

@@ -57,7 +57,7 @@ class RecipeResult:
             took = format_seconds(row.seconds)
             lines.append(f"  {row.stage:<16}{row.kind:<14}{row.ended or 'begun':<16}{took:>8}")
         if not self.ended.startswith("finished"):
-            lines.append(f"go on with: assay recipe run --resume {self.folder}")
+            lines.append(f"continue with: assay recipe run --resume {self.folder}")
         return lined([*lines, f"report: {self.folder}/report.html"])
 
 
@@ -250,7 +250,7 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
         head = f"{number}/{len(stages)}  "
         if stage.name in standing:
             if standing[stage.name].kind != "model":
-                say(f"{head}{stage.name}: done, and nothing that it was made of has changed")
+                say(f"{head}{stage.name}: done, and its inputs have not changed")
             rows[stage.name] = standing[stage.name]
             manifest.put(rows[stage.name])
             continue
@@ -283,7 +283,8 @@ def _run_stage(
             ended = _RUNNERS[stage.kind](stage, row, manifest, outputs, quiet)
     except AssayError as error:
         stays = (
-            f"what was finished stays; mend it, then: assay recipe run --resume {manifest.folder}"
+            "finished stages are kept; fix the cause, then:"
+            f" assay recipe run --resume {manifest.folder}"
         )
         error.args = (f"{error}; {stays}", *error.args[1:])
         raise

@@ -98,7 +98,7 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
         cells = (kind, problems, _accuracy(first), _accuracy(last), gain or "not known")
         yield f"| {' | '.join(map(str, cells))} |"
     yield ""
-    yield "± is one standard error; what was gained is counted problem by problem."
+    yield "± is one standard error; gains are paired by problem."
     late = {last["step"] for _, last in kinds.values()} - {step}
     if late:
         yield f"The checkpoint of step {step} itself was not evaluated."
@@ -129,7 +129,7 @@ def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
     said = "passed" if found.passed else "refused: it did not pass"
     on = "" if found.adapter is None else f" with the adapters on {_code(found.model)},"
     yield from ("", "## Gate", "", f"{said.capitalize()},{on} against {_code(found.against)}.", "")
-    yield from ("| | found | asked for | |", "|---|---|---|---|")
+    yield from ("| check | found | required | |", "|---|---|---|---|")
     for check in found.checks:
         cells = (check.name, check.found, check.limit or "", check.outcome)
         yield f"| {' | '.join(map(_plain, cells))} |"
@@ -176,8 +176,8 @@ def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
         if event["kind"] == "guard_stop" and (event.get("step") or 0) <= step:
             yield f"- A guard stopped the run at step {event['step']}: {_plain(event['reason'])}."
     yield (
-        "- It was rewarded for what the verifiers above accept, on problems as those above."
-        " Nothing else was measured here."
+        "- The reward is acceptance by the verifiers above, on problems like those above."
+        " No other quality was measured."
     )
     for name in run.environment.get("verifiers") or {}:
         accepted = [one.what for one in known_errors(name) if one.says == "passed"]

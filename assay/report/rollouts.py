@@ -89,7 +89,7 @@ def _why_none(run: LoadedRun, kind: Kind | None) -> str:
         words = {"failed": "has failed", "not_judged": "was not judged", "flipped": "has flipped"}
         return f"none of the run's {total} rollouts {words.get(kind or '', 'was judged')}"
     if run.config.completions_a_step is None:
-        return f"{run.folder}: no rollouts: a run of [{run.config.stage}] samples nothing"
+        return f"{run.folder}: no rollouts: a run of [{run.config.stage}] does not sample"
     return f"{run.folder}: no rollouts; the run {run.state}"
 
 

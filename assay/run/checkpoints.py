@@ -191,7 +191,7 @@ class Checkpoints:
             if steps
             else "there is no checkpoint yet"
         )
-        remedy = f"free some space and go on with: assay train --resume {self.folder.parent}"
+        remedy = f"free some space and continue with: assay train --resume {self.folder.parent}"
         return f"{what}; {usable}; {remedy}"
 
 
@@ -244,7 +244,7 @@ def find_damage(folder: Path) -> str | None:
         if not os.path.isfile(path):
             return f"{name} is missing"
         if _describe(path) != facts:
-            return f"{name} is not as it was written"
+            return f"{name} has changed since it was written"
     return None
 
 

@@ -37,7 +37,7 @@ def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
         first, last = (f"held-out {perplexity_words(row)}" for row in (texts[0], texts[-1]))
         return f"{first}, before; {last}, at step {texts[-1]['step']}"
     if not lifts:
-        return "nothing was held out"
+        return "no held-out problems"
     lift, accuracy = lifts[0], "held-out accuracy"
     if lift.first is lift.last:
         return f"{accuracy} {lift.before:.3f} at step {lift.first['step']} ({lift.kind})"

@@ -293,7 +293,7 @@ class Run:
     def _listener_failed(self, name: str, why: str) -> None:
         with suppress(DiskFull):  # the run reports a full disk at its next write
             self.event("listener_failed", listener=name, error=why)
-        self.note(f"warning: {name} hears no more of {self.folder}: {why}")
+        self.note(f"warning: {name} receives no more rows of {self.folder}: {why}")
 
     def _append(self, journal: str, row: Mapping[str, Any]) -> None:
         with files.disk_full_as(self._disk_full):

@@ -75,7 +75,9 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
     folder.mkdir(parents=True, exist_ok=True)
     well = max((step for step in run.checkpoints.steps() if step < found.since), default=None)
     if well is not None:
-        run.checkpoints.pin(well, f"well before {found.rule.name} spoke at step {found.step}")
+        run.checkpoints.pin(
+            well, f"last checkpoint before {found.rule.name} fired at step {found.step}"
+        )
     command = how_to_go_on(run, found, well)
     series = {one: _series(run, one) for one in found.series}
     write_atomic(folder / "series.svg", draw_series(series, found.since).encode())
@@ -125,10 +127,10 @@ def _page(
         "",
         f"{found.reason}.",
         "",
-        f"- What helps: {found.rule.remedy}" if found.rule.remedy else "- A rule of yours.",
+        f"- What helps: {found.rule.remedy}" if found.rule.remedy else "- A user-defined rule.",
         f"- It began at step {found.since}.",
-        f"- Newest checkpoint that was still well: {sound}.",
-        f"- With that mended, go on with: `{command}`. Unchanged it does the same again.",
+        f"- Newest checkpoint before the finding: {sound}.",
+        f"- After a fix, continue with: `{command}`. Without one the run will fail again.",
         "",
         "![the series that decided](series.svg)",
         "",

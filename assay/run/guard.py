@@ -56,10 +56,10 @@ class Guard:
         if rule.action == "pause":
             run.pause(f"paused by the guard: {found.text}")
             return
-        remedy = f" what helps: {found.rule.remedy};" if found.rule.remedy else ""
+        remedy = f" remedy: {found.rule.remedy};" if found.rule.remedy else ""
         raise RunStopped(
             f"step {found.step}: {found.text}; the guard stopped {run.folder}, and all is saved;"
-            f" evidence: {evidence.path};{remedy} then go on with: {evidence.command}"
+            f" evidence: {evidence.path};{remedy} then continue with: {evidence.command}"
         )
 
     def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
@@ -83,8 +83,8 @@ class Guard:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)
             raise RunStopped(
-                f"step {run.step}: guard.rules: {name} raised {found}; it cannot guard "
-                f"{run.folder}, which stopped, and all is saved; mend it and resume, or resume "
+                f"step {run.step}: guard.rules: {name} raised {found}; {run.folder} "
+                "is unguarded and was stopped; all is saved; fix it and resume, or resume "
                 "with --set guard.rules=[]"
             ) from error
         if reason:

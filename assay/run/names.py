@@ -91,7 +91,7 @@ def _checked(folder: Path) -> Path:
     if wrong is None:
         return folder
     others = [one for one in _choices(folder.parent.parent) if one[0] != step_of(folder)]
-    remedy = f"name another: {_listed(others)}" if others else "bring it back from a copy"
+    remedy = f"name another: {_listed(others)}" if others else "restore it from a copy"
     raise RunError(
         f"{folder}: the checkpoint is damaged ({wrong}), so it is not used; {remedy}; to use its "
         f"weights unchecked, copy the folder out of the run, without its {MANIFEST}"
@@ -103,7 +103,7 @@ def _choose(run: Path, which: str) -> Path:
     checkpoints = _checkpoints(run)
     steps = checkpoints.steps()
     if not steps:
-        raise RunError(f"{run}: the run has no checkpoint yet; train it further")
+        raise RunError(f"{run}: the run has no checkpoint yet; resume it")
     wanted: int | None = steps[-1]
     problem = f"there is no {run}@{which}"
     if not which:
@@ -128,7 +128,7 @@ def _guard_stop(run: Path, newest: int) -> str:
     if stop is None or int(stop.get("step") or 0) < newest:
         return ""
     step, reason, well = (stop.get(key) for key in ("step", "reason", "well"))
-    sound = "" if well is None else f"; step {well} was still well"
+    sound = "" if well is None else f"; the newest checkpoint before the finding is step {well}"
     return f"a guard stopped it at step {step} ({reason}), so say which checkpoint you mean{sound}"
 
 

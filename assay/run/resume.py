@@ -33,11 +33,11 @@ def check_beginning(
     had_one = done > every or any(event.get("checkpoint") for event in events)
     if not damaged and not had_one:
         return
-    found = "; ".join(damaged) or "its checkpoints are gone"
+    found = "; ".join(damaged) or "its checkpoints are missing"
     # Otherwise its steps would be trained a second time, over weights that may still exist.
     raise RunError(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
-        f"changed; bring the files back from a copy, or start a new run: "
+        f"changed; restore the files from a copy, or start a new run: "
         f"assay train {folder / 'config.toml'}"
     )
 
@@ -54,7 +54,7 @@ def check_has_use(
         return
     # Its configuration would then describe steps that never ran.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
-    found = f"{how}, so that nothing would use {'; '.join(changes)}"
+    found = f"{how}, so no step would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
     if early:
         accepted = "also --set evaluation.patience= (no early end), or a larger one"
@@ -71,7 +71,9 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
     notes += [f"warning: {difference}; {bits}" for difference in facts["differences"]]
     if missing := facts["missing"]:
         named = f"{missing[0]} and {len(missing) - 1} more" if missing[1:] else missing[0]
-        notes.append(f"warning: config.toml lacks {named}: defaults are used; was it cut off?")
+        notes.append(
+            f"warning: config.toml lacks {named}: defaults are used; the file may be truncated"
+        )
     if facts["schedule"]:
         notes.append(f"warning: {facts['schedule']}")
     return notes
@@ -94,9 +96,7 @@ def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None
     if not changes:
         return None
     last = "" if rate is None else f", not at the last step's {rate:.3g}"
-    return (
-        f"{changes}: the {kind} learning rate goes on where a run of the new length would be{last}"
-    )
+    return f"{changes}: the {kind} learning rate continues as in a run of the new length{last}"
 
 
 def without_limit(config: TrainConfig) -> TrainConfig:

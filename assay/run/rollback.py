@@ -37,8 +37,8 @@ class RolledBack:
 
     def __str__(self) -> str:
         return (
-            f"{self.run}: back at step {self.to}, from step {self.before}; what came after it is"
-            f" kept in {self.kept}\ngo on with: assay train --resume {self.run}"
+            f"{self.run}: back at step {self.to}, from step {self.before}; later data is kept"
+            f" in {self.kept}\ncontinue with: assay train --resume {self.run}"
         )
 
 

@@ -36,5 +36,5 @@ def state_of(folder: Path) -> str:
         rows = read_step_rows(folder / "metrics.jsonl")
         events = read_events(folder / "events.jsonl")
     except AssayError:
-        return "what is no run that can be read"
+        return "a folder that is not a readable run"
     return f"a run that {how_far(int(rows[-1]['step']) if rows else 0, why_ended(events))}"

@@ -138,7 +138,7 @@ def check_alive() -> None:
         return
     dead = [str(kind) for kind, _ in node.dead_processes()]
     if dead:
-        raise WorkerDied(f"the local Ray cluster lost its {dead[0]}; go on with --resume")
+        raise WorkerDied(f"the local Ray cluster lost its {dead[0]}; continue with --resume")
 
 
 def _check_head(address: str) -> None:
@@ -148,7 +148,7 @@ def _check_head(address: str) -> None:
         time.sleep(min(1.0, HEAD_SECONDS))
     if error:
         silence = f"has not answered for {HEAD_SECONDS:g} s ({cause(error)[:100]})"
-        remedy = "go on with --resume when there is a cluster again"
+        remedy = "continue with --resume when the cluster is running again"
         raise WorkerDied(f"the head of the Ray cluster at {address} {silence}; {remedy}")
 
 
@@ -309,7 +309,7 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
         if number > has + 1e-6:
             key = f"scale.{kind.lower()}s_per_actor"
             found = f"{getattr(settings, key.removeprefix('scale.')):g}, {number:g} for all actors"
-            accepted = f"what the cluster has: {has:g} {kind}s in all"
+            accepted = f"the resources of the cluster: {has:g} {kind}s"
             raise ConfigError(message(key, found, accepted, "lower it, or ask for fewer actors"))
 
 

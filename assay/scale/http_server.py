@@ -201,7 +201,7 @@ class Server:
         host, origin = headers.get("host"), headers.get("origin")
         # No page knows the token. Without a token, only names of this machine are accepted.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
-            raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, where there is no token")
+            raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):
             raise Refused(403, "Origin: accepted: none, or that of this server")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()

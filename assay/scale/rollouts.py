@@ -321,12 +321,12 @@ class ActorGenerator:
             # Newer weights are already being sent.
             return
         if loaded.fingerprint != self._held.fingerprint:
-            raise ActorLost("it is stale: its weights have another fingerprint than the learner's")
+            raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
             check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)
         except (ModelError, RuntimeError) as error:
-            raise ActorLost(f"it is stale: of fixed tokens, {error}") from error
+            raise ActorLost(f"it is stale: on fixed tokens, {error}") from error
         member.version = loaded.version
 
     def _lose(self, member: Member, why: str, waiting: deque[int]) -> None:

@@ -62,7 +62,7 @@ class RoutedCall:
         Raises EndpointFailure if it is invalid.
         """
         if not _is_reply(said, part):
-            raise EndpointFailure("error", f"no reply, but {json.dumps(said)[:SHOWN]}")
+            raise EndpointFailure("error", f"an invalid reply: {json.dumps(said)[:SHOWN]}")
         usage = read_usage(said)
         if usage.input_tokens is not None:
             self.usage = (usage.input_tokens, usage.output_tokens)

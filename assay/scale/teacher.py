@@ -178,8 +178,10 @@ class ActorTeacher(TeacherElsewhere):
                 end([self._members[number]])
                 self._members[number] = self._spawn()
                 ref = again(self._members[number])
-        remedy = "see why, then go on with assay train --resume RUN"
-        raise WorkerDied(f"{who}: {why}; it was replaced {MOST_LOST} times in vain; {remedy}")
+        remedy = "find the cause, then continue with assay train --resume RUN"
+        raise WorkerDied(
+            f"{who}: {why}; it was replaced {MOST_LOST} times without success; {remedy}"
+        )
 
     def _spawn(self) -> Any:
         return spawn(self._ray, TeacherActor, self._settings, self._opening)

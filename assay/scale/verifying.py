@@ -135,7 +135,7 @@ class RemoteWorker(Worker):
             while not self._ray.wait([ref], timeout=STALE)[0]:
                 taken = time.monotonic() - self.since
                 if is_stale():
-                    raise Lost("stale", "nobody waits for its work")
+                    raise Lost("stale", "no caller waits for its result")
                 if taken > seconds + IMPORT_DEADLINE + ANSWER_SECONDS:
                     raise self._lost(f"no answer in {taken:.0f} s")
             self._heard.extend(self._answer(ref, ANSWER_SECONDS))
@@ -210,7 +210,7 @@ class VerifierActors:
             self._told.add(host)
             why = " ".join(trouble.split())
             found = f"verifier actors on {host} have no sandbox ({why})"
-            warn(f"{found}: what needs one is not judged there")
+            warn(f"{found}: programs are not judged there")
 
     def close(self) -> None:
         """Stop the idle actors. Verifier pools stop the actors that they use."""

@@ -175,7 +175,7 @@ def fixed_words(session: Session) -> list[str]:
         notes.append(
             f"engine.num_slots is {slots} and a step samples {completions} completions: the other"
             f" {slots - completions} rows are computed for nothing, unless evaluations fill them;"
-            f" leave it out, or set {completions}"
+            f" remove it, or set {completions}"
         )
     return notes
 
@@ -426,7 +426,7 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
     if row.across_groups:
         found = f"{list(sizes)} with {row.across_groups}, which weights all completions equally"
         accepted = "groups of one size: a larger group would have more weight"
-        raise ConfigError(message("curriculum.group_sizes", found, accepted, "leave it out"))
+        raise ConfigError(message("curriculum.group_sizes", found, accepted, "remove it"))
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

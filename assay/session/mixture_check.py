@@ -53,7 +53,7 @@ class PartCheck:
                 remedy = f"add train = [...] to [data.mixture.{name}], or tag rows of data.train"
                 found = f"no training row with this tag; tags with rows: {known or 'none'}"
                 raise ConfigError(message(f"data.mixture.{name}", found, "at least one", remedy))
-            remedy = f"add heldout = [...] to [data.mixture.{name}], or leave it out"
+            remedy = f"add heldout = [...] to [data.mixture.{name}], or remove it"
             found = "weight 0 and no held-out row with this tag"
             raise ConfigError(message(f"data.mixture.{name}", found, "at least one", remedy))
 
@@ -71,4 +71,4 @@ def check_parts(config: TrainConfig, row: Algorithm) -> None:
         if len(set(sizes.values())) > 1 and row.across_groups:
             found = f"{size} with {row.across_groups}, to which every completion counts alike"
             accepted = "groups of one size: a larger one would count for more"
-            raise ConfigError(message(where, found, accepted, "leave it out"))
+            raise ConfigError(message(where, found, accepted, "remove it"))

@@ -84,7 +84,7 @@ class TrainResult:
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
-            lines.append(f"go on with: assay train --resume {self.run}{more}")
+            lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)
 
     # Notebooks display an object by its repr.

@@ -82,7 +82,7 @@ def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> Non
     asked = [*tools.names, *filter(None, [tools.environment])]
     efforts = {None, *(problem.effort for problem in problems)}
     controlled = [one for one in efforts if sampling.controls_thinking(one)]
-    remedy = "leave it out, or sample with the engine (without --server)"
+    remedy = "remove it, or sample with the engine (without --server)"
     if asked:
         found = f"tools ({', '.join(asked)}), whose results are injected tokens"
         raise ConfigError(message(where, found, "a configuration without tools", remedy))

@@ -97,7 +97,7 @@ def train(
     OutOfMemory.
     """
     if approved_by is not None and resume is None:
-        raise ConfigError("train: found --approved-by; accepted: beside --resume RUN alone")
+        raise ConfigError("train: found --approved-by; accepted: only with --resume RUN")
     if resume is not None:
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)

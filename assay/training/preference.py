@@ -460,6 +460,6 @@ def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
             wanted = row.undesirable_weight * bad / good
             remedy = f"; preference.desirable_weight = {wanted:.3g} makes them equal"
         yield (
-            f"{good} desirable and {bad} undesirable completions weigh {desirable:g} to"
-            f" {undesirable:g}; KTO asks for a ratio from {low:g} to {high:g}{remedy}"
+            f"{good} desirable and {bad} undesirable completions have total weights"
+            f" {desirable:g} and {undesirable:g}; KTO requires a ratio from {low:g} to {high:g}{remedy}"
         )

@@ -116,5 +116,5 @@ class ReferenceTable:
             "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, 16),
             "logprobs": np.array(list(self._known.values()), np.float64),
         }
-        with disk_full_as(lambda: f"{self.path}: the disk is full; free some space and go on"):
+        with disk_full_as(lambda: f"{self.path}: the disk is full; free some space and resume"):
             write_atomic(self.path, save(tensors))

@@ -73,7 +73,7 @@ def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
     known = {document.text for document in texts.heldout}
     both = [one.source for one in texts.train if one.text in known]
     if both:
-        found = f"warning: {len(both)} documents are held out as well as learned from"
+        found = f"warning: {len(both)} documents are both held out and trained on"
         notes.append(f"{found}, the first: {both[0]}")
 
     def evaluate_now(run: Run, learner: SFTLearner) -> None:

@@ -212,7 +212,7 @@ def read_all(
     leaked = [group.source for group in heldout if _content(group) in learned]
     if leaked:
         found.append(
-            f"warning: {len(leaked)} held-out rows are learned from as well, the first: {leaked[0]}"
+            f"warning: {len(leaked)} held-out rows are also trained on, the first: {leaked[0]}"
         )
     if not heldout:
         found.append(

@@ -159,7 +159,7 @@ class RowReader:
         if len(found) != len(row.labels):
             where = f"{row.source} labels"
             accepted = f"{len(found)}, one for each step that split = {split!r} shows"
-            remedy = "give step_ends, or set reward_model.split to what ends a step"
+            remedy = "give step_ends, or set reward_model.split to the separator of steps"
             raise DataError(message(where, f"{len(row.labels)} labels", accepted, remedy))
         texts, join = [step.text for step in found], self.settings.step_join
         tokens, positions = self.encoder.encode_steps(problem, texts, self.think, join)

@@ -97,7 +97,7 @@ def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLo
         *problems.notes,
         *notes_on(teacher),
         f"{row.name}: {row.paper}, {row.equation}",
-        f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
+        f"{row.name} here sets: {describe(row) or 'only defaults'}",
         layout.reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
         *(f"warning: {text}" for text in session.verifiers.warnings()),

@@ -116,7 +116,7 @@ class LogitCache:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 about = as_object((file.schema_arrow.metadata or {})[ABOUT])
                 if about is None:
-                    raise ValueError("metadata that are no JSON object")
+                    raise ValueError("metadata that are not a JSON object")
                 keys = file.read(columns=["key"], use_threads=False).column("key").to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             found = "a damaged file, or one without cached teacher logits"
@@ -125,7 +125,7 @@ class LogitCache:
         for name, value in self.about.items():
             if value is not None and about.get(name) != value:
                 found = f"{name} {about.get(name)}, and not {value}"
-                remedy = "set distill.keep to another folder, or leave it out"
+                remedy = "set distill.keep to another folder, or remove it"
                 accepted = "cached logits of the same teacher, tokenizer, temperature and number"
                 raise ConfigError(message(f"distill.keep {path}", found, accepted, remedy))
         self._places |= {key: (path, number) for number, key in enumerate(keys)}
@@ -160,7 +160,7 @@ class LogitCache:
                     schema=schema,
                 )
                 writer.write_table(row)
-        usable = "earlier files are usable: free some space and go on"
+        usable = "earlier files are usable: free some space and resume"
         with disk_full_as(lambda: f"{path}: the disk is full; {usable}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, memoryview(buffer.getvalue()))
@@ -199,8 +199,8 @@ class TeacherCache:
             return
         if config.teacher is None:
             where = f"distill.keep {settings.keep}"
-            found = f"nothing of {traces[lacking[0]].source}, as this template renders it"
-            accepted = "a folder that holds every trace, or [teacher] beside it"
+            found = f"no logits of {traces[lacking[0]].source} as rendered by this template"
+            accepted = "a folder with logits of every trace, or add [teacher]"
             raise ConfigError(message(where, found, accepted))
         self.teacher = open_teacher(session)
         self.size = min(head_size(session.loaded), self.teacher.size)
@@ -232,7 +232,7 @@ class TeacherCache:
             lacking = len(self.cache.lacks(self.groups))
             with run.clock.working("asking the teacher", lacking, "traces") as work:
                 asked = self.cache.fill(self.groups, ask)
-            run.note(f"{asked} traces were shown to the teacher: {self.cache.folder}")
+            run.note(f"{asked} traces were scored by the teacher: {self.cache.folder}")
             self.teacher = None
         run.event("kept", traces=len(self.groups))
         return self.of

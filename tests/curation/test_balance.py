@@ -76,11 +76,11 @@ def test_more_rows_than_there_are_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "balance at_most: found neither it nor weights; accepted: one of the two"),
+        ({}, "balance at_most: found neither at_most nor weights; accepted: one of the two"),
         ({"at_most": 3, "weights": {"math": 1.0}}, "balance at_most: found weights too"),
         (
             {"at_most": 3, "rows": 3},
-            "balance rows: found 3; accepted: a number beside weights only",
+            "balance rows: found 3; accepted: a number, only with weights",
         ),
         ({"weights": {"math": 1.0}, "tags": ["math"]}, "balance tags: found tags beside weights"),
         ({"weights": {"math": 0.0}}, "balance weights.math: found 0.0; accepted: a number > 0"),

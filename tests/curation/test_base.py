@@ -174,7 +174,7 @@ def test_rows_that_parquet_cannot_represent_become_json_lines() -> None:
         run_stage("even", {"inputs": [name], "output": "parquet"}, "out")
     (line,) = str(failed.value).splitlines()
     assert line.startswith("even out key answer: found ArrowTypeError")
-    assert line.endswith('leave output = "parquet" out; the rows are in out/rows.jsonl.part')
+    assert line.endswith('remove output = "parquet"; the rows are in out/rows.jsonl.part')
     assert [path.name for path in Path("out").iterdir()] == ["rows.jsonl.part"]
     again = run_stage("even", {"inputs": ["out/rows.jsonl.part"]}, "again")
     assert again.rows == 2

@@ -98,7 +98,9 @@ def test_a_judge_that_does_not_answer_is_one_line(data: Command) -> None:
     given = [f"--set=verification.options.judge.{key}={value}" for key, value in options.items()]
     code, _, err = data("select", completions(), "--out", "out", "--set", "judge=judge", *given)
     (line,) = err.splitlines()
-    assert code == 2 and "verifier judge: it judged none of the first 32 completions" in line
+    assert (
+        code == 2 and "verifier judge: it judged no completion of the first 32 completions" in line
+    )
     assert not Path("out").exists()
 
 

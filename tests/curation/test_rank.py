@@ -37,7 +37,7 @@ def test_completions_of_a_problem_stand_in_the_order_of_their_rewards(tmp_path: 
     assert (row["id"], row["prompt"], row["tags"]) == ("a", "2+2?", ["sums"])
     assert row["completions"] == ["4", "5", "four", "3"] and row["ranking"] == [1, 2, 1, 3]
     assert took(manifest) == {"empty": 1, "not judged": 1, "duplicate": 1, "alone": 1}
-    assert manifest.measured["of them, the better one stands first"] == 1.0
+    assert manifest.measured["pairs ranked in the order of their rewards"] == 1.0
     assert manifest.measured["pairs on which two annotators agree"] == 1.0
     ranked = str(tmp_path / "rank" / "rows.jsonl")
     run_stage("pairs", {"inputs": [ranked], "most": 6}, tmp_path / "pairs")
@@ -61,7 +61,7 @@ def test_what_was_measured_agrees_with_the_rankings(tmp_path: Path) -> None:
     kept, manifest = run_on(tmp_path, "rank", rows, noise=1.0)
     better = [row["ranking"][0] < rank for row in kept for rank in row["ranking"][1:]]
     assert manifest.measured["pairs of different rewards"] == len(better) == 800
-    assert manifest.measured["of them, the better one stands first"] == sum(better) / 800
+    assert manifest.measured["pairs ranked in the order of their rewards"] == sum(better) / 800
     assert 0.67 < sum(better) / 800 < 0.79
     assert 0.5 < manifest.measured["pairs on which two annotators agree"] < 0.65
     again, _ = run_on(tmp_path / "again", "rank", rows, noise=1.0)

@@ -90,7 +90,9 @@ def test_a_judge_that_is_not_there_is_told_in_one_line() -> None:
         select(rows, judge="judge")
     options = {"url": "http://localhost:9", "model": "m", "retries": 0, "rubric": "helpfulness"}
     service = {**SERVICE, "options": {"judge": options}}
-    with pytest.raises(VerifierError, match="verifier judge: it judged none of the first 32 compl"):
+    with pytest.raises(
+        VerifierError, match="verifier judge: it judged no completion of the first 32 compl"
+    ):
         select(rows, judge="judge", verification=service)
     assert not list(Path().glob("out*"))
 

@@ -137,7 +137,7 @@ def test_labelling_resumes_at_its_last_row(
         in capsys.readouterr().err
     )
     assert (whole.rows, whole.measured["steps"], whole.measured["rollouts"]) == (40, 120, 640)
-    share = whole.measured["steps that can still end well"]
+    share = whole.measured["steps with a passed continuation"]
     assert share == pytest.approx((3 * 26 + 14) / 120)
     lines = (tmp_path / "whole/rows.jsonl").read_text().splitlines()
     killed = tmp_path / "rows.jsonl.part"

@@ -184,7 +184,7 @@ def test_bfcl_is_published_in_two_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="keys id, ground_truth; accepted: a row with id and ques"):
         list(rows(str(answers)))
     questions.write_text(json.dumps({**BFCL, "id": "live_relevance_0-0-0"}))
-    with pytest.raises(DataError, match=r"any call is right.*leave the category relevance out"):
+    with pytest.raises(DataError, match=r"any call is right.*remove the category relevance"):
         list(rows(str(questions)))
 
 

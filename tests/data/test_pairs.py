@@ -190,7 +190,7 @@ PQ = [user("p"), assistant("m"), user("q")]
                 "chosen": [user("p"), assistant("a")],
                 "rejected": [user("p"), assistant("b")],
             },
-            "f:1 prompt: found a prompt that is not what the chats begin with",
+            "f:1 prompt: found a prompt that differs from the beginning of the chats",
         ),
         (
             {"prompt": [user("p"), assistant("m")], "chosen": "a", "rejected": "b"},

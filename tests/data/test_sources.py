@@ -363,7 +363,7 @@ def test_an_endless_generator_needs_a_limit_and_rows_can_be_read_again(module: s
         ("my_rows:LAZY", "my_rows:LAZY: raised RuntimeError: no such page"),
         (
             "itertools:count",
-            "found what is not declared as a source; accepted: rows, or a function",
+            "found an object that is not declared as a source; accepted: rows, or a function",
         ),
     ],
 )

@@ -242,5 +242,7 @@ def test_a_pipe_is_neither_read_nor_locked(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     assert read_json(tmp_path / "manifest.json") is None
     os.mkfifo(tmp_path / ".lock")
-    with pytest.raises(RunError, match=r"\.lock: found what is no regular file; accepted: a file"):
+    with pytest.raises(
+        RunError, match=r"\.lock: found a path that is not a regular file; accepted: a file"
+    ):
         DirectoryLock(tmp_path)

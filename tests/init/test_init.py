@@ -288,7 +288,7 @@ def test_a_configuration_is_not_written_over_and_files_of_yours_never(model: str
         init("grpo", model=model)
     result = init("grpo", model=model, overwrite=True)
     assert "return 0.5" in Path("my_reward.py").read_text()
-    assert "my_reward.py was there, and is used as it is" in result.assumed
+    assert "my_reward.py existed and is used unchanged" in result.assumed
 
 
 def test_a_bad_row_is_told_at_its_place_and_nothing_is_written(model: str) -> None:

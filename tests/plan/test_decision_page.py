@@ -144,7 +144,7 @@ def test_an_outcome_needs_a_page_and_harms_nothing_without_one(tmp_path: Path) -
         [{"step": 0, "eval/pass_at_1": 0.5, "eval/temperature": 1.0}],
     )
     lines = (tmp_path / DECISION).read_text().splitlines()
-    assert lines[1].endswith("finished, after step 3; nothing was held out")
+    assert lines[1].endswith("finished, after step 3; no held-out problems")
     assert "max_minutes, after step 5; held-out accuracy 0.500 at step 0" in lines[2]
 
 

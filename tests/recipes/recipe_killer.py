@@ -32,7 +32,7 @@ Place = tuple[str, int]
 
 
 def attempt(runs: Path, recipe: str, changes: Sequence[str], kill_at: Place | None = None) -> bool:
-    """Run a recipe or go on with it in a fork; returns whether it came to its end."""
+    """Run a recipe or continue with it in a fork; returns whether it came to its end."""
     folder = runs / recipe
     if (folder / "recipe.toml").exists():
         arguments = ["--resume", str(folder)]

@@ -26,7 +26,7 @@ def stop(run: Any) -> str | None:
 
 @source
 def ranked() -> list[dict[str, Any]]:
-    """Rankings, where a model that knows nothing gives completions that are all alike."""
+    """Rankings, where a model without training gives completions that are all alike."""
     texts = ["2", "3", "4"]
     return [
         {"id": f"r{n}", "prompt": f"{n}+1=", "completions": texts, "ranking": [1, 2, 3]}

@@ -26,7 +26,7 @@ LONGER = {
     "reward_model": ["reward_model.epochs=0.1"],
     "distill": ["distill.steps=4", "distill.epochs=0.1"],
 }
-"""What makes some steps of each kind of stage: there is something to go on with."""
+"""What makes some steps of each kind of stage: there is something to continue with."""
 
 
 def longer(name: str) -> list[str]:

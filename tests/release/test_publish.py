@@ -70,7 +70,7 @@ def test_a_run_is_pushed_with_its_evidence(run: str, monkeypatch: pytest.MonkeyP
     assert f"`{loaded.config.model.path}`" in card and "reinforcement learning, " in card
     (name,) = loaded.environment["verifiers"]
     assert f"verifier `{name}` | version" in card and "| torch | " in card
-    assert "| `rl.steps` | `2` |" in card and "Nothing else was measured here." in card
+    assert "| `rl.steps` | `2` |" in card and "No other quality was measured." in card
     assert publish(f"{run}@last", "o/n", public=True).endswith("/o/n")
     assert FakeHub.said[4] == ("o/n", False)
 

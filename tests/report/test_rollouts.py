@@ -114,7 +114,7 @@ def test_why_there_is_nothing_to_read(tmp_path: Path, output: Any) -> None:
     tree = {"run": run_in, "model": {"path": "model"}, "sft": {"traces": ["traces.jsonl"]}}
     with Run.create(parse(tree), num_steps=1, quiet=True) as run:
         pass
-    assert "a run of [sft] samples nothing" in str(read_rollouts(load_run(run.folder)))
+    assert "a run of [sft] does not sample" in str(read_rollouts(load_run(run.folder)))
 
 
 def test_why_there_is_nothing_of_a_kind(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_who_approves_without_a_run_to_resume_is_told(tmp_path: Path, output: An
     config = tmp_path / "run.toml"
     config.write_text('[model]\npath = "m"\n[data]\ntrain = ["rows.jsonl"]\n[rl]\n')
     code, _, said = output("train", config, "--approved-by", "Ada")
-    assert code == 2 and "found --approved-by; accepted: beside --resume RUN alone" in said
+    assert code == 2 and "found --approved-by; accepted: only with --resume RUN" in said
 
 
 def evaluated_on(run: LoadedRun, **shares: float) -> LoadedRun:

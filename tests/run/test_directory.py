@@ -227,9 +227,9 @@ def test_a_run_whose_checkpoints_are_lost_is_not_trained_again(tmp_path: Path, d
     before = everything(run.folder)
     with pytest.raises(RunError, match="12 steps are done, and no checkpoint is whole") as error:
         Run.resume(run.folder, quiet=True)
-    found = "its checkpoints are gone" if damage == "no folder" else "step-000012: "
+    found = "its checkpoints are missing" if damage == "no folder" else "step-000012: "
     assert found in str(error.value) and "\n" not in str(error.value)
-    assert "bring the files back from a copy, or start a new run" in str(error.value)
+    assert "restore the files from a copy, or start a new run" in str(error.value)
     assert everything(run.folder) == before
 
 
@@ -239,7 +239,7 @@ def test_a_short_run_whose_only_checkpoint_is_gone_is_not_trained_again(tmp_path
         run.attach(learner=FakeLearner())
         take_steps(run, FakeLearner(), 3)
     shutil.rmtree(run.checkpoints.folder)
-    with pytest.raises(RunError, match="its checkpoints are gone"):
+    with pytest.raises(RunError, match="its checkpoints are missing"):
         Run.resume(run.folder, quiet=True)
 
 

@@ -66,9 +66,7 @@ def test_a_stop_leaves_its_evidence(tmp_path: Path) -> None:
     evidence = folder / "guard" / "step-000010-grad_norm"
     assert event["evidence"] == str(evidence / "evidence.md")
     page = (evidence / "evidence.md").read_text(encoding="utf-8")
-    assert (
-        "Newest checkpoint that was still well: step 8." in page and "`assay run rollback" in page
-    )
+    assert "Newest checkpoint before the finding: step 8." in page and "`assay run rollback" in page
     rows = [json.loads(line) for line in (evidence / "rollouts.jsonl").read_text().splitlines()]
     assert len(rows) == NUM_ROLLOUTS and rows[0]["step"] == 10
     assert page.count("\n### ") == NUM_ROLLOUTS and rows[0]["completion_id"] in page

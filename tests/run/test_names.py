@@ -134,7 +134,7 @@ def test_a_checkpoint_that_was_moved_is_checked_too(tmp_path: Path) -> None:
     moved = (make_run(tmp_path) / "checkpoints/step-000012").rename(tmp_path / "mine")
     assert find_checkpoint(str(moved)) == moved
     flip(moved / "weights.npy")
-    assert "bring it back from a copy" in refusal(str(moved))
+    assert "restore it from a copy" in refusal(str(moved))
     (moved / "manifest.json").unlink()
     assert find_checkpoint(str(moved)) is None  # a model's folder now, as any other
     (moved / "manifest.json").write_text('{"name": "not ours"}')

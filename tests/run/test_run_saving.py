@@ -69,7 +69,7 @@ def test_a_run_whose_only_checkpoint_by_the_clock_is_gone_is_not_trained_again(
     take_steps(run, FakeLearner(), 1)
     run._release()  # what the system does for a killed process
     shutil.rmtree(run.checkpoints.folder)
-    with pytest.raises(RunError, match="its checkpoints are gone"):
+    with pytest.raises(RunError, match="its checkpoints are missing"):
         Run.resume(run.folder, quiet=True)
 
 

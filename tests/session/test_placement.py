@@ -145,7 +145,7 @@ def test_a_cluster_that_is_gone_is_no_verifiers_fault(monkeypatch: pytest.Monkey
         raise cluster.ActorLost("ActorDiedError")
 
     def dead() -> None:
-        raise WorkerDied("the local Ray cluster lost its raylet; go on with --resume")
+        raise WorkerDied("the local Ray cluster lost its raylet; continue with --resume")
 
     monkeypatch.setattr(verifying, "answer", lost)
     monkeypatch.setattr(verifying, "check_alive", dead)

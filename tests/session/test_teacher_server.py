@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a type": (
         {"teacher": {"dtype": "bfloat16"}},
-        r'teacher\.dtype: found "bfloat16" with url; accepted: none; leave it out',
+        r'teacher\.dtype: found "bfloat16" with url; accepted: none; remove it',
     ),
     "a password": (
         {"teacher": {"url": "http://me:secret@host/v1"}},
@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "requests of nobody": (
         {"teacher": {"url": None, "concurrency": 4}},
-        r"concurrency: found 4 without url; accepted: none; leave it out",
+        r"concurrency: found 4 without url; accepted: none; remove it",
     ),
 }
 

@@ -81,7 +81,7 @@ REFUSED: Mapping[frozenset[str], str] = {
     frozenset(("vllm", "budget")): GIVES.format("sampling.think_budget"),
     frozenset(("vllm", "min_think")): GIVES.format("sampling.min_think"),
     frozenset(("vllm", "oversample")): 'accepted: 0 with scale.generator = "vllm"',
-    frozenset(("ranks", "teacher")): "accepted: 1 with [teacher], which only one process asks",
+    frozenset(("ranks", "teacher")): "accepted: 1 with [teacher], which only one process queries",
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",

@@ -165,7 +165,7 @@ class Campaign:
         return part if victims else None
 
     def one_start(self, run: Path, config: Path, most: int) -> int | None:
-        """Start a run or go on with it, and kill parts of it until it ends; None: it hung."""
+        """Start a run or continue with it, and kill parts of it until it ends; None: it hung."""
         before, process, killed = steps_of(run), self.start(run, config), list[str]()
         seen, since, killed_at = before, time.monotonic(), 0.0
         while (code := exit_code(process, self.dice.uniform(*BETWEEN))) is None:

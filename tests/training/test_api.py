@@ -222,7 +222,7 @@ def test_max_minutes_stops_cleanly(world: World) -> None:
     assert (result.steps, result.ended) == (1, "max_minutes") and result.checkpoint
     again = train(resume=result.run, overrides=["run.max_minutes=1e-9"], quiet=True)
     assert (again.steps, again.ended) == (2, "max_minutes"), "every start gets on"
-    (command,) = [line for line in str(again).splitlines() if line.startswith("go on with:")]
+    (command,) = [line for line in str(again).splitlines() if line.startswith("continue with:")]
     result = train(resume=command.split("--resume ")[1], quiet=True)
     assert (result.steps, result.ended) == (3, "finished")
 

@@ -67,7 +67,9 @@ def test_every_stage_ends_early(world: World, stage: str) -> None:
     assert "2 evaluations in a row were not above" in end["because"]
     assert "finished early, after step 2 of " in (run / "decision.md").read_text()
     assert ">finished early</span>" in (run / "report.html").read_text()
-    assert str(result).splitlines()[-1] == f"go on with: assay train --resume {run} --set {GO_ON}"
+    assert (
+        str(result).splitlines()[-1] == f"continue with: assay train --resume {run} --set {GO_ON}"
+    )
 
 
 def test_a_run_that_ended_early_goes_on_only_if_asked(

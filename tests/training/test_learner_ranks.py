@@ -28,7 +28,7 @@ ONE_LINE = [
     ),
     (
         {"scale": TWO, "teacher": {"path": "model"}},
-        "scale.learner_ranks: found 2; accepted: 1 with [teacher], which only one process asks",
+        "scale.learner_ranks: found 2; accepted: 1 with [teacher], which only one process queries",
     ),
     (
         {"scale": {**TWO, "cpus_per_actor": 99.0}},

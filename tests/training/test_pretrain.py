@@ -183,7 +183,7 @@ def test_a_dry_run_says_how_much_there_is(world: World) -> None:
     tree = tree_of(world)
     tree["pretrain"]["heldout"] = tree["pretrain"]["texts"]
     assert any(
-        "warning: 12 documents are held out as well as learned from" in one
+        "warning: 12 documents are both held out and trained on" in one
         for one in dry_run(tree).notes
     )
 

@@ -69,7 +69,7 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
     assert ended["code"] == 130
     assert "stopping cleanly at the next micro-batch" in said
     assert "Traceback" not in said and "interrupted after" in said
-    assert f"go on with: assay train --resume {run}" in said
+    assert f"continue with: assay train --resume {run}" in said
     steps = len(rows_of(run, "metrics"))
     assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
     assert not {"worker_died", "worker_killed"} & {*events_of(run)}

@@ -34,7 +34,10 @@ ONE_LINE = [
     ({"rollout_actors": 0}, "scale.rollout_actors: found 0"),
     ({"steps_ahead": 1}, "scale.steps_ahead: found 1; accepted: 0 without scale.rollout_actors"),
     ({"rollout_actors": 1, "cpus_per_actor": 99.0}, "scale.cpus_per_actor: found 99, 99 for all"),
-    ({"rollout_actors": 1, "gpus_per_actor": 9.0}, "accepted: what the cluster has: 0 GPUs"),
+    (
+        {"rollout_actors": 1, "gpus_per_actor": 9.0},
+        "accepted: the resources of the cluster: 0 GPUs",
+    ),
 ]
 
 
@@ -206,7 +209,7 @@ def test_a_machine_without_a_sandbox_is_told_of_when_its_actor_starts(
     run_of(world, "unwalled", scale={"verifier_actors": 2}, rl={"steps": 1})
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "sandbox" in line]
     assert line.startswith("warning: verifier actors on ")
-    assert "(sandbox: no user namespaces): what needs one is not judged there" in line
+    assert "(sandbox: no user namespaces): programs are not judged there" in line
 
 
 def test_a_step_ahead_is_one_step_old_and_weighed(world: World) -> None:

@@ -85,7 +85,7 @@ def test_a_run_whose_actors_all_die_ends_and_goes_on_to_the_same_bits(
         run_of(world, "policy gradient", "part", actors=1)
     words = str(told.value)
     assert words.startswith("teacher actor 1: ") and "\n" not in words
-    assert words.endswith("see why, then go on with assay train --resume RUN")
+    assert words.endswith("find the cause, then continue with assay train --resume RUN")
     again = train(resume=world.folder / "runs" / "part", quiet=True)
     assert bits(again) == bits(run_of(world, "policy gradient", "none"))
 

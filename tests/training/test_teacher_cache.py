@@ -179,7 +179,7 @@ def test_a_changed_template_is_distinguished_from_a_changed_file(world: World) -
     tree["data"]["prompt_template"] = "Question: {question}\n"
     assert complaint(tree) == (
         f"distill.keep {world.folder / 'kept'}: found nothing of {world.folder / 'traces.jsonl'}:1, as"
-        " this template renders it; accepted: a folder that holds every trace, or [teacher] beside it"
+        " this template renders it; accepted: a folder with logits of every trace, or add [teacher]"
     )
 
 

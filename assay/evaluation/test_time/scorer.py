@@ -62,7 +62,7 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
         if learned != PROCESS:
             where, found = "--reduce", f"{reduce}, but --scorer {name} does not score steps"
             raise ConfigError(
-                message(where, found, "a process reward model as --scorer", "leave it out")
+                message(where, found, "a process reward model as --scorer", "remove it")
             )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})

@@ -82,10 +82,10 @@ def check_packages(names: Sequence[str], where: str) -> None:
     """
     for name in names:
         if name in sys.stdlib_module_names:
-            remedy = "leave it out: programs always have the standard library"
+            remedy = "remove it: programs always have the standard library"
             raise VerifierError(message(where, name, ACCEPTED, remedy))
         if _key(name) in ("assay", "assay-rl"):
-            remedy = "leave it out: programs must not have the code that judges them"
+            remedy = "remove it: programs must not have the code that judges them"
             raise VerifierError(message(where, name, ACCEPTED, remedy))
     for name in find_packages(tuple(names)).missing:
         if near := nearest(_key(name), _installed(), 0.75):
