@@ -436,9 +436,7 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
             accepted = f"the fewest at most, and the most at least rl.group_size ({rl.group_size})"
             yield message("curriculum.group_sizes", list(sizes), accepted)
         if rl.max_group_size is not None:
-            accepted = (
-                "none with curriculum.group_sizes, which fixes a group's size before sampling"
-            )
+            accepted = "none with curriculum.group_sizes, which fixes the size of a group"
             yield message("rl.max_group_size", rl.max_group_size, accepted)
     most = rl.num_prompts // rl.num_minibatches
     if config.scale.num_followers and (config.scale.learner_ranks or 1) > most:

@@ -461,5 +461,6 @@ def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
             remedy = f"; preference.desirable_weight = {wanted:.3g} makes them equal"
         yield (
             f"{good} desirable and {bad} undesirable completions have total weights"
-            f" {desirable:g} and {undesirable:g}; KTO requires a ratio from {low:g} to {high:g}{remedy}"
+            f" {desirable:g} and {undesirable:g}; KTO requires a ratio from {low:g} to {high:g}"
+            f"{remedy}"
         )

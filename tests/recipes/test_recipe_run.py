@@ -105,7 +105,7 @@ def test_what_has_not_changed_is_not_run_again(world: World) -> None:
 def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
     recipe = world.file(world.tree(reason={"model": {"path": "@cold@7"}}))
     with pytest.raises(
-        RunError, match=r"stage reason: .*cold@7; accepted.*; what was finished stays.*--resume"
+        RunError, match=r"stage reason: .*cold@7; accepted.*; finished stages are kept.*--resume"
     ) as caught:
         world.run(recipe)
     folder = world.folder / "runs" / "two"

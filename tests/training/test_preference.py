@@ -166,7 +166,10 @@ def test_kto_warns_of_unbalanced_weights(world: World, capsys: pytest.CaptureFix
     rows = [{"prompt": f"{n} + 1 =", "completion": f"{n}", "label": n % 4 == 0} for n in range(8)]
     settings = {"pairs": [str(world.write_rows("labels.jsonl", rows))], "method": "kto"}
     train(preference_tree(world, preference=settings))
-    expected = "2 desirable and 6 undesirable completions have total weights 2 and 6; KTO requires a ratio from 1"
+    expected = (
+        "2 desirable and 6 undesirable completions have total weights 2 and 6; KTO requires a ratio"
+        " from 1"
+    )
     said = capsys.readouterr().err
     assert expected in said and "preference.desirable_weight = 3 makes them equal" in said
     settings["desirable_weight"] = 3.0
