@@ -232,8 +232,8 @@ def stopped_by(found: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def sick_table(found: Outcomes) -> Iterator[str]:
-    """Yield the rows of the table of sick runs."""
-    yield "| what was made sick | stopped by the right rule | which, and after which step |"
+    """Yield the rows of the table of faulty runs."""
+    yield "| injected fault | stopped by the right rule | rule: steps of the stops |"
     yield "|---|---:|---|"
     for sick in SICK:
         stops = [stopped_by(one) for one in found[sick.name]]
@@ -374,7 +374,7 @@ def main() -> None:
     if not options.only:
         write_part(options.page, "rules", list(rules_table()))
         if options.seeds:
-            write_part(options.page, "sick runs", list(sick_table(found["sick"])))
+            write_part(options.page, "faulty runs", list(sick_table(found["sick"])))
         if options.healthy:
             write_part(options.page, "healthy runs", list(healthy_table(found["healthy"])))
         print(options.page)

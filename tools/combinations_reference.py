@@ -36,9 +36,9 @@ def reference() -> str:
     ]
     parts = [
         HEAD.read_text(encoding="utf-8") + "\n".join(lines),
-        "## What is refused",
-        "With words of the error:\n\n" + "\n".join(refused),
-        "## What is no pair",
+        "## Refused pairs",
+        "Each with a part of its error message:\n\n" + "\n".join(refused),
+        "## Pairs that do not exist",
         "\n".join(senseless),
     ]
     return "\n\n".join(parts) + "\n"
