@@ -128,6 +128,9 @@ EXPORTS: dict[tuple[str, ...], Spoil | None] = {
     ("model", "export", "merges", "f.gguf", "--format", "gguf"): lambda folder: (
         folder / "merges/model.safetensors"
     ).write_bytes(b"0" * 100),
+    ("model", "check-template", "model", "--set", "data.template=base"): None,
+    ("model", "check-template", "nothing/here/at"): None,
+    ("model", "check-template", "runs"): None,
     ("model", "merge", "model", "--out", "x"): None,
     ("model", "merge", "model", "model", "--out", "x"): None,
     (*MERGE, "runs"): None,

@@ -75,6 +75,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("data", "label_steps", "done.jsonl", "--out", f"{NAME}.out", *LABELLED),
     ("model", "export", RUN, NAME),
     ("model", "export", RUN, NAME),
+    ("model", "check-template", NAME),
     ("model", "merge", "model", NAME, "--out", "merged"),
     ("recipe", "show", NAME),
     ("recipe", "run", f"{NAME}.toml"),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _MARK = "0Assay0"
 # The lookarounds exclude paths such as a/think and closing tags.
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
+# A reply with separate reasoning, as `assay.data.rows.reply_text` joins them.
+_JOINED = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)", re.DOTALL)
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 
 
@@ -105,7 +107,7 @@ class PromptRenderer:
         return rendered, [self._reply(rendered, text, where) for text in texts]
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
-        text = _with_tags(prompt.think, text)
+        text = self._in_template(prompt.think, text)
         if prompt.think.mode == "opened":
             text = _without_open_tag(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
@@ -178,6 +180,35 @@ class PromptRenderer:
         own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
+
+    def _in_template(self, think: ThinkFormat, text: str) -> str:
+        """Return a reply with its reasoning as the chat template writes it, where it has a form."""
+        joined = _JOINED.fullmatch(text)
+        opening, closing = self._thought_form
+        if joined is None or think.open_tag not in opening or think.close_tag not in closing:
+            return _with_tags(think, text)
+        return f"{opening}{joined[1]}{closing}{joined[2]}"
+
+    @cached_property
+    def _thought_form(self) -> tuple[str, str]:
+        """The chat template's text before and after the reasoning of a reply; "": unknown.
+
+        Templates differ in line breaks: GLM 4.5 and Nemotron 3 write none inside the block.
+        """
+        turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
+        reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
+        if self.template == "base":
+            return "", ""
+        try:
+            prompt = render_chat(self.tokenizer, turns, True)
+            text = render_chat(self.tokenizer, [*turns, reply])
+        except TemplateFailed:
+            return "", ""
+        # The prompt may open the block.
+        blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
+        before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
+        between, found, _ = rest.partition(f"{_MARK}1")
+        return (before, between) if found and len(before) < len(text) - len(rest) else ("", "")
 
     @cached_property
     def _longest_token(self) -> int:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from assay.config import DataConfig
 from assay.data.chat import PromptRenderer, end_of_turn, keep_fitting
-from assay.data.traces import Trace
+from assay.data.traces import Trace, read_trace
 from assay.errors import DataError, ModelError
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
 from assay.types import Problem
@@ -381,6 +381,26 @@ def test_a_description_of_tools_goes_where_the_template_takes_it(takes_system: b
     text = "<|system|>Tools: none.<|end|><|user|>2+2?" if takes_system else ""
     text = text or "<|user|>Tools: none.\n\n2+2?"
     assert ours.render(ASK).text == f"{text}<|end|><|assistant|>"
+
+
+def test_separate_reasoning_is_trained_on_as_the_template_writes_it() -> None:
+    """Some templates write no line breaks inside the block; the row has the template's tokens."""
+    thought = "<think>{{ m['reasoning_content'] }}</think>\n"
+    reasons = "{% if m['reasoning_content'] %}" + thought + "{% endif %}{{ m['content'] }}"
+    template = CHAT_TEMPLATE.replace("{{ m['content'] }}", reasons)
+    opens = template.replace("%}<|assistant|>{%", "%}<|assistant|><think>{%")
+    assert opens != template != CHAT_TEMPLATE
+    reply = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
+    turns = [{"role": "user", "content": "2+2?"}, reply]
+    trace = read_trace({"messages": turns}, "f.jsonl:1", "a")
+    for chat_template in (template, opens):
+        ours = renderer(chat_template)
+        prompt, completion = ours.render_trace(trace)
+        theirs = str(ours.tokenizer.apply_chat_template(turns, tokenize=False))
+        assert ours.tokenizer.decode([*prompt, *completion[:-1]]) == theirs.removesuffix("<|end|>")
+    # A completion that is written as text keeps its own blanks.
+    said = Trace("2+2?", "<think>2 and 2</think>4")
+    assert ours.tokenizer.decode(renderer(template).render_trace(said)[1][:-1]) == said.completion
 
 
 def test_a_template_that_leaves_the_text_out_has_no_end_token() -> None:

@@ -217,7 +217,10 @@ def _reply(laid: Laid) -> Iterator[Check]:
     for thinks, row in laid.sft.items():
         name = "thinking of a reply" if thinks else "reply"
         text, _ = laid.answered(thinks)
-        found = laid.difference(row.ids, laid.finished(thinks))
+        theirs = laid.finished(thinks)
+        # Some templates write no end: the next turn's first token ends a reply.
+        ours = row.ids if laid.answered(thinks)[1].strip() else row.ids[: len(theirs)]
+        found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
             line = "the template drops the reasoning of the newest reply too; training keeps it, as"
             yield Check(name, "note", f"{line} the policy samples it")

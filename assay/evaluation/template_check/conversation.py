@@ -180,9 +180,14 @@ class Conversation:
 
     def _call_behind_thought(self) -> str:
         """Return the first reply with its reasoning in the content, as the template joins it to
-        the call; "": the template has a key for reasoning, or does not write the content."""
-        if self.thought_key or not self.in_template:
+        the call; "": the template does not write both."""
+        if not self.in_template:
             return ""
+        if self.thought_key:
+            thought = self._thinking(self._calling(), THOUGHTS[0])
+            block = rf"{re.escape(self.prompt.think.open_tag)}\s*\Z"
+            prompt = re.sub(block, "", self.prompt.text)
+            return self._before_end(self.text([*self.asked, thought]).removeprefix(prompt))
         called = self.text([*self.asked, {**self._calling(), "content": _MARK}])
         _, found, behind = called.partition(_MARK)
         thought = self._thinking({"content": "", "tool_calls": []}, THOUGHTS[0])["content"]
