@@ -123,6 +123,11 @@ def prompt_and_completion(
         if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
             accepted = "a chat of at least two messages that the assistant ends"
             raise complaint(where, "messages", row["messages"], accepted)
+        last: Mapping[str, Any] = turns[-1]
+        if last.get("tool_calls"):
+            # Only the content is a target, so the calls would be lost without a word.
+            accepted = "a last message whose content holds all that is trained on, its calls too"
+            raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")
     name = key_among(names, row, where, '"completion" (text), or "messages"')
     completion = check_completion(row[name], where, name)

@@ -66,3 +66,14 @@ def test_bad_traces_can_be_skipped(tmp_path: Path) -> None:
     assert traces.describe() == f"1 traces: 1 from {path}; 1 bad rows skipped"
     with pytest.raises(DataError, match=r"t\.jsonl:1 completion"):
         load_traces([path])
+
+
+def test_calls_of_the_last_message_are_not_lost_without_a_word() -> None:
+    last = {"role": "assistant", "content": "I look it up."}
+    call = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "cat"}}}
+    turns = [{"role": "user", "content": "What is a cat?"}, {**last, "tool_calls": [call]}]
+    with pytest.raises(DataError, match=r"^f:1 messages: found \{'tool_calls': .*its calls too"):
+        read_trace({"messages": turns}, "f:1", "f:1")
+    for none in ([], None):
+        turns[-1] = {**last, "tool_calls": none}  # type: ignore[dict-item]
+        assert read_trace({"messages": turns}, "f:1", "f:1").completion == last["content"]
