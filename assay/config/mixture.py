@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from assay.config.curriculum import CurriculumConfig
-from assay.config.section import Count, Natural, Section, Text
+from assay.config.section import Count, Natural, NonNegative, Section, Text
 
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 """Name of a part: a tag that is also a part of metric names and a folder of checkpoints."""
@@ -46,6 +46,9 @@ class MixturePart(Section):
     """Maximum number of thinking tokens. None: `sampling.think_budget`."""
     min_think: Natural | None = None
     """Minimum number of thinking tokens. None: `sampling.min_think`."""
+    kl_factor: NonNegative = 1.0
+    """Multiplies the KL to the reference for the completions of this part, in the loss or in the
+    reward: its weight is `algorithm.kl_weight` times this factor. 0: no KL in this part."""
     curriculum: CurriculumConfig | None = None
     """``[data.mixture.NAME.curriculum]``: the order of this part's problems, with the keys of
     ``[curriculum]``, which it replaces for this part. None: `[curriculum]`."""

@@ -73,7 +73,7 @@ def policy_loss(
         entropy_T.
     batch: batch of these tokens. Sequence-level ratios need its rows, which must be whole.
         ``importance_cap`` needs its behavior log-probabilities. A KL in the loss needs its
-        reference log-probabilities.
+        reference log-probabilities; ``kl_factor_R`` multiplies KL_t.
     """
     log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
     surrogate_T, ratio_T, clipped_T = _surrogate(
@@ -89,6 +89,8 @@ def policy_loss(
     if algorithm.kl_in_loss:
         assert batch is not None and batch.ref_logprobs_T is not None, "a KL needs a reference"
         kl_T = kl_estimate(logprobs_T, batch.ref_logprobs_T, algorithm.kl_estimator)
+        if batch.kl_factor_R is not None:
+            kl_T = kl_T * batch.kl_factor_R[batch.row_T]
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
     # The KL to the old policy is a metric of every algorithm, but few have it in the loss.

@@ -82,7 +82,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the KL to the reference at each sampled token, [T] float64.
+    """Return the KL to the reference at each sampled token, times its row's factor, [T] float64.
 
     The preset selects the estimator. ``kl_clamp`` raises negative estimates to 0 (Dubois et al.
     2023, AlpacaFarm). Raises ValueError for a batch without the log-probabilities of
@@ -95,6 +95,8 @@ def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
     )
     if algorithm.kl_clamp:
         kl_T = kl_T.clamp(min=0.0)
+    if batch.kl_factor_R is not None:
+        kl_T = kl_T * batch.kl_factor_R[batch.row_T]
     return torch.where(batch.sampled_T, kl_T, 0.0)
 
 

@@ -25,7 +25,7 @@ from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
-from assay.types import Group, Verdict
+from assay.types import Group, Problem, Verdict
 
 STATE_FILE = "learner.json"
 DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
@@ -50,6 +50,7 @@ class PolicyLearner(PassesLearner):
     critic: critic settings, if the algorithm has a critic.
     critic_start: initial value model of a critic with its own layers; None: a copy of the policy.
     seed: seed of the assignment of groups to minibatches.
+    kl_factors: factors of the KL to the reference, by tag; a problem's first tag here counts.
 
     ``algorithm`` is the preset in effect. Its dynamic weights change from batch to batch.
 
@@ -70,12 +71,14 @@ class PolicyLearner(PassesLearner):
         critic: CriticConfig | None = None,
         critic_start: ValueModel | None = None,
         seed: int = 0,
+        kl_factors: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(passes)
         self.algorithm = algorithm
         self.epochs = epochs
         self.num_minibatches = num_minibatches
         self.seed = seed
+        self.kl_factors = dict(kl_factors or {})
         needs_reference = keep_reference or algorithm.kl_weight > 0
         self.reference = teacher or (Reference(passes.policy) if needs_reference else None)
         self.optimizer = passes.optimizer
@@ -113,9 +116,17 @@ class PolicyLearner(PassesLearner):
         """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
         # Problems hold answers and tests, which other ranks do not need.
         batch = pack(groups, verdicts, self.device)
+        if any(factor != 1.0 for factor in self.kl_factors.values()):
+            factors = [self._kl_factor(group.problem) for group in groups]
+            factor_P = torch.tensor(factors, dtype=torch.float32, device=self.device)
+            batch = replace(batch, kl_factor_R=factor_P[batch.group_R])
         if self.passes.ranks.size > 1:
             batch = replace(batch, problems=())
         return self.score_batch(batch, temperature)
+
+    def _kl_factor(self, problem: Problem) -> float:
+        found = (self.kl_factors[tag] for tag in problem.tags if tag in self.kl_factors)
+        return next(found, 1.0)
 
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:

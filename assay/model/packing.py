@@ -32,7 +32,8 @@ class Batch:
     step was judged. Log-probabilities and values are None until `Learner.score` fills them. In
     ``ref_logprobs_T`` a number is the log-probability of a span: its token and the NaN tokens
     directly before it (cross-tokenizer distillation). An infinite entry excludes the token from the
-    teacher's term. ``problems`` are those of the P prompts, if known.
+    teacher's term. ``kl_factor_R`` multiplies the KL to the reference of each completion; None: 1
+    for all. ``problems`` are those of the P prompts, if known.
 
     Raises ValueError if a tensor's size contradicts its suffix.
     """
@@ -57,6 +58,7 @@ class Batch:
     old_logprobs_T: Tensor | None = None
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
+    kl_factor_R: Tensor | None = None
     problems: tuple[Problem, ...] = ()
 
     def __post_init__(self) -> None:

@@ -152,6 +152,27 @@ def _families(rows: Sequence[Row], chart: Chart) -> Chart:
     return _lines(rows, replace(chart, labels=labels))
 
 
+def _parts(rows: Sequence[Row], chart: Chart) -> Chart:
+    keys = sorted({key for row in rows for key in row if key.startswith("mixture/")})
+    labels = {
+        key: key.removeprefix("mixture/").removesuffix(".passed")
+        for key in keys
+        if key.endswith(".passed")
+    }
+    return _lines(rows, replace(chart, labels=labels))
+
+
+def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
+    """Plot held-out accuracy by tag, of the first kind of evaluation."""
+    of_kind = next(iter(by_kind(rows).values()), [])
+    flat = [{"step": row["step"], **(row.get("eval/by_tag") or {})} for row in of_kind]
+    counts = Counter(tag for row in flat for tag in row if tag != "step")
+    most = sorted(counts, key=lambda tag: (-counts[tag], tag))[:_MAX_FAMILIES]
+    if len(most) < 2:
+        return chart
+    return _lines(flat, replace(chart, labels={tag: tag for tag in sorted(most)}))
+
+
 def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
     phases = _labels(rows, "speed/", {"speed/step"})
     chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
@@ -198,6 +219,8 @@ _DRAWN = {
     "reward": _reward,
     "shares": _shares,
     "families": _families,
+    "parts": _parts,
+    "held_out_parts": _held_out_parts,
     "throughput": _throughput,
     "phases": _phases,
 }

@@ -46,6 +46,7 @@ def rl_learner(
         epochs=rl.epochs,
         num_minibatches=rl.num_minibatches,
         seed=config.run.seed,
+        kl_factors={name: part.kl_factor for name, part in config.data.mixture.items()},
     )
 
 

@@ -62,6 +62,11 @@ def check_parts(config: TrainConfig, row: Algorithm) -> None:
     """Raise ConfigError for group sizes of parts that the algorithm cannot learn from."""
     assert config.rl is not None
     usual = config.rl.group_size
+    for name, part in config.data.mixture.items():
+        if part.kl_factor != 1.0 and row.kl_weight == 0:
+            found = f"{part.kl_factor:g} with {row.name}, which has no KL to a reference"
+            remedy = "set algorithm.kl_weight, or leave it out"
+            raise ConfigError(message(f"data.mixture.{name}.kl_factor", found, "1", remedy))
     sizes = {name: part.group_size or usual for name, part in config.data.mixture.items()}
     for name, size in sizes.items():
         where = f"data.mixture.{name}.group_size"

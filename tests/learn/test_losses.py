@@ -347,6 +347,7 @@ def test_extreme_ratios_stay_finite(jump: float, advantage: float, name: str) ->
         num_rows=2,
         sampled_T=one.bool(),
         ref_logprobs_T=zero,
+        kl_factor_R=None,
     )
     parts = policy_loss(logprobs, zero, one * advantage, one, algorithm(name), rows)
     parts.loss.backward()

@@ -13,6 +13,8 @@ from train_worlds import World, rows_of
 
 from assay.config import load
 from assay.errors import UserError
+from assay.report.charts import make_charts
+from assay.report.loaded import load_run
 from assay.session import assemble
 from assay.training.api import evaluate, train
 
@@ -84,6 +86,17 @@ def test_parts_have_their_own_verifier_share_group_size_and_limit(
     assert not any(row["tags"] == ["far"] for row in found)
 
 
+def test_report_draws_a_curve_for_each_part(world: World, sources: dict[str, list[str]]) -> None:
+    run = Path(train(world.config_file(mixture_tree(world, sources)), quiet=True).run)
+    drawn = {chart.title: chart for chart in make_charts(load_run(run))}
+    names = [
+        {trace["name"] for trace in drawn[title].traces}
+        for title in ("Parts of the mixture", "Held-out accuracy by tag")
+    ]
+    assert {"short", "long"} <= names[0] and {"short", "long", "far"} <= names[1]
+    assert not any("far" in name for name in names[0])
+
+
 def test_evaluation_of_the_run_samples_each_part_with_its_limit(
     world: World, sources: dict[str, list[str]]
 ) -> None:
@@ -121,6 +134,11 @@ def test_run_copy_of_the_configuration_loads_unchanged(
             "short",
             {"group_size": 1},
             "data.mixture.short.group_size: found 1; accepted: at least 2",
+        ),
+        (
+            "short",
+            {"kl_factor": 0.5},
+            "data.mixture.short.kl_factor: found 0.5 with rloo, which has no KL to a reference; accepted: 1",
         ),
         ("short", {"think_budget": 9}, "data.mixture.short.think_budget: found 9; accepted: less"),
         ("far", {"heldout": []}, "data.mixture.far: found weight 0 and no held-out row"),

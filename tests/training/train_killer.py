@@ -145,7 +145,11 @@ def mixture_tree(world: World) -> dict[str, Any]:
 
     short = {"train": rows(10, "short"), "heldout": rows(400, "short_held"), "group_size": 4}
     long = {"train": rows(200, "long"), "heldout": rows(500, "long_held"), "group_size": 2}
-    banded = {"curriculum": {"order": "prioritized"}, "verifier": "train_worlds:even_text"}
+    banded = {
+        "curriculum": {"order": "prioritized"},
+        "verifier": "train_worlds:even_text",
+        "kl_factor": 0.3,
+    }
     tree = rl_tree(world)
     del tree["curriculum"]
     tree["data"]["train"] = tree["data"]["heldout"] = []
