@@ -97,7 +97,7 @@ class Sizes:
         lines = [
             f"Expected on this machine: {self.expected},",
             f"{self.memory_mib:,.0f} MiB of memory. Estimated from rates of matrix products{busy};",
-            f"estimated without timing:  {command}  measures the model itself.",
+            f"the model was not timed:  {command}  measures the model itself.",
         ]
         return [*lines, *(f"Warning: {one}" for one in self.warnings)]
 

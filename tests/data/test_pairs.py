@@ -158,7 +158,7 @@ PQ = [user("p"), assistant("m"), user("q")]
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "f:1 prompt: found ' '; accepted: text"),
         (
             {"chosen": "a text", "rejected": "a word"},
-            'f:1 chosen, rejected: found text; accepted: text in both beside a "prompt"',
+            'f:1 chosen, rejected: found text; accepted: two texts with a "prompt"',
         ),
         (
             {"prompt": "p", "chosen": "a", "rejected": [assistant("b")]},

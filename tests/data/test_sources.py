@@ -209,7 +209,7 @@ def test_the_hub_offline_or_without_a_token_says_what_to_do(
     refused.response = SimpleNamespace(status_code=401)  # pyright: ignore[reportAttributeAccessIssue]
     assert fail(GatedRepoError()).endswith("accept its terms on its page, then run: hf auth login")
     assert fail(OfflineModeIsEnabled()).endswith("HF_HUB_OFFLINE is set: unset it")
-    assert fail(refused).endswith("what is private needs a token: hf auth login, or HF_TOKEN")
+    assert fail(refused).endswith("private data sets need a token: hf auth login, or HF_TOKEN")
     assert fail(ConnectionError()).endswith("check the network, and HF_ENDPOINT")
     assert "accepted: hf:OWNER/NAME" in fail(RuntimeError())
 

@@ -63,7 +63,7 @@ def test_problems_that_are_gone_are_counted(run: Path, world: World) -> None:
     world.write_rows("train.jsonl", [{"id": "new", "prompt": "What?", "answer": "1"}])
     result = rescore(run)
     assert (result.completions, result.missing) == (0, 16)
-    assert "their problems are no longer there" in str(result)
+    assert "their problems are gone" in str(result)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])

@@ -93,7 +93,7 @@ def test_a_step_is_taken_again_bit_for_bit_and_what_was_changed_is_found(
     shutil.rmtree(run / "checkpoints" / "step-000002")
     assert replay(run, 4).start == 0, "from the start, since all rollouts are there"
     (run / "rollouts" / "step-000001.parquet").unlink()
-    with pytest.raises(RunError, match=r"no whole checkpoint is left from before.*accepted: a ste"):
+    with pytest.raises(RunError, match=r"without an undamaged earlier checkpoint.*accepted: a ste"):
         replay(run, 4)
 
     shard = run / "rollouts" / "step-000005.parquet"

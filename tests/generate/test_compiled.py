@@ -191,7 +191,7 @@ def test_a_position_outside_is_refused_before_memory_is_touched() -> None:
         forward.cache.place(torch.arange(1))
         token = torch.zeros(1, dtype=torch.int64)
         forward.decode(token, torch.tensor([4 + padded(16) - 1]), Extent(40, 4, 36))
-        with pytest.raises(AssertionError, match="beyond the room"):
+        with pytest.raises(AssertionError, match="beyond the allocated cache"):
             forward.decode(token, torch.tensor([4 + padded(16)]), Extent(40, 4, 36))
 
 

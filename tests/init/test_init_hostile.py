@@ -118,7 +118,7 @@ def test_hostile_names_of_files_stay_names(model: str, name: str) -> None:
     rows = write_rows({"prompt": "1 + 1 =", "answer": "2"}, name=f"{name.replace('/', '')}.jsonl")
     out = Path(f"{name.replace('/', '')}.toml")
     if "\udcff" in name:
-        with pytest.raises(UserError, match="no Unicode text"):
+        with pytest.raises(UserError, match="not valid Unicode"):
             init("grpo", data=rows, model=model)
         return
     result = init("grpo", data=rows, model=model, out=out)

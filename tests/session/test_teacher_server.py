@@ -162,8 +162,8 @@ def another_name(server: TeacherServer) -> None:
 BAD: dict[str, tuple[Callable[[TeacherServer], None], str]] = {
     "no log-probabilities": (
         lambda server: changed(server, prompt_logprobs=None),
-        "teacher.url URL: found large at HOST: an answer without log-probabilities of the tokens"
-        " given: ",
+        "teacher.url URL: found large at HOST: a response without log-probabilities of the"
+        " prompt tokens: ",
     ),
     "no completions": (
         without_completions,

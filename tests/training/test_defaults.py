@@ -95,8 +95,8 @@ def test_a_longer_run_says_that_its_schedule_is_stretched(
     capsys.readouterr()
     train(resume=run, overrides=["rl.steps=3"])
     line = (
-        "rl.steps: 2 before, 3 now: the linear learning rate goes on where a run of the new length "
-        "would be, not at the last step's 0.0001"
+        "rl.steps: 2 before, 3 now: the linear learning rate continues as in a run of the new length"
+        ", not at the last step's 0.0001"
     )
     assert (f"warning: {line}" in capsys.readouterr().err) == is_told
     (event,) = [row for row in rows_of(run, "events") if row["kind"] == "resumed"]

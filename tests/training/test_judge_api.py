@@ -92,5 +92,5 @@ def test_red_teaming_finds_what_a_verifier_pays_for() -> None:
 
 
 def test_a_verifier_that_no_process_can_import_is_refused() -> None:
-    with pytest.raises(VerifierError, match="no other process can import"):
+    with pytest.raises(VerifierError, match="other processes cannot import"):
         assay.judge(ROWS, lambda problem, completion: 1.0)

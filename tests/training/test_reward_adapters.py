@@ -117,7 +117,7 @@ def test_it_is_pickled_named_and_called_from_any_thread(graded: RewardFunction) 
 
 
 def test_a_function_that_no_worker_can_import_is_refused() -> None:
-    with pytest.raises(VerifierError, match=r"no other process can import.*%%writefile"):
+    with pytest.raises(VerifierError, match=r"other processes cannot import.*%%writefile"):
         assay.reward(lambda problem, completion: 1.0)
     with pytest.raises(VerifierError, match="did you mean math"):
         assay.reward("mth")

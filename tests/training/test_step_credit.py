@@ -25,7 +25,9 @@ def by_steps(world: World, verifier: str, **algorithm: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("verifier", [f"{STEPS} + length_target", f"length_target - 0.1*{STEPS}"])
 def test_a_sum_is_refused(world: World, verifier: str) -> None:
     for start in (train, dry_run):
-        with pytest.raises(ConfigError, match=r"data\.verifier: .*one verifier that scores steps"):
+        with pytest.raises(
+            ConfigError, match=r"data\.verifier: .*a single verifier that scores steps"
+        ):
             start(by_steps(world, verifier))
     assert not (world.folder / "runs").exists()
 
@@ -34,7 +36,7 @@ def test_a_sum_that_a_row_asks_for_is_refused_with_its_place(world: World) -> No
     rows = [{"prompt": "1 + 1 =", "answer": "2"}] * 2
     rows[1] = {**rows[1], "verifier": f"{STEPS} + length_target", "target_tokens": 4}
     world.write_rows("train.jsonl", rows)
-    with pytest.raises(DataError, match=r"train\.jsonl:2 .*one verifier that scores steps"):
+    with pytest.raises(DataError, match=r"train\.jsonl:2 .*a single verifier that scores steps"):
         train(by_steps(world, STEPS), quiet=True)
 
 

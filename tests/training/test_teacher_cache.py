@@ -178,8 +178,8 @@ def test_a_changed_template_is_distinguished_from_a_changed_file(world: World) -
     del tree["teacher"]
     tree["data"]["prompt_template"] = "Question: {question}\n"
     assert complaint(tree) == (
-        f"distill.keep {world.folder / 'kept'}: found nothing of {world.folder / 'traces.jsonl'}:1, as"
-        " this template renders it; accepted: a folder with logits of every trace, or add [teacher]"
+        f"distill.keep {world.folder / 'kept'}: found no logits of {world.folder / 'traces.jsonl'}:1"
+        " as rendered by this template; accepted: a folder with logits of every trace, or add [teacher]"
     )
 
 

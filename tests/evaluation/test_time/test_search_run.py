@@ -194,7 +194,7 @@ def test_faults_are_one_line(folder: Path) -> None:
         ),
         (
             VerifierError,
-            "--method beam: found math, which judges whole",
+            "--method beam: found math, which judges only whole",
             "beam",
             {"scorer": "math"},
         ),
