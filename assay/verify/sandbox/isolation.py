@@ -32,6 +32,11 @@ SUBMISSION_UID = 65534
 DEVICES = ("null", "zero", "urandom", "random")
 STACK_BYTES = 64 * 2**20
 DESCRIPTORS = 64
+# Address space in addition to the limit of data.
+RESERVED = 64 * 2**30
+# The start of a program sets the address of its thread-local data by arch_prctl.
+EXECUTING = frozenset(("execve", "execveat", "arch_prctl"))
+STARTING = frozenset(("fork", "vfork", "setpgid", "setsid"))
 # Folder of the packages that submissions may import.
 PACKAGES = "/packages"
 # Processes of the same user: the zygote, another session.
@@ -49,6 +54,8 @@ class Isolation:
         self.settings, self.ask = settings, ask
         self.unsafe = bool(settings["unsafe"])
         self.filter: seccomp.Filter | None = None
+        # Filters of programs that the kernel executes: without and with processes of their own.
+        self.filters: list[seccomp.Filter] = []
         self.own_pids = -1
         self.many_users = False
         self.landlock = 0
@@ -67,6 +74,11 @@ class Isolation:
         if self.unsafe:
             return
         self.filter = seccomp.Filter(kernel.MACHINE)
+        if self.settings["toolchain"]:
+            self.filters = [
+                seccomp.Filter(kernel.MACHINE, EXECUTING),
+                seccomp.Filter(kernel.MACHINE, EXECUTING | STARTING, processes=True),
+            ]
         kernel.unshare(SHARED)
         self.many_users = self.ask("map") == "many"
         zygote = os.fork()
@@ -88,7 +100,7 @@ class Isolation:
             return {"mode": "unsafe: no isolation", "rlimits": True}
         self.own_pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
         self.landlock = kernel.landlock_version()
-        build_root(readable_folders(), self.settings["entries"])
+        build_root(readable_folders(), self.settings["entries"], self.settings["toolchain"])
         self.packages = PACKAGES if self.settings["entries"] else ""
         socket.sethostname("sandbox")
         # Forked processes inherit the filter.
@@ -129,8 +141,11 @@ class Isolation:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def enter(self) -> Callable[[dict[str, Any]], None]:
-        """Isolate this forked process. Return the function that confines it further."""
+    def enter(self, execute: bool = False) -> Callable[[dict[str, Any]], None]:
+        """Isolate this forked process. Return the function that confines it further.
+
+        execute: the process may execute programs, which can be in its own folder.
+        """
         if self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.folder)
@@ -141,7 +156,8 @@ class Isolation:
         options = f"size={self.settings['file_bytes']},nr_inodes=1000,mode=0700"
         if self.many_users:
             options += f",uid={SUBMISSION_UID},gid={SUBMISSION_UID}"
-        kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET | kernel.MS_NOEXEC, options)
+        flags = QUIET | (0 if execute else kernel.MS_NOEXEC)
+        kernel.mount("tmpfs", "/tmp", "tmpfs", flags, options)
         if self.many_users:
             os.setgroups([])
             os.setresgid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
@@ -155,7 +171,7 @@ class Isolation:
         # A change of user clears the death signal.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.landlock:
-            kernel.landlock(self.landlock, "/tmp")
+            kernel.landlock(self.landlock, "/tmp", execute)
         return self.confine
 
     def confine(self, limits: dict[str, Any]) -> None:
@@ -165,14 +181,17 @@ class Isolation:
             # /dev/stdin refers to this descriptor.
             with open("/tmp/.stdin", "wb") as file:
                 file.write(os.pread(0, size, 0))
-        space = self.base_bytes + limits["memory_mib"] * 2**20
+        # Some run-time systems reserve much address space that they never use.
+        executes = "executes" in limits
+        space = limits["memory_mib"] * 2**20 + (0 if executes else self.base_bytes)
+        reserved = RESERVED if executes else 0
         for name, value in (
-            (resource.RLIMIT_AS, space),
+            (resource.RLIMIT_AS, space + reserved),
             # The worker can have a lower hard limit.
             (resource.RLIMIT_DATA, space),
             (resource.RLIMIT_STACK, STACK_BYTES),
             (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-            (resource.RLIMIT_NOFILE, DESCRIPTORS),
+            (resource.RLIMIT_NOFILE, DESCRIPTORS * (16 if executes else 1)),
             (resource.RLIMIT_CPU, limits["total_cpu_seconds"]),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
@@ -185,8 +204,9 @@ class Isolation:
             _, hard = resource.getrlimit(name)
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (bound, bound))
-        if self.filter is not None:
-            self.filter.install()
+        chosen = self.filters[limits["executes"]] if executes and self.filters else self.filter
+        if chosen is not None:
+            chosen.install()
 
 
 def readable_folders() -> list[str]:
@@ -196,10 +216,11 @@ def readable_folders() -> list[str]:
     return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
 
 
-def build_root(folders: list[str], packages: list[str]) -> None:
+def build_root(folders: list[str], packages: list[str], toolchain: list[str]) -> None:
     """Create a small read-only root with ``folders``, four devices, and an empty /tmp.
 
-    packages: files and folders that appear in `PACKAGES`.
+    packages: files and folders that appear in `PACKAGES`. toolchain: folders of compilers, and
+    links to them.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
@@ -207,7 +228,17 @@ def build_root(folders: list[str], packages: list[str]) -> None:
     kernel.pivot_root("/tmp", "/tmp/.outside")
     os.chdir("/")
     os.umask(0o022)
+    for path in toolchain:
+        source = f"/.outside{path}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), path)
+        elif os.path.isdir(source):
+            os.makedirs(path, exist_ok=True)
+            bind(source, path)
     for folder in folders:
+        if any(folder.startswith(f"{path}/") for path in toolchain):
+            continue
         os.makedirs(folder, exist_ok=True)
         bind(f"/.outside{folder}", folder)
         site = os.path.join(folder, "site-packages")

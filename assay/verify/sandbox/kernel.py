@@ -107,8 +107,11 @@ def landlock_version() -> int:
         return 0
 
 
-def landlock(version: int, writable: str) -> None:
-    """Allow reading everywhere and writing below ``writable``, and nothing else."""
+def landlock(version: int, writable: str, execute: bool = False) -> None:
+    """Allow reading everywhere and writing below ``writable``, and nothing else.
+
+    execute: allow the execution of readable files too.
+    """
     # Access rights of the first version.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
@@ -120,7 +123,7 @@ def landlock(version: int, writable: str) -> None:
     attributes = struct.pack("<QQQ", rights, network, scopes)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _call("landlock", LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
-    read = (1 << 2) | (1 << 3)
+    read = (1 << 2) | (1 << 3) | int(execute)
     # Neither execution nor device files.
     write = rights & ~((1 << 0) | (1 << 6) | (1 << 11) | (1 << 15))
     for path, allowed in (("/", read), (writable, write), ("/dev", read | (1 << 1))):

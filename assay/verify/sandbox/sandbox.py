@@ -63,6 +63,7 @@ class Sandbox:
     unsafe: run without isolation, if the user waived it. Only limits of CPU time, memory and output
         apply.
     packages: packages that programs may import, already loaded in each process.
+    toolchain: folders that are readable and executable for commands (`toolchain.execute`).
     facts: description of the isolation.
 
     In `Limits`, ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB) apply to each
@@ -75,13 +76,20 @@ class Sandbox:
 
     facts: dict[str, Any]
 
-    def __init__(self, *, unsafe: bool = False, packages: Packages = NONE) -> None:
+    def __init__(
+        self,
+        *,
+        unsafe: bool = False,
+        packages: Packages = NONE,
+        toolchain: tuple[str, ...] = (),
+    ) -> None:
         if sys.platform != "linux":
             raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
         self.broken = False
         self.zygote: subprocess.Popen[bytes] | None = None
         self.unsafe = unsafe
         self.packages = packages
+        self.toolchain = toolchain
         self._start()
         self._probe()
 
@@ -91,6 +99,7 @@ class Sandbox:
             "control": theirs.fileno(),
             "preload": PRELOAD,
             "packages": self.packages.names,
+            "toolchain": self.toolchain,
             "loaded": self.packages.listed,
             "entries": self.packages.entries,
             "unsafe": self.unsafe,
@@ -128,7 +137,9 @@ class Sandbox:
     def _probe(self) -> None:
         """Test the isolation from inside, once per process."""
         key = (os.getpid(), os.geteuid(), self.packages)
-        if self.unsafe or key in _probed:
+        # The probe is a program of Python, which sees all folders of a toolchain. Its commands have
+        # attempts of their own (tests).
+        if self.unsafe or self.toolchain or key in _probed:
             return
         wrong = probe.isolation_faults(self.run(probe.program(), "", probe.LIMITS))
         if wrong:
@@ -201,20 +212,21 @@ class Sandbox:
         }
 
     def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
+        process = self.fork(stdin)
+        total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
+        return Session(process, next(_origins), limits, total, self.reap, on_call)
+
+    def fork(self, stdin: bytes, verb: bytes = b"fork") -> Process:
+        """Return a new isolated process. Raises SandboxTrouble."""
         if self.broken:
             self.close()
             self._start()
             self.broken = False
-        process = self._fork(stdin)
-        total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
-        return Session(process, next(_origins), limits, total, self._reap, on_call)
-
-    def _fork(self, stdin: bytes) -> Process:
         ours, theirs = socket.socketpair()
         output = (memory_file("stdout"), memory_file("stderr"))
         given = memory_file("stdin", stdin)
         try:
-            socket.send_fds(self.control, [b"fork"], [theirs.fileno(), given, *output])
+            socket.send_fds(self.control, [verb], [theirs.fileno(), given, *output])
             flags = socket.MSG_CMSG_CLOEXEC
             reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 1, flags)
             number = int(reply.decode().removeprefix("pid "))
@@ -229,7 +241,7 @@ class Sandbox:
             theirs.close()
             os.close(given)
 
-    def _reap(self, process: Process) -> int:
+    def reap(self, process: Process) -> int:
         """Return the wait status of a process that has ended."""
         if not self.broken:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):

@@ -63,15 +63,18 @@ def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruct
     return [*steps, refuse(otherwise)]
 
 
-def checks() -> dict[str, list[Instruction]]:
-    """Return the instructions for each CHECKED call, which run once its number is known."""
+def checks(processes: bool = False) -> dict[str, list[Instruction]]:
+    """Return the instructions for each CHECKED call, which run once its number is known.
+
+    processes: allow new processes, in the same namespaces.
+    """
     eperm = errno.EPERM
     return {
-        # Threads only: never a process or a namespace.
+        # Threads only: never a namespace, and a process only if allowed.
         "clone": [
             argument(0),
-            (AND, 0, 0, CLONE_THREAD | CLONE_NEW),
-            (EQUAL, 0, 1, CLONE_THREAD),
+            (AND, 0, 0, CLONE_NEW | (0 if processes else CLONE_THREAD)),
+            (EQUAL, 0, 1, 0 if processes else CLONE_THREAD),
             (RETURN, 0, 0, ALLOW),
             refuse(eperm),
         ],
@@ -93,8 +96,12 @@ def checks() -> dict[str, list[Instruction]]:
     }
 
 
-def program(machine: str) -> list[Instruction]:
+def program(
+    machine: str, more: frozenset[str] = frozenset(), processes: bool = False
+) -> list[Instruction]:
     """Return the filter's instructions for an architecture in `MACHINES`.
+
+    more: refused calls that are allowed. processes: see `checks`.
 
     They are a binary search over the numbers, because the kernel runs the filter at every call.
     """
@@ -108,11 +115,12 @@ def program(machine: str) -> list[Instruction]:
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     actions: dict[int, list[Instruction]] = {}
-    decide = checks()
+    decide = checks(processes)
     for number in numbers(ALLOWED, column).values():
         actions[number] = [(RETURN, 0, 0, ALLOW)]
-    for number in numbers(REFUSED, column).values():
-        actions[number] = [refuse(errno.EPERM)]
+    for name, number in numbers(REFUSED, column).items():
+        allowed = [(RETURN, 0, 0, ALLOW)]
+        actions[number] = allowed if name in more else [refuse(errno.EPERM)]
     for name, number in numbers(CHECKED, column).items():
         actions[number] = decide[name]
     return steps + search(segments(actions))
@@ -143,10 +151,12 @@ def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 class Filter:
     """The filter for this machine, assembled once and installed in each forked process."""
 
-    def __init__(self, machine: str) -> None:
+    def __init__(
+        self, machine: str, more: frozenset[str] = frozenset(), processes: bool = False
+    ) -> None:
         if machine not in MACHINES or sys.byteorder != "little":
             raise OSError(f"no filter of system calls for {machine}")
-        steps = program(machine)
+        steps = program(machine, more, processes)
         self.size = len(steps)
         self.code = ctypes.create_string_buffer(
             b"".join(struct.pack("<HBBI", *step) for step in steps)

@@ -7,6 +7,7 @@ commonly use and then answers the worker over a socket:
     "map" (its only question)             -> which users its namespace has
     "facts {...}"                         when it is ready
     b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N", with a descriptor of it
+    b"execute" + 4 descriptors: the same, for a process that executes a command (`commands`)
     b"reap N" -> b"status S"      the exit status, as of wait; N has ended, or is about to
     end of file -> this process ends, and with it everything forked from it
 """
@@ -29,7 +30,7 @@ from typing import Any
 
 # Package name of the sibling files.
 PACKAGE = "inside"
-SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent")
+SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent", "commands")
 # These modules need shared libraries of the host, which are not visible later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 # Shared libraries of the host that packages are linked with (PEP 600), which are not visible later.
@@ -113,10 +114,16 @@ def load_host_libraries() -> None:
             ctypes.CDLL(name)
 
 
-def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
-    """Become the process of one submission. Never returns."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    confine = isolation.enter()
+def child(
+    channel: int, streams: list[int], agent: Any, isolation: Any, commands: Any = None
+) -> None:
+    """Become the process of one submission. Never returns.
+
+    commands: the module, if this process executes a command.
+    """
+    if commands is None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    confine = isolation.enter(commands is not None)
     for number, descriptor in enumerate([*streams, channel]):
         os.dup2(descriptor, number)
     os.closerange(FIRST_CLOSED, 1024)
@@ -124,21 +131,22 @@ def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
         del sys.modules[name]
     sys.argv[:] = ["main.py"]
     sys.orig_argv[:] = ["main.py"]
-    agent.main(confine)
+    (agent if commands is None else commands).main(confine)
 
 
-def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
+def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> None:
     """Answer the worker until it closes the socket."""
     folders: dict[int, str] = {}
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 64, 4)
         verb, _, number = request.decode().partition(" ")
-        if verb == "fork":
+        if verb in ("fork", "execute"):
             isolation.before_fork()
             pid = os.fork()
             if pid == 0:
                 try:
-                    child(descriptors[0], descriptors[1:], agent, isolation)
+                    executes = commands if verb == "execute" else None
+                    child(descriptors[0], descriptors[1:], agent, isolation, executes)
                 except BaseException as error:  # SystemExit too, raised in the forked interpreter
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
@@ -197,7 +205,7 @@ def main() -> None:
     # Forked processes then share these pages.
     gc.freeze()
     control.send(("facts " + json.dumps(facts)).encode())
-    serve(control, modules["agent"], isolation)
+    serve(control, modules["agent"], isolation, modules["commands"])
 
 
 if __name__ == "__main__":
