@@ -18,12 +18,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from assay.types import Problem
 from assay.verify.base import Limits
+from assay.verify.programs.program import Program, parse
+from assay.verify.programs.running import ProgramRun
+from assay.verify.programs.spec import read_spec
 from assay.verify.sandbox import Sandbox
+from assay.verify.sandbox.packages import find_packages
 from assay.verify.sandbox.sandbox import PRELOAD
 
 LIMITS = Limits(cpu_seconds=5.0, memory_mib=256)
 MODULE = "def add(a, b):\n    return a + b\n"
+WITH_NUMPY = "import numpy as np\ndef f(x):\n    return np.array(x) * 2\n"
 SCRIPT = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 # What a fork alone costs an interpreter that has loaded the same modules.
@@ -58,22 +64,30 @@ def run_script(sandbox: Sandbox) -> None:
     assert sandbox.run(SCRIPT, "2 3\n", LIMITS).stdout == "5\n"
 
 
+def judge_with_numpy(sandbox: Sandbox) -> None:
+    """The verdict of a program that imports numpy: one test of data and one of the row's code."""
+    tests = [{"args": [[1, 2]], "expected": [2, 4]}, "assert np.allclose(f([1, 2]), [2, 4])"]
+    spec = read_spec(Problem("p", "", {"tests": tests, "packages": ["numpy"]}))
+    program = Program(WITH_NUMPY, WITH_NUMPY, "", parse(WITH_NUMPY)[0])
+    assert all(each.passed for each in ProgramRun(sandbox, spec, program).results())
+
+
 def measure(
-    work: Callable[[Sandbox], None], seconds: float, unsafe: bool = False
+    work: Callable[[Sandbox], None], seconds: float, unsafe: bool = False, **more: Any
 ) -> dict[str, float]:
     """Repeat ``work`` for ``seconds``; returns its rate and milliseconds, after a warm start.
 
     cpu_ms: of every process together, the kernel's part included; on a busy machine it says more
     than the rate does.
     """
-    with Sandbox(unsafe=unsafe) as sandbox:
+    with Sandbox(unsafe=unsafe, **more) as sandbox:
         work(sandbox)
     started_cpu = cpu_seconds()
-    with Sandbox(unsafe=unsafe):
+    with Sandbox(unsafe=unsafe, **more):
         pass
     before = cpu_seconds()
     start_alone = before - started_cpu
-    with Sandbox(unsafe=unsafe) as sandbox:
+    with Sandbox(unsafe=unsafe, **more) as sandbox:
         work(sandbox)
         times: list[float] = []
         end = time.perf_counter() + seconds
@@ -118,6 +132,9 @@ def figures(seconds: float, workers: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "load_and_3_calls": isolated,
         "script": measure(run_script, seconds),
+        "verdict_with_numpy": measure(
+            judge_with_numpy, seconds, packages=find_packages(("numpy", "sympy"))
+        ),
         "without_isolation": measure(load_and_call, seconds, unsafe=True),
         "bare_forks_per_second": round(forks, 1),
         "bare_fork_cpu_ms": round(fork_ms, 2),

@@ -98,8 +98,7 @@ def judge_program(problem: Problem, completion: Completion) -> Part:
             return Part.not_judged("unavailable", str(error))
         try:
             return _judged(sandbox, spec, source)
-        except BaseException:
-            # The sandbox's state is unknown after an error.
+        except BaseException:  # the sandbox's state is unknown after any error
             _discard()
             raise
 

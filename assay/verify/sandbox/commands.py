@@ -31,8 +31,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Execute one command. Never returns."""
     try:
         _serve(confine)
-    except BaseException as error:
-        # The worker reads this message.
+    except BaseException as error:  # of any kind: the worker reads this message
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(70)
@@ -68,7 +67,7 @@ def _execute(request: dict[str, Any], confine: Callable[[dict[str, Any]], None])
         os.close(CHANNEL)
         confine(request["limits"])
         os.execve(request["command"][0], request["command"], request["environment"])
-    except BaseException as error:
+    except BaseException as error:  # of any kind: this process must not continue
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(NOT_EXECUTED)
