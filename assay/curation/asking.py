@@ -25,8 +25,15 @@ class AskingSettings(StageSettings):
     """A folder, a hub name, or a run (RUN, RUN@best, RUN@120), which is sampled as in training.
     With `url`: the model's name on the server."""
     url: Text | None = None
-    """URL of an OpenAI-compatible server, such as ``http://localhost:8000/v1``. None: the model is
-    loaded in this process, and the built-in engine samples."""
+    """URL of an OpenAI-compatible server, such as ``http://localhost:8000/v1``, whose chat endpoint
+    is asked. The server applies the chat template, and `model` need not be on this machine. None:
+    prompts are rendered here."""
+    server: Text | None = None
+    """URL of an OpenAI-compatible server of `model` that samples from token ids
+    (docs/serving.md#sample-from-the-server). None: the model is loaded, and the generator of
+    ``[config.scale]`` samples."""
+    actors: Natural | None = None
+    """Number of processes that sample (extra ``ray``). None: this process."""
     api_key_env: Text = "ASSAY_SERVER_KEY"
     """Environment variable with the server's API key, if the server needs one."""
     concurrency: Count = 16
@@ -51,7 +58,8 @@ class AskingSettings(StageSettings):
     config: dict[str, dict[str, Any]] = Field(default={})
     """Sections of a training configuration (docs/configuration.md) for sampling and judging:
     ``[config.data]``, ``[config.sampling]``, ``[config.tools]``, ``[config.engine]``,
-    ``[config.verification]``. Missing keys have the values of the model's run, else the defaults.
+    ``[config.scale]``, ``[config.server]``, ``[config.verification]``. Missing keys have the values
+    of the model's run, else the defaults.
     """
 
     def num_asked(self, num_read: int | None) -> int | None:
@@ -81,6 +89,12 @@ class AskingSettings(StageSettings):
         if url is not None and not is_url(url):
             raise ValueError(f"accepted: {ADDRESS}")
         return url
+
+    @model_validator(mode="after")
+    def _samples_once(self) -> AskingSettings:
+        if self.url is not None and (self.server is not None or self.actors is not None):
+            raise ValueError("url: accepted: without server and actors: one of them samples")
+        return self
 
     @model_validator(mode="after")
     def _samples_differ(self) -> AskingSettings:
@@ -127,7 +141,9 @@ class StepLabelSettings(AskingSettings):
     @classmethod
     def _samples_here(cls, url: str | None) -> str | None:
         if url is not None:
-            raise ValueError("accepted: no url; a server does not continue a given text")
+            raise ValueError(
+                "accepted: no url, whose chats do not continue a given text; set server"
+            )
         return url
 
 

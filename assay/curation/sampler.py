@@ -13,18 +13,24 @@ from assay.config import SamplingConfig, TrainConfig
 from assay.config.toml_text import merged
 from assay.curation.asking import AskingSettings
 from assay.curation.output import Output
-from assay.curation.server import ServerGenerator
+from assay.curation.server import ChatServer
 from assay.data.chat import chat_of, with_effort
 from assay.data.completions import Record
 from assay.data.problems import check_spec
 from assay.errors import ConfigError, DataError, message
 from assay.generate.base import Generator
-from assay.generate.engine import Engine
 from assay.host.startup import doing
 from assay.run.startup import show_startup
-from assay.session.assemble import Session, open_session, open_verifiers, show_sampling, with_slots
+from assay.session.assemble import open_verifiers, show_sampling, with_slots
 from assay.session.evaluate import sample_and_judge
 from assay.session.sampling import SamplingOptions, sampling_config
+from assay.session.sampling_session import (
+    Sampler,
+    SamplingSession,
+    check_sampling,
+    open_sampling,
+)
+from assay.session.server_generator import ServerGenerator
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
@@ -80,11 +86,13 @@ def sampled(
     not fit, and ``no_reply`` those without a reply from the server.
     """
     config = sampling_of(settings)
+    check_sampling(config)
     with show_startup():
-        verifiers = open_verifiers(config, out)
+        verifiers = open_verifiers(config, out, actors=True)
 
     def check(row: Record) -> None:
         problem = problem_of(row)
+        check_sampling(config, [problem])
         if judged:
             check_spec(problem, verifiers.check_problem)
 
@@ -95,8 +103,10 @@ def sampled(
         config = with_slots(config, len(rows) * settings.num_samples)
         total = len(rows) * settings.num_samples * len(modes)
         with show_startup():
-            session = open_session(config, verifiers)
-        generator, at_once = _engine_of(session, style, total, out), config.engine.slots
+            session = open_sampling(config, verifiers, out)
+        slots, server = config.engine.slots, config.server
+        at_once = slots if server.url is None else server.concurrency
+        generator = _generator_of(session, style, total, out)
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
@@ -137,16 +147,24 @@ def _ask(
     sampling: SamplingConfig,
     num_samples: int,
 ) -> Iterator[Sampled]:
+    """Yield the groups with a completion; those that a server did not give are left out."""
     if verifiers is None:
-        for group in generator.generate(problems, sampling, num_samples):
-            yield Sampled(group, [None] * len(group.completions))
-        return
-    judged = sample_and_judge(generator, verifiers, problems, sampling, num_samples)
-    yield from map(Sampled, *judged)
+        groups = generator.generate(problems, sampling, num_samples)
+        verdicts: Sequence[Sequence[Verdict | None]] = [[None] * num_samples] * len(groups)
+    else:
+        groups, verdicts = sample_and_judge(generator, verifiers, problems, sampling, num_samples)
+    for group, judged in zip(groups, verdicts, strict=True):
+        pairs = zip(group.completions, judged, strict=True)
+        given = [pair for pair in pairs if pair[0].failure is None]
+        if given:
+            completions = tuple(one for one, _ in given)
+            yield Sampled(
+                replace(group, completions=completions), [verdict for _, verdict in given]
+            )
 
 
-def _engine_of(session: Session, style: Style, total: int, stack: ExitStack) -> Engine:
-    """Show the engine's progress out of ``total`` completions until ``stack`` closes."""
+def _generator_of(session: SamplingSession, style: Style, total: int, stack: ExitStack) -> Sampler:
+    """Show the generator's progress out of ``total`` completions until ``stack`` closes."""
     data = session.config.data
     render, is_plain = session.renderer.render, session.renderer.template == "base"
     template = data.prompt_template if is_plain else None
@@ -156,7 +174,7 @@ def _engine_of(session: Session, style: Style, total: int, stack: ExitStack) -> 
     return session.generator
 
 
-def _open_server(settings: AskingSettings, config: TrainConfig, style: Style) -> ServerGenerator:
+def _open_server(settings: AskingSettings, config: TrainConfig, style: Style) -> ChatServer:
     data = config.data
 
     def render(problem: Problem) -> list[Message]:
@@ -164,7 +182,7 @@ def _open_server(settings: AskingSettings, config: TrainConfig, style: Style) ->
         prompt = with_effort(prompt, config.sampling, problem.effort, problem.place)
         return chat_of(prompt, data.system_prompt)
 
-    return ServerGenerator(
+    return ChatServer(
         str(settings.url),
         settings.model,
         render,
@@ -187,6 +205,8 @@ def sampling_of(settings: AskingSettings) -> TrainConfig:
         trust_run=settings.trust_run,
         seed=settings.seed,
         device=settings.device,
+        server=settings.server,
+        actors=settings.actors,
     )
     model = settings.model if settings.url is None else "(a server)"
     config = sampling_config(model, settings.inputs, options)
@@ -199,4 +219,5 @@ def sampling_of(settings: AskingSettings) -> TrainConfig:
 
 
 def _last_trouble(generator: Generator) -> str:
-    return generator.no_replies[-1] if isinstance(generator, ServerGenerator) else "no completion"
+    lost = generator.no_replies if isinstance(generator, ServerGenerator) else []
+    return lost[-1] if lost else "no completion"

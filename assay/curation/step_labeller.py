@@ -25,11 +25,12 @@ from assay.host.terminal import say
 from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.rollout_log import RolloutLog
 from assay.run.startup import show_startup
-from assay.session.assemble import open_session, open_verifiers, show_sampling
+from assay.session.assemble import open_verifiers, show_sampling
 from assay.session.consent import open_config
 from assay.session.evaluate import Judge, judge_groups
 from assay.session.prefixes import PREFIX, PrefixRenderer
 from assay.session.recorded import recorded_groups
+from assay.session.sampling_session import check_sampling, open_sampling
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 COMPLETIONS_AT_ONCE = 16
@@ -130,13 +131,15 @@ def label_rows(settings: StepLabelSettings, out: Output) -> None:
         "verifier": config.data.verifier,
         "sampling": sampling.model_dump(mode="json"),
         "seed": config.run.seed,
+        **({} if config.server.url is None else {"server": config.server.url}),
     }
     earlier = labelled_before(settings.labelled, facts)
     with show_startup():
-        verifiers = open_verifiers(config, out)
+        check_sampling(config)
+        verifiers = open_verifiers(config, out, actors=True)
         with doing("checking the rows"):
             items = load_judged(settings, out, verifiers.check_problem)
-        session = open_session(config, verifiers)
+        session = open_sampling(config, verifiers, out)
     session.generator.render = PrefixRenderer(session.renderer)
     show_sampling(session.generator, out, quiet=False)
     labeller = StepLabeller(
@@ -276,6 +279,7 @@ def _whole(group: Group) -> Group:
         replace(
             Completion.from_text(prefix + one.text, one.id, one.think),
             finish_reason=one.finish_reason,
+            failure=one.failure,
         )
         for one in group.completions
     )

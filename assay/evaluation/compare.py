@@ -29,6 +29,7 @@ from assay.run.startup import show_startup
 from assay.session.assemble import open_verifiers, show_sampling, with_slots
 from assay.session.completion_server import find_served
 from assay.session.evaluate import Evaluation, Judge, evaluate
+from assay.session.kept_completions import KeptCompletions, keeping, settings_of
 from assay.session.results import sample_lines
 from assay.session.sampling import (
     SamplingOptions,
@@ -95,13 +96,21 @@ def compare(
             sets = [_open_set(*one, *about) for one in sources]
         if options.get("verifier") is None:
             _check_one_verifier(configs, sets)
+        kept = None
+        if out is not None:
+            heats = [configuration.at_temperature(one.sampling, temperature) for one in configs]
+            facts = {
+                side: settings_of(config, heat, num_samples) if recorded is None else None
+                for side, config, heat, recorded in zip("AB", configs, heats, files, strict=True)
+            }
+            kept = stack.enter_context(KeptCompletions(Path(out), facts))
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
         adapter = options.get("adapter")
         shown = (names[0], names[1] if adapter is None else f"{names[1]} with {adapter}")
         for name, side, config, recorded in zip(shown, "AB", configs, files, strict=True):
             sampling = configuration.at_temperature(config.sampling, temperature)
-            asked = _Asked(name, side, sampling, file, judging is not None)
+            asked = _Asked(name, side, sampling, file, judging is not None, kept)
             if recorded is not None:
                 found.append([asked.measure(*recorded.of(one), one) for one in sets])
                 continue
@@ -263,13 +272,17 @@ class _Unverified:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A model to sample from. file: receives every completion. keeps: a judge needs them later."""
+    """A model to sample from. file: receives every completion. keeps: a judge needs them later.
+
+    kept: completions that a killed comparison had sampled.
+    """
 
     name: str
     side: str
     sampling: SamplingConfig
     file: Any
     keeps: bool
+    kept: KeptCompletions | None = None
 
     def measure(
         self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
@@ -314,7 +327,8 @@ def _engine(
             problems = fitted[one.name]
             useless = useless_thinking(session.renderer, problems, asked.sampling)
             with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
-                done = asked.measure(session.generator, problems, num_samples, one)
+                generator = keeping(session.generator, asked.kept, f"{asked.side} {one.name}")
+                done = asked.measure(generator, problems, num_samples, one)
             if one.fitting:
                 done.left_out = sorted(set(_ids(one.problems)) - set(_ids(problems)))
             return replace(done, useless=useless)

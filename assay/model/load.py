@@ -117,12 +117,16 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
 
 @dataclass(frozen=True, eq=False)
 class ModelOutline:
-    """What a command needs of a model that a server samples: all but the weights."""
+    """What a command needs of a model that a server samples: all but the weights.
+
+    vocabulary: number of token ids.
+    """
 
     tokenizer: Any
     name: str
     context_length: int | None
     eos_ids: tuple[int, ...]
+    vocabulary: int
 
 
 @doing("loading the tokenizer")
@@ -140,6 +144,7 @@ def load_outline(config: ModelConfig) -> ModelOutline:
         name=config.path if config.adapter is None else f"{config.path} with {config.adapter}",
         context_length=getattr(shell.config.get_text_config(), "max_position_embeddings", None),
         eos_ids=find_eos_ids(shell, tokenizer),
+        vocabulary=max(len(tokenizer), shell.config.get_text_config().vocab_size),
     )
 
 

@@ -23,7 +23,7 @@ from assay.endpoint.costs import Budget
 from assay.endpoint.http_client import EndpointFailure
 from assay.endpoint.replies import read_usage, shown
 from assay.endpoint.settings import ADDRESS, Endpoint, Settings, completions_url, is_url
-from assay.errors import ConfigError, DataError, ModelError, message
+from assay.errors import ConfigError, DataError, message
 from assay.generate.finish import finished_completion
 from assay.generate.sampler import completion_key
 from assay.model.load import ModelOutline
@@ -136,11 +136,16 @@ class CompletionServer(ServerGenerator):
                         raise ConfigError(message(self.where, trouble.detail, ACCEPTED)) from None
         self._check_first(reply, prompt)
         self.offer = Offer(extras, reply.tokens is not None, reply.has_stop_reason)
+        self._check_offer(sampling)
+
+    def _check_offer(self, sampling: SamplingConfig) -> None:
+        """Raise ConfigError for settings that the server does not support."""
+        assert self.offer is not None, "check is called first"
         if sampling.stop and not self.offer.stop_reasons:
             found = f"{sampling.stop[0]!r}, with a server that does not name the stop string"
             raise ConfigError(message("sampling.stop", found, "none, or vLLM's server"))
         for key in ("top_k", "min_p"):
-            if getattr(sampling, key) and not extras:
+            if getattr(sampling, key) and not self.offer.extras:
                 found = f"{getattr(sampling, key)}, with a server that takes OpenAI's keys alone"
                 raise ConfigError(message(f"sampling.{key}", found, "none"))
 
@@ -153,17 +158,16 @@ class CompletionServer(ServerGenerator):
         if reply.tokens is None:
             return
         decode = partial(self._outline.tokenizer.decode, clean_up_tokenization_spaces=False)
-        ours = {
-            decode(reply.tokens, skip_special_tokens=skip).strip() for skip in (True, False)
-        } | {decode(reply.tokens[:-1]).strip()}
-        # A token may end within a character, which is then not shown alike.
-        if reply.text.strip() not in ours and not any("\ufffd" in each for each in ours):
-            found = f"another tokenizer: its {shown(reply.text)} is {shown(min(ours))} of the model"
+        read = [reply.tokens, reply.tokens[:-1]]
+        ours = [decode(one, skip_special_tokens=skip) for one in read for skip in (True, False)]
+        if not any(_are_alike(one, reply.text) for one in ours):
+            found = f"another tokenizer: its {shown(reply.text)} is {shown(ours[0])} of the model"
             accepted = "a server of model.path"
             raise ConfigError(message(self.where, found, accepted, "name its model"))
 
     @contextmanager
     def _asking(self, sampling: SamplingConfig) -> Iterator[Ask]:
+        self._check_offer(sampling)
         with open_client(self._config, "completions", sampling.max_tokens) as client:
             yield partial(self._ask, client, sampling)
 
@@ -196,6 +200,9 @@ class CompletionServer(ServerGenerator):
         assert self.offer is not None
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
+        if max(reply.tokens or [0]) >= self._outline.vocabulary:
+            found = f"token {max(reply.tokens or [0])} of {self._outline.vocabulary}"
+            raise EndpointFailure("error", f"the model does not have {found}", retry=False)
         return reply
 
     def _completion(
@@ -210,19 +217,11 @@ class CompletionServer(ServerGenerator):
                 return Completion.from_text(reply.text, name, prompt.think, len(tokens), reason)
             # Some servers leave the end token out.
             tokens = np.append(tokens, np.int32(ends[0]))
-        sampled = np.ones(len(tokens), np.bool_)
-        try:
-            return finished_completion(
-                self._outline.tokenizer,
-                name,
-                prompt,
-                tokens,
-                _behavior(reply, tokens, sampling),
-                reason,
-                sampled=sampled,
-            )
-        except (ModelError, OverflowError, IndexError) as error:
-            raise EndpointFailure("error", str(error), retry=False) from error
+        behavior, sampled = _behavior(reply, tokens, sampling), np.ones(len(tokens), np.bool_)
+        tokenizer = self._outline.tokenizer
+        return finished_completion(
+            tokenizer, name, prompt, tokens, behavior, reason, sampled=sampled
+        )
 
     def _body(
         self, prompt: Prompt, sampling: SamplingConfig, key: int, extras: bool
@@ -386,6 +385,14 @@ def _behavior(reply: Reply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
 
 def _table(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """Whether two texts of the same tokens agree, apart from tokens that are part of a character.
+
+    Servers show these as a replacement character, or leave them out.
+    """
+    return one.replace("\ufffd", "").strip() == other.replace("\ufffd", "").strip()
 
 
 def _tables(value: Any) -> Sequence[dict[str, Any]]:

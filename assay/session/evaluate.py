@@ -46,7 +46,8 @@ class Judge(Protocol):
 
 def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
     """Judge complete groups; returns their verdicts in the order of the groups."""
-    with verifiers.judging() as judging:
+    with verifiers.judging() as own:
+        judging = _GivenAlone(own)
         for group in groups:
             judging.add(group)
         return judging.verdicts(groups)

@@ -73,21 +73,22 @@ def open_sampling(
 def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> None:
     """Raise ConfigError, before anything is loaded, for what the generator cannot do.
 
-    problems: their efforts may set a thinking budget.
+    problems: their efforts, or their parts of a mixture, may set a thinking budget.
     """
     if config.server.url is None:
         return
     where, sampling, tools = "server.url", config.sampling, config.tools
     # A model that injects tokens on the way has to be steered from inside.
     asked = [*tools.names, *filter(None, [tools.environment])]
-    efforts = {None, *(problem.effort for problem in problems)}
-    controlled = [one for one in efforts if sampling.controls_thinking(one)]
+    pairs = [(sampling, None)]
+    pairs += [(config.sampling_of(one.tags, sampling), one.effort) for one in problems]
+    controlled = [own for own, effort in pairs if own.controls_thinking(effort)]
     remedy = "remove it, or sample with the engine (without --server)"
     if asked:
         found = f"tools ({', '.join(asked)}), whose results are injected tokens"
         raise ConfigError(message(where, found, "a configuration without tools", remedy))
     if controlled:
-        key = "min_think" if sampling.budget(controlled[0]) is None else "a thinking budget"
+        key = "a thinking budget" if controlled[0].min_think is None else "min_think"
         found = f"{key}, which injects tokens"
         raise ConfigError(message(where, found, "sampling without thinking controls", remedy))
     if config.scale.rollout_actors is not None or config.scale.generator != "engine":

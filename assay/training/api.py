@@ -42,6 +42,7 @@ from assay.session.assemble import (
 from assay.session.consent import open_config
 from assay.session.evaluate import Evaluation, sample_each
 from assay.session.evaluate import evaluate as measure
+from assay.session.kept_completions import KeptCompletions, keeping, settings_of
 from assay.session.learners import rate_words
 from assay.session.results import (
     DryRun,
@@ -170,7 +171,8 @@ def evaluate(
     name none; None: that of the run, or ``math``. overrides: changes to the configuration, such as
     ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their verifier. trust_run:
     import the Python code that a foreign run names. out: a JSONL file for all completions and
-    verdicts. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a
+    verdicts; the same call goes on after a kill (``out`` with the suffix ``.part``). device:
+    ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a
     run's checkpoint with adapters, to load on a base model; the base model may be at another path
     than the adapter records. server: URL of an OpenAI-compatible server that samples; ``model``
     then gives the tokenizer and the settings (docs/serving.md). actors: number of processes that
@@ -188,14 +190,17 @@ def evaluate(
                 str(model), sources, max_problems, num_samples, options, stack
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
-        sink = None
+        sink, kept = None, None
         if out is not None:
+            facts = settings_of(session.config, sampling, num_samples)
+            kept = stack.enter_context(KeptCompletions(Path(out), facts))
             file = stack.enter_context(open(out, "w", encoding="utf-8"))
             sink = lambda *judged: file.writelines(sample_lines(*judged))  # noqa: E731
         watch = show_sampling(session.generator, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
             return measure(
-                *(session.generator, session.verifiers, rows, sampling, num_samples, sink),
+                *(keeping(session.generator, kept), session.verifiers, rows, sampling),
+                *(num_samples, sink),
                 sampling_of=lambda problem: session.config.sampling_of(problem.tags, sampling),
             )
 

@@ -1,0 +1,300 @@
+"""Completions of an evaluation, kept while it is under way, so that a kill does not lose them.
+
+    out.jsonl         the completions with their verdicts, written as they are judged
+    out.jsonl.part    every finished completion, until the command has ended
+
+The first line of the second file has the settings that the completions depend on (`settings_of`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from assay.config import SamplingConfig, TrainConfig
+from assay.errors import RunError, message
+from assay.generate.base import Generator
+from assay.generate.oversampling import OversamplingCutoff
+from assay.host.records import as_object, check_regular
+from assay.host.removal import remove_file
+from assay.host.terminal import say
+from assay.model.load import find_parts
+from assay.model.weights import Weights
+from assay.types import Completion, Group, Problem, Prompt
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+REMEDY = "give another --out, finish that evaluation first, or remove the file"
+_ARRAYS = {
+    "tokens": np.int32,
+    "behavior_logprobs": np.float32,
+    "sampled": np.bool_,
+    "model_logprobs": np.float32,
+}
+_PLAIN = ("text", "finish_reason", "policy_version", "num_think_tokens")
+
+
+class KeptCompletions(AbstractContextManager["KeptCompletions"]):
+    """The finished completions of one command, by set and id.
+
+    facts: what they depend on. The file is created with the first completion. It is removed when
+    the context ends without an exception. Raises RunError for a file with other facts.
+    """
+
+    def __init__(self, out: Path, facts: Mapping[str, Any]) -> None:
+        self.path = out.with_name(f"{out.name}.part")
+        self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+        # Where the row of a completion begins. Rows stay on the disk: there may be very many.
+        self._places: dict[tuple[str, str], int] = {}
+        self._size = 0
+        self._file: BinaryIO | None = None
+        self._read()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+        if kind is None:
+            remove_file(self.path)
+        elif self._places:
+            kept = f"{len(self._places)} completions are kept in {self.path}"
+            say(f"note: {kept}; the same command goes on from there")
+
+    def find(self, part: str, name: str, prompt: Prompt) -> Completion | None:
+        """Return a kept completion; None: there is none, or its prompt was another."""
+        if (place := self._places.get((part, name))) is None:
+            return None
+        file = self._opened()
+        file.seek(place)
+        row: dict[str, Any] = json.loads(file.readline())
+        return _completion(row, prompt) if row["prompt"] == digest_of(prompt) else None
+
+    def add(self, part: str, prompt: Prompt, completion: Completion) -> None:
+        """Keep a completion."""
+        if not self._size:
+            self._write(self._facts)
+        self._places[part, completion.id] = self._size
+        self._write({"part": part, "prompt": digest_of(prompt), **_row(completion)})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        file, line = self._opened(), f"{json.dumps(row)}\n".encode()
+        file.seek(self._size)
+        file.write(line)
+        file.flush()
+        self._size += len(line)
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            # Closed at the exit of the context.
+            self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
+            # A line that a kill left incomplete.
+            self._file.truncate(self._size)
+        return self._file
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            return
+        check_regular(self.path)
+        with open(self.path, "rb") as file:
+            for line in file:
+                row = as_object(line) if line.endswith(b"\n") else None
+                if row is None:
+                    return
+                if not self._size and row != self._facts:
+                    found = f"completions sampled with {_difference(row, self._facts)}"
+                    accepted = "those of this evaluation, which goes on from them"
+                    raise RunError(message(str(self.path), found, accepted, REMEDY))
+                if self._size:
+                    self._places[str(row.get("part")), str(row.get("id"))] = self._size
+                self._size += len(line)
+
+
+class KeepingGenerator:
+    """Generator that keeps each completion, and samples only those that are not kept.
+
+    part: name of a set of problems, in which ids are unique.
+    """
+
+    def __init__(self, generator: Any, kept: KeptCompletions, part: str = "") -> None:
+        self.generator, self.kept, self.part = generator, kept, part
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the sampling policy."""
+        return self.generator.policy_version
+
+    @property
+    def exact(self) -> bool:
+        """Whether the generator's log-probabilities equal the learner's."""
+        return self.generator.exact
+
+    @property
+    def gives_model_logprobs(self) -> bool:
+        """Whether the generator returns the model's log-probabilities."""
+        return self.generator.gives_model_logprobs
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+        cutoff: OversamplingCutoff | None = None,
+    ) -> list[Group]:
+        """Return one group per problem. A completion that failed before is sampled again."""
+        prompts = {problem.group_id: self.generator.render(problem) for problem in problems}
+        numbers = range(first_sibling, first_sibling + group_size)
+        found: dict[str, Group] = {}
+        missing: dict[tuple[int, ...], list[Problem]] = {}
+
+        def ended(group: Group) -> None:
+            found[group.id] = group
+            if on_group is not None:
+                on_group(group)
+
+        for problem in problems:
+            there = self._there(problem, prompts[problem.group_id], numbers)
+            lacking = tuple(n for n in numbers if n not in there)
+            if lacking:
+                missing.setdefault(lacking, []).append(problem)
+            else:
+                siblings = tuple(there[n] for n in numbers)
+                ended(Group(problem, prompts[problem.group_id], siblings))
+        for lacking, those in missing.items():
+            self._sample(those, lacking, sampling, numbers, prompts, ended)
+        return [found[problem.group_id] for problem in problems]
+
+    def _sample(
+        self,
+        problems: Sequence[Problem],
+        lacking: Sequence[int],
+        sampling: SamplingConfig,
+        numbers: range,
+        prompts: Mapping[str, Prompt],
+        ended: Callable[[Group], None],
+    ) -> None:
+        """Sample the completions with the lacking numbers, and finish the groups."""
+
+        def keep(group: Group) -> None:
+            for one in group.completions:
+                if one.failure is None:
+                    self.kept.add(self.part, group.prompt, one)
+            if len(lacking) == len(numbers):
+                ended(group)
+
+        if len(lacking) == len(numbers):
+            self.generator.generate(problems, sampling, len(numbers), numbers.start, keep)
+            return
+        fresh: dict[str, Completion] = {}
+        for number in lacking:
+            for group in self.generator.generate(problems, sampling, 1, number, keep):
+                fresh |= {one.id: one for one in group.completions}
+        for problem in problems:
+            prompt = prompts[problem.group_id]
+            there = self._there(problem, prompt, numbers)
+            siblings = (fresh.get(f"{problem.group_id}/{n}") or there[n] for n in numbers)
+            ended(Group(problem, prompt, tuple(siblings)))
+
+    def _there(self, problem: Problem, prompt: Prompt, numbers: range) -> dict[int, Completion]:
+        """Return the kept completions of a problem by number."""
+        names = {n: f"{problem.group_id}/{n}" for n in numbers}
+        found = {n: self.kept.find(self.part, name, prompt) for n, name in names.items()}
+        return {n: one for n, one in found.items() if one is not None}
+
+    def sleep(self) -> None:
+        """Free the memory that only sampling needs."""
+        self.generator.sleep()
+
+    def load_policy(self, weights: Weights) -> None:
+        """Load weights for all further sampling."""
+        self.generator.load_policy(weights)
+
+
+def keeping(generator: Generator, kept: KeptCompletions | None, part: str = "") -> Generator:
+    """Return a generator that keeps its completions; the generator itself if there is no file."""
+    return generator if kept is None else KeepingGenerator(generator, kept, part)
+
+
+def settings_of(config: TrainConfig, sampling: SamplingConfig, num_samples: int) -> dict[str, Any]:
+    """Return the settings that completions depend on, apart from their prompts.
+
+    The number of actors is not among them: it changes no completion.
+    """
+    server = config.server
+    facts: dict[str, Any] = {
+        "model": config.model.model_dump(mode="json", exclude_none=True),
+        "server": None if server.url is None else {"url": server.url, "model": server.model},
+        "generator": config.scale.generator,
+        "sampling": sampling.model_dump(mode="json"),
+        "mixture": {
+            name: part.sampling_changes for name, part in sorted(config.data.mixture.items())
+        },
+        "tools": config.tools.model_dump(mode="json"),
+        "seed": config.run.seed,
+        "samples": num_samples,
+    }
+    return facts if server.url is not None else {**facts, "weights": _weights(config)}
+
+
+def digest_of(prompt: Prompt) -> str:
+    """Return a digest of a prompt's tokens and think mode."""
+    text = f"{prompt.think.mode} ".encode() + prompt.tokens.tobytes()
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _weights(config: TrainConfig) -> list[list[Any]]:
+    """Return name, size and time of change of a model's files: another training changes them."""
+    source, adapter = find_parts(config.model)
+    folders = [Path(source.place), *([adapter] if adapter else [])]
+    files = [file for folder in folders for kind in WEIGHTS for file in sorted(folder.glob(kind))]
+    return [[one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in files]
+
+
+def _row(completion: Completion) -> dict[str, Any]:
+    arrays = {name: getattr(completion, name) for name in _ARRAYS}
+    coded = {
+        name: base64.b64encode(array.tobytes()).decode()
+        for name, array in arrays.items()
+        if array is not None
+    }
+    spans = {"turn_ends": completion.turn_ends, "said": completion.said}
+    plain = {name: getattr(completion, name) for name in _PLAIN}
+    return {"id": completion.id, **plain, **spans, **coded}
+
+
+def _completion(row: Mapping[str, Any], prompt: Prompt) -> Completion:
+    arrays = {
+        name: np.frombuffer(base64.b64decode(row[name]), kind)
+        for name, kind in _ARRAYS.items()
+        if name in row
+    }
+    spans: dict[str, Any] = {
+        "turn_ends": tuple(row["turn_ends"]),
+        "said": tuple((start, end) for start, end in row["said"]),
+    }
+    plain = {name: row[name] for name in _PLAIN}
+    known = cast("dict[str, Any]", arrays)
+    return Completion(id=row["id"], think=prompt.think, **plain, **spans, **known)
+
+
+def _difference(before: Any, now: Any, key: str = "") -> str:
+    """Return the first difference between two JSON values, by its dotted key."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in [*now, *before]:
+            if before.get(name) != now.get(name):
+                return _difference(before.get(name), now.get(name), f"{key}.{name}".strip("."))
+    if key == "weights":
+        return "other weights in the same folder"
+    return f"{key} = {json.dumps(before)}, and not {json.dumps(now)}"
