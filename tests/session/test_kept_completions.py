@@ -167,22 +167,22 @@ def test_a_killed_comparison_goes_on(world: World, monkeypatch: pytest.MonkeyPat
     sets = [str(world.folder / name) for name in ("train.jsonl", "heldout.jsonl")]
     asked: dict[str, Any] = {"max_tokens": 6, "verifier": REWARD, "quiet": True}
     asked |= {"overrides": ["engine.num_slots=2"]}
-    whole = compare(*models, sets, out=world.folder / "whole.jsonl", **asked)
+    whole = compare(models[0], models[1], sets, out=world.folder / "whole.jsonl", **asked)
     out = world.folder / "out.jsonl"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 13 + 5)  # in the second model
-        compare(*models, sets, out=out, **asked)
+        compare(models[0], models[1], sets, out=out, **asked)
     with monkeypatch.context() as patch:
         sampled = kill_after(patch, 10**6)
-        found = compare(*models, sets, out=out, **asked)
+        found = compare(models[0], models[1], sets, out=out, **asked)
     assert len(sampled) < 13
     assert out.read_bytes() == (world.folder / "whole.jsonl").read_bytes()
     assert [one.gain for one in found.sets] == [one.gain for one in whole.sets]
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 4)
-        compare(*models, sets, out=out, **asked)
+        compare(models[0], models[1], sets, out=out, **asked)
     with pytest.raises(UserError, match=r"A\.model\.path = .*model\", and not .*other\""):
-        compare(*reversed(models), sets, out=out, **asked)
+        compare(models[1], models[0], sets, out=out, **asked)
 
 
 def test_a_command_killed_by_a_signal_goes_on(world: World, server: ModelServer) -> None:
