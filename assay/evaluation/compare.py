@@ -98,11 +98,7 @@ def compare(
             _check_one_verifier(configs, sets)
         kept = None
         if out is not None:
-            heats = [configuration.at_temperature(one.sampling, temperature) for one in configs]
-            facts = {
-                side: settings_of(config, heat, num_samples) if recorded is None else None
-                for side, config, heat, recorded in zip("AB", configs, heats, files, strict=True)
-            }
+            facts = _facts(configs, files, temperature, num_samples)
             kept = stack.enter_context(KeptCompletions(Path(out), facts))
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
@@ -205,6 +201,20 @@ def _configs(
         run, other = runs.index(True), runs.index(False)
         own[other] = own[run].model_copy(update={"model": own[other].model})
     return own[0], own[1]
+
+
+def _facts(
+    configs: Sequence[TrainConfig],
+    files: Sequence[_Recorded | None],
+    temperature: float,
+    num_samples: int,
+) -> dict[str, Any]:
+    """Return what the completions of each side depend on; None for a file of completions."""
+    facts: dict[str, Any] = {}
+    for side, config, recorded in zip("AB", configs, files, strict=True):
+        sampling = configuration.at_temperature(config.sampling, temperature)
+        facts[side] = settings_of(config, sampling, num_samples) if recorded is None else None
+    return facts
 
 
 def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
