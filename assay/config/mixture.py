@@ -46,6 +46,10 @@ class MixturePart(Section):
     """Maximum number of thinking tokens. None: `sampling.think_budget`."""
     min_think: Natural | None = None
     """Minimum number of thinking tokens. None: `sampling.min_think`."""
+    stop_above: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Stop drawing this part when at least this share of the completions of its last 64 groups
+    passed. The other parts share its prompts; it is still evaluated. If every part has stopped, all
+    are drawn again, by their weights. None: never."""
     kl_factor: NonNegative = 1.0
     """Multiplies the KL to the reference for the completions of this part, in the loss or in the
     reward: its weight is `algorithm.kl_weight` times this factor. 0: no KL in this part."""

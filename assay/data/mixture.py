@@ -18,6 +18,8 @@ from assay.errors import RunError, message
 from assay.types import Group, Problem, Verdict
 
 STATE_FILE = "mixture.json"
+NUM_RECENT = 64
+"""Newest groups of a part whose pass rates decide on `MixturePart.stop_above`."""
 
 
 class Draws(Protocol):
@@ -60,8 +62,9 @@ class MixedCurriculum:
         self._parts = dict(parts)
         self._settings = settings
         self._credits = dict.fromkeys(self._parts, 0.0)
-        self._num_drawn = dict.fromkeys(self._parts, 0)
         self._of_step = dict.fromkeys(self._parts, 0)
+        self._recent: dict[str, list[float]] = {name: [] for name in self._parts}
+        self._stopped: set[str] = set()
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
         """Return the next problems, in the order in which the parts were chosen."""
@@ -73,14 +76,14 @@ class MixedCurriculum:
             # A part without a prompt begins its step too.
             drawn[name] = part.draw(order.count(name), refill)[::-1]
             self._of_step[name] += len(drawn[name])
-            self._num_drawn[name] += len(drawn[name])
         return [drawn[name].pop() for name in order]
 
     def _next_part(self) -> str:
-        total = sum(self._settings[name].weight for name in self._parts)
-        for name in self._parts:
+        active = [name for name in self._parts if name not in self._stopped] or [*self._parts]
+        total = sum(self._settings[name].weight for name in active)
+        for name in active:
             self._credits[name] += self._settings[name].weight / total
-        chosen = max(self._credits, key=self._credits.__getitem__)
+        chosen = max(active, key=self._credits.__getitem__)
         self._credits[chosen] -= 1.0
         return chosen
 
@@ -99,6 +102,22 @@ class MixedCurriculum:
         for name, part in self._parts.items():
             own = [pair for pair in pairs if self._name_of(pair[0].problem) == name]
             part.observe([group for group, _ in own], [judged for _, judged in own])
+            self._look_at(name, [judged for _, judged in own])
+
+    def _look_at(self, name: str, verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """Record the pass rates of new groups, and stop the part if they reach its limit."""
+        for judged in verdicts:
+            known = [verdict.correct for verdict in judged if verdict.judged]
+            if known:
+                self._recent[name].append(sum(known) / len(known))
+        # A part that has stopped is drawn again only when all have: it stays stopped.
+        self._recent[name] = self._recent[name][-NUM_RECENT:]
+        if self._is_solved(name):
+            self._stopped.add(name)
+
+    def _is_solved(self, name: str) -> bool:
+        recent, limit = self._recent[name], self._settings[name].stop_above
+        return limit is not None and len(recent) == NUM_RECENT and np.mean(recent) >= limit
 
     def _name_of(self, problem: Problem) -> str:
         name = part_of(self._settings, problem.tags)
@@ -109,8 +128,10 @@ class MixedCurriculum:
         """Return a copy for looking ahead; it draws the same problems as this curriculum will."""
         other = copy.copy(self)
         other._parts = {name: part.ahead() for name, part in self._parts.items()}
-        other._credits, other._num_drawn = dict(self._credits), dict(self._num_drawn)
+        other._credits = dict(self._credits)
         other._of_step = dict(self._of_step)
+        other._recent = {name: [*recent] for name, recent in self._recent.items()}
+        other._stopped = set(self._stopped)
         return other
 
     def state_copy(self) -> MixedCurriculum:
@@ -127,6 +148,8 @@ class MixedCurriculum:
         of_parts = {name: part.metrics() for name, part in self._parts.items()}
         for name, own in of_parts.items():
             found[f"mixture/{name}.share"] = self._of_step[name] / total
+            if self._settings[name].stop_above is not None:
+                found[f"mixture/{name}.stopped"] = float(name in self._stopped)
             found[f"mixture/{name}.effective_epochs"] = own["curriculum/effective_epochs"]
         for key in dict.fromkeys(key for own in of_parts.values() for key in own):
             with_key = [name for name, own in of_parts.items() if key in own]
@@ -138,7 +161,11 @@ class MixedCurriculum:
     def save_state(self, folder: Path | str) -> None:
         """Write the state of every part to a subfolder of its name."""
         folder = Path(folder)
-        state = {"credits": self._credits, "num_drawn": self._num_drawn}
+        state = {
+            "credits": self._credits,
+            "recent": self._recent,
+            "stopped": sorted(self._stopped),
+        }
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         for name, part in self._parts.items():
             (folder / name).mkdir()
@@ -163,7 +190,10 @@ class MixedCurriculum:
             raise RunError(message(f"{path} parts", found, saved, remedy))
         # In this run's order: it decides between equal credits.
         self._credits = {name: state["credits"][name] for name in self._parts}
-        self._num_drawn = {name: state["num_drawn"][name] for name in self._parts}
+        self._recent = {name: [*state["recent"][name]] for name in self._parts}
+        # A limit that is removed on resume lets the part be drawn again.
+        limited = {name for name in self._parts if self._settings[name].stop_above is not None}
+        self._stopped = limited & {*state["stopped"]}
         self._of_step = dict.fromkeys(self._parts, 0)
         for name, part in self._parts.items():
             part.load_state(folder / name)
