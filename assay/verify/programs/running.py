@@ -83,7 +83,7 @@ def start(code):
         exec(each, vars(sys.modules[name]))
     exec(main[1], globals())
 """
-_MODULES = ("given", "stand_ins", "test_process")
+_MODULES = ("given", "expressions", "stand_ins", "test_process")
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,3 +210,68 @@ def test_array_in_the_worker() -> None:
     assert compare(two, Array("<i8", (2, 2), [1, 2, 3, 4]), from_json=False) == "same"
     assert compare(two, [[1, 2], [3, 4]], from_json=False) == "type"
     assert not equal(two, [[1, 2], [3, 4]]) and equal(Array("|b1", (), [True]), True)
+
+
+# What a program returns, and a test evaluates with sympy.
+TEXTS = {
+    "x**2 + 2*x + 1": "passed",
+    "sqrt(x**2)**2 + 2*x + Integer(1)": "passed",
+    "Rational(1, 2)*2 + x*(x + 2)": "passed",
+    "x**2": "failed",
+    "__import__('os')._exit(0)": "failed",
+    "().__class__": "failed",
+    "exec('import sys')": "failed",
+    "lambdify([], 'open(1)')()": "failed",
+    "[y for y in (1, 2)]": "failed",
+    "sympify('eval(1)')": "failed",
+    "Symbol('x')**2 + 2*Symbol('x') + Integer('__import__(\"os\")._exit(0)')": "failed",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_of_a_program_is_not_executed_by_a_test(service: VerifierService, text: str) -> None:
+    program = f"def f():\n    return {text!r}"
+    test = (
+        "import sympy\nx = sympy.Symbol('x')\n"
+        "assert sympy.simplify(sympy.sympify(f()) - (x + 1)**2) == 0"
+    )
+    assert judge(service, program, test).status == TEXTS[text]
+
+
+def test_text_does_not_change_the_tests_process(service: VerifierService) -> None:
+    attack = "exec('import sympy; sympy.simplify = lambda *a: 0') or x"
+    program = f"def f():\n    return {attack!r}"
+    test = "import sympy\nx = sympy.Symbol('x')\ntry:\n    sympy.sympify(f())\nexcept Exception:\n    pass\nassert sympy.simplify(x) == 0"
+    assert judge(service, program, test).status == "failed"
+
+
+def test_object_cannot_point_numpy_at_the_tests_memory(service: VerifierService) -> None:
+    program = (
+        "class A:\n"
+        "    __array_interface__ = {'data': (4096, False), 'shape': (2,), 'typestr': '<f8', 'version': 3}\n"
+        "    def __eq__(self, other): return True\n"
+        "def f(x):\n    return A()\n"
+    )
+    for test in (
+        "assert np.allclose(f([1]), [2, 4])",
+        "assert np.array_equal(f([1]), [2, 4])",
+        "assert f([1]) == [2, 4]",
+        "import numpy as np\nassert (np.array([2, 4]) == f([1])).all()",
+    ):
+        verdict = judge(service, program, test)
+        assert verdict.status == "failed", verdict
+
+
+def test_program_that_patches_numpy_patches_it_for_itself(service: VerifierService) -> None:
+    program = (
+        "import numpy as np\nnp.allclose = np.array_equal = np.all = lambda *a, **k: True\n"
+        "class Same(np.ndarray):\n    def __eq__(self, other): return np.ones(2, bool)\n"
+        "def f(x):\n    return np.zeros(2).view(Same)\n"
+    )
+    for test in (
+        {"args": [[1]], "expected": [2, 4]},
+        "assert np.allclose(f([1]), [2, 4])",
+        "assert (f([1]) == [2, 4]).all()",
+        "assert np.array_equal(f([1]), [2, 4])",
+    ):
+        assert judge(service, program, test).status == "failed", test

@@ -1,0 +1,67 @@
+"""Let sympy parse text in the tests' process without executing what the text says.
+
+``sympy.sympify`` and ``parse_expr`` evaluate text as Python. A test may pass them a string that the
+submission returned, whose code would then run beside the expected values and decide the verdict. So
+parsed text may only name sympy's classes, numbers and a few functions, and reads no attributes.
+
+The source of this file is sent to the tests' process, so it imports no part of Assay.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from typing import Any
+
+_FUNCTIONS = """
+    sqrt cbrt root real_root diff integrate limit summation product simplify expand factor Abs
+    abs max min sum pow round divmod
+"""
+FUNCTIONS = frozenset(_FUNCTIONS.split())
+FORBIDDEN = (
+    ast.Attribute,
+    ast.Lambda,
+    ast.JoinedStr,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.NamedExpr,
+    ast.Await,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.Starred,
+)
+
+
+def check(code: str, names: dict[str, Any], basic: type) -> None:
+    """Raise ValueError if an expression could do more than build an expression of sympy.
+
+    names: what the expression's names mean. basic: sympy's base class of expressions.
+    """
+    for node in ast.walk(ast.parse(code.strip(), mode="eval")):
+        if isinstance(node, FORBIDDEN):
+            raise ValueError(f"an expression with {type(node).__name__}, which is not evaluated")
+        if isinstance(node, ast.Name) and node.id not in FUNCTIONS:
+            found = names.get(node.id, getattr(builtins, node.id, None))
+            is_class = isinstance(found, type) and issubclass(found, basic)
+            if not is_class and not isinstance(found, (basic, bool)):
+                raise ValueError(f"an expression that uses {node.id}, which is not evaluated")
+
+
+def guard(parser: Any, basic: type) -> None:
+    """Check each text before sympy's parser evaluates it."""
+    evaluate = parser.eval_expr
+
+    def checked(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
+        check(code, {**global_dict, **local_dict}, basic)
+        return evaluate(code, local_dict, global_dict)
+
+    parser.eval_expr = checked
+
+
+if "sympy" in sys.modules:
+    import sympy.parsing.sympy_parser  # pyright: ignore[reportMissingTypeStubs]
+
+    guard(sympy.parsing.sympy_parser, sympy.Basic)
