@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import sys
 from typing import Any
 
@@ -62,6 +63,4 @@ def guard(parser: Any, basic: type) -> None:
 
 
 if "sympy" in sys.modules:
-    import sympy.parsing.sympy_parser  # pyright: ignore[reportMissingTypeStubs]
-
-    guard(sympy.parsing.sympy_parser, sympy.Basic)
+    guard(importlib.import_module("sympy.parsing.sympy_parser"), sys.modules["sympy"].Basic)
