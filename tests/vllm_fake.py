@@ -13,10 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
+from assay.config import SamplingConfig
+from assay.generate.sampler import sample, uniforms
 from assay.generate.vllm_worker import WeightReceiver
-from assay.testing import tiny_model
+from assay.testing import byte_tokenizer, tiny_model
 
 
 class Worker(WeightReceiver):
@@ -47,7 +50,7 @@ class FakeEngine:
         self.asked: list[tuple[str, list[int], Any]] = []
         self.waiting: list[tuple[str, list[int], Any]] = []
         self.caches_dropped = 0
-        self.output_processor = SimpleNamespace(request_states={})
+        self.aborted: list[str] = []
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.script: list[tuple[list[int], str, Any]] = [([65, 66, 257], "stop", 257)]
 
@@ -58,13 +61,12 @@ class FakeEngine:
         self.caches_dropped += 1
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
-        self.output_processor.request_states[name] = params
         self.asked.append((name, prompt["prompt_token_ids"], params))
         self.waiting.append(self.asked[-1])
 
-    def abort_request(self, names: Sequence[str], internal: bool) -> None:
+    def abort_request(self, names: Sequence[str]) -> None:
+        self.aborted += names
         self.waiting = [one for one in self.waiting if one[0] not in names]
-        self.output_processor.request_states.clear()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
@@ -72,7 +74,6 @@ class FakeEngine:
     def step(self) -> list[Any]:
         """The newest request ends first, so that the order of answers is not that of requests."""
         name, tokens, params = self.waiting.pop()
-        del self.output_processor.request_states[name]
         if params.logprob_token_ids:
             with torch.no_grad():
                 logits = self.worker.model(torch.tensor([tokens])).logits[0, -1]
@@ -85,31 +86,58 @@ class FakeEngine:
 
 
 class SamplingEngine(FakeEngine):
-    """Answers each request with tokens of its own model, by the request's seed: for whole runs."""
+    """Answers with tokens of its own model: in each step one more for every request, the newest first.
+
+    A request that streams (DELTA) is answered in each step, another one at its end.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self.tokenizer = byte_tokenizer()
+        self.so_far: dict[str, list[tuple[int, float]]] = {}
+
+    def uniform(self, params: Any, number: int) -> float:
+        """The random number of a request's token, by the request's seed."""
+        return float(uniforms(np.array([params.seed], np.uint64), np.array([number]))[0])
 
     @torch.no_grad()
+    def next_token(self, prompt: list[int], said: list[int], params: Any) -> tuple[int, float]:
+        logits_1V = self.worker.model(torch.tensor([[*prompt, *said]])).logits[:, -1]
+        uniform_1 = torch.tensor([self.uniform(params, len(said))], dtype=torch.float64)
+        sampling = SamplingConfig(temperature=params.temperature, top_k=params.top_k or None)
+        token_1, logprob_1, _ = sample(logits_1V, uniform_1, sampling)
+        return int(token_1), float(logprob_1)
+
     def step(self) -> list[Any]:
-        name, prompt, params = self.waiting[-1]
-        if params.logprob_token_ids:
+        if self.waiting[-1][2].logprob_token_ids:
             return super().step()
-        self.waiting.pop()
-        del self.output_processor.request_states[name]
-        draws = torch.Generator().manual_seed(params.seed)
-        tokens, told, stop = list[int](), list[dict[int, float]](), None
-        while len(tokens) < params.max_tokens and stop is None:
-            logits_V = self.worker.model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
-            logprobs_V = (logits_V / (params.temperature or 1.0)).log_softmax(-1)
-            chosen = torch.multinomial(logprobs_V.exp(), 1, generator=draws)
-            token = int(chosen if params.temperature else logits_V.argmax())
-            tokens.append(token)
-            told.append({token: float(logprobs_V[token])})
-            stop = token if token in (params.stop_token_ids or ()) else None
-        reason = "length" if stop is None else "stop"
-        return [SimpleNamespace(request_id=name, outputs=[answer(tokens, told, reason, stop)])]
+        return [one for asked in reversed([*self.waiting]) for one in self.advance(*asked)]
+
+    def advance(self, name: str, prompt: list[int], params: Any) -> list[Any]:
+        """Sample one token of a request; return its output, if there is one now."""
+        told = self.so_far.setdefault(name, [])
+        told.append(self.next_token(prompt, [token for token, _ in told], params))
+        said, streams = [token for token, _ in told], params.output_kind == "delta"
+        reason = stop = None
+        text = self.tokenizer.decode(said) if params.stop else ""
+        if said[-1] in (params.stop_token_ids or ()):
+            reason, stop = "stop", said[-1]
+        elif found := [one for one in params.stop or () if one in text]:
+            reason, stop = "stop", found[0]
+        elif len(said) == params.max_tokens:
+            reason = "length"
+        if reason is not None:
+            self.waiting = [one for one in self.waiting if one[0] != name]
+        elif not streams:
+            return []
+        new = told[-1:] if streams else told
+        rows = [{token: value} for token, value in new]
+        output = answer([token for token, _ in new], rows, reason, stop)
+        return [SimpleNamespace(request_id=name, outputs=[output])]
 
 
 def answer(
-    tokens: list[int], told: list[dict[int, float]], reason: str = "length", stop: Any = None
+    tokens: list[int], told: list[dict[int, float]], reason: str | None = "length", stop: Any = None
 ) -> Any:
     rows = [{n: SimpleNamespace(logprob=value) for n, value in row.items()} for row in told]
     return SimpleNamespace(token_ids=tokens, logprobs=rows, finish_reason=reason, stop_reason=stop)
@@ -135,5 +163,7 @@ def fake_vllm(
         SamplingParams=params,
         TokensPrompt=dict,
         ModelRegistry=SimpleNamespace(get_supported_archs=lambda: known),
-        sampling_params=SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final")),
+        sampling_params=SimpleNamespace(
+            RequestOutputKind=SimpleNamespace(FINAL_ONLY="final", DELTA="delta")
+        ),
     )

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from assay.config.algorithm import AlgorithmConfig
 from assay.config.mixture import MixturePart
-from assay.config.scale import ScaleConfig
 from assay.config.stages import RLConfig
 from assay.config.world import SamplingConfig
 from assay.errors import message
@@ -20,7 +19,6 @@ def clashes_of_mixture(
     rl: RLConfig | None,
     sampling: SamplingConfig,
     algorithm: AlgorithmConfig,
-    scale: ScaleConfig,
 ) -> Iterator[str]:
     """Yield conflicts of the parts with each other and with other sections, keys first."""
     first = next(iter(parts))
@@ -39,7 +37,7 @@ def clashes_of_mixture(
         accepted = "none with parts of the mixture that differ in max_tokens"
         yield message("algorithm.overlong_buffer", algorithm.overlong_buffer, accepted)
     for name, part in parts.items():
-        yield from _clashes_of_part(f"data.mixture.{name}", part, rl, sampling, scale)
+        yield from _clashes_of_part(f"data.mixture.{name}", part, rl, sampling)
 
 
 def _clashes_of_sources(parts: Mapping[str, MixturePart]) -> Iterator[str]:
@@ -58,7 +56,7 @@ def _clashes_of_sources(parts: Mapping[str, MixturePart]) -> Iterator[str]:
 
 
 def _clashes_of_part(
-    where: str, part: MixturePart, rl: RLConfig, sampling: SamplingConfig, scale: ScaleConfig
+    where: str, part: MixturePart, rl: RLConfig, sampling: SamplingConfig
 ) -> Iterator[str]:
     size = part.group_size or rl.group_size
     if rl.max_group_size is not None and rl.max_group_size < size:
@@ -69,10 +67,6 @@ def _clashes_of_part(
     except ValidationError as error:
         text = str(error.errors()[0].get("ctx", {}).get("error", error))
         yield f"{where}.{text.replace('sampling.', f'{where}.')}"
-    for key in ("think_budget", "min_think"):
-        if scale.generator == "vllm" and getattr(part, key) is not None:
-            accepted = '"engine", which alone gives tokens to its completions'
-            yield message("scale.generator", f'"vllm" with {where}.{key}', accepted)
     if part.curriculum is not None:
         for text in part.curriculum.clashes("rl", draws=True, pairwise=False):
             yield f"{where}.{text}"

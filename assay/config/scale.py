@@ -25,8 +25,7 @@ class ScaleConfig(Section):
     generator: Literal["engine", "vllm"] = "engine"
     """Generator of completions. ``vllm``: vLLM (extra ``vllm``), with weights updated in place
     after every update. Its log-probabilities differ from the learner's, so tokens are weighted
-    (`algorithm.importance_cap`, 2 by default) and runs are not bitwise reproducible. It supports
-    neither tools nor thinking budgets."""
+    (`algorithm.importance_cap`, 2 by default) and runs are not bitwise reproducible."""
     rollout_actors: Actors | None = None
     """Number of processes that sample completions. Each has a copy of the model and receives the
     weights after every update. None: the process of the command samples."""
@@ -88,22 +87,17 @@ class ScaleConfig(Section):
         """Number of actors for sampling and judging."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
 
-    def clashes(self, stage: str, samples: bool, gives: str | None) -> Iterator[str]:
+    def clashes(self, stage: str, samples: bool) -> Iterator[str]:
         """Yield settings that a training stage does not use.
 
         samples: whether the stage samples completions.
-        gives: the key that injects tokens into completions.
         """
         if self.num_sampling and not samples:
             accepted = "actors where a run samples completions, as in [rl]"
             yield message("scale", f"actors in a run of [{stage}]", accepted, "remove it")
-        if self.generator != "engine":
-            found = f'"{self.generator}"'
-            if not samples:
-                yield message("scale.generator", f"{found} in a run of [{stage}]", '"engine"')
-            if gives is not None:
-                accepted = '"engine", the only generator that can inject tokens'
-                yield message("scale.generator", f"{found} with {gives}", accepted)
+        if self.generator != "engine" and not samples:
+            found = f'"{self.generator}" in a run of [{stage}]'
+            yield message("scale.generator", found, '"engine"')
         if self.num_followers and stage not in RANKED_STAGES:
             found = f"{self.learner_ranks} in a run of [{stage}]"
             accepted = f"1 in a stage other than {', '.join(RANKED_STAGES)}"

@@ -373,7 +373,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
     if config.data.mixture:
-        others = (config.rl, config.sampling, config.algorithm, config.scale)
+        others = (config.rl, config.sampling, config.algorithm)
         yield from clashes_of_mixture(config.data.mixture, config.stage, *others)
     yield from config.guard.clashes(config.stage)
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
@@ -392,9 +392,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = "none in a run of [reward_model], whose model is trained whole"
         yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
     yield from _clashes_of_teacher(config)
-    yield from config.scale.clashes(
-        config.stage, config.drawing is not None, _injection_key(config)
-    )
+    yield from config.scale.clashes(config.stage, config.drawing is not None)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
@@ -404,17 +402,6 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if missing and config.evaluation.patience is not None:
         found = f"{config.evaluation.patience} without {missing}"
         yield message("evaluation.patience", found, "patience with both", remedy)
-
-
-def _injection_key(config: TrainConfig) -> str | None:
-    """Return the key that injects tokens into completions, if there is one."""
-    asked = {
-        "tools.names": config.tools.names,
-        "tools.environment": config.tools.environment,
-        "sampling.min_think": config.sampling.min_think,
-        f"sampling.{config.sampling.budget_key()}": config.sampling.budget(),
-    }
-    return next((key for key, value in asked.items() if value), None)
 
 
 def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
@@ -460,7 +447,6 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,
         "scale.steps_ahead = 1, which does not wait for the last": config.scale.steps_ahead,
-        'scale.generator = "vllm", which cancels no groups': config.scale.generator == "vllm",
     }
     for what in (key for key, value in beside.items() if value):
         yield message("rl.oversample", number, f"0 with {what}")

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.config import EngineConfig, SamplingConfig
-from assay.errors import DataError, OutOfMemory, message
-from assay.generate.base import CompletionLog, Guide, first_of
+from assay.errors import OutOfMemory
+from assay.generate.base import CompletionLog, Guide
+from assay.generate.controllers import TurnControllers
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
@@ -29,8 +30,7 @@ from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.prompt_reading import PromptReader
 from assay.generate.sampler import completion_key, sample, uniforms
-from assay.generate.slots import Asking, Slots, Waiting
-from assay.generate.thinking import ThinkControl
+from assay.generate.slots import Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
@@ -84,7 +84,7 @@ class _Call:
     slots: Slots
     text_ends: TextEnds | None
     policy_version: int
-    controls: dict[Asking, ThinkControl]
+    controllers: TurnControllers
     reader: PromptReader
     # New slots of this step; their first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
@@ -276,28 +276,13 @@ class Engine:
             slots=Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
-            controls=self._controls({group.asking for group in waiting}, sampling),
+            controllers=TurnControllers(self.tokenizer, sampling, waiting, self.guide),
             reader=PromptReader(forward.prefill, forward.reads_in_blocks, self._device),
         )
 
-    def _controls(self, kinds: set[Asking], sampling: SamplingConfig) -> dict[Asking, ThinkControl]:
-        """Return the thinking controllers by prompt kind."""
-        thinking = [one for one in kinds if sampling.controls_thinking(one[1]) and one[0].thinks]
-        return {one: ThinkControl.of(self.tokenizer, sampling, *one) for one in thinking}
-
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt = self.render(problem)
-        where, length = problem.place, len(prompt.tokens)
-        if not length:
-            raise DataError(f"{where}: the prompt has no tokens; give it text, or a template")
-        room = sampling.max_tokens
-        if self.context_length is not None:
-            room = min(room, self.context_length - length)
-        if room < 1:
-            accepted = f"at most {self.context_length} - 1, so that a completion has room"
-            remedy = "shorten the prompt, or skip long rows (data.max_prompt_tokens)"
-            raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
-        return Waiting(position, problem, prompt, room)
+        return Waiting.of(position, problem, prompt, sampling.max_tokens, self.context_length)
 
     def _make_ready(self, room: Room) -> int:
         """Allocate the cache and read the weights; return the number of rows."""
@@ -348,18 +333,11 @@ class Engine:
             for slot, sibling in zip(chosen, siblings, strict=True):
                 number = group.first_sibling + sibling
                 key = completion_key(self.seed, problem.id, problem.draw, number)
-                slots.take(int(slot), group, sibling, key, self._guide(call, group))
+                slots.take(int(slot), group, sibling, key, call.controllers.of(group))
             if not group.todo:
                 call.queue.popleft()
         self.stats.prompt_tokens = call.reader.num_computed
         self.stats.prefill_seconds += time.perf_counter() - started
-
-    def _guide(self, call: _Call, group: Waiting) -> Guide | None:
-        """Return the turn controller of a completion in this group, if any."""
-        control = call.controls.get(group.asking)
-        thinking = None if control is None else control.guide()
-        own = None if self.guide is None else self.guide(group.problem, group.prompt)
-        return own if thinking is None else thinking if own is None else first_of(thinking, own)
 
     def _drop_idle_rows(self, slots: Slots) -> None:
         """Halve the number of rows (repeatedly) if enough are idle and the bits do not change."""

@@ -24,7 +24,7 @@ class TextEnds:
         self._stop = tuple(stop)
         # Every token has at least one byte, so a match that ends in the newest token lies within
         # these.
-        self._num_tail = max(len(text.encode()) for text in stop) + SLACK
+        self.num_tail = max(len(text.encode()) for text in stop) + SLACK
 
     def found(
         self,
@@ -35,13 +35,17 @@ class TextEnds:
         """Return the slots whose text contains a stop string."""
         if not len(slots):
             return set()
-        tails = [token_log[rows(slot)[-self._num_tail :], slot] for slot in slots.tolist()]
+        tails = [token_log[rows(slot)[-self.num_tail :], slot] for slot in slots.tolist()]
         texts = self._tokenizer.batch_decode(tails, clean_up_tokenization_spaces=False)
-        return {
-            slot
-            for slot, text in zip(slots.tolist(), texts, strict=True)
-            if any(stop in text for stop in self._stop)
-        }
+        return {slot for slot, text in zip(slots.tolist(), texts, strict=True) if self._ends(text)}
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Return whether the last ``num_tail`` tokens of one completion contain a stop string."""
+        tail = tokens[-self.num_tail :]
+        return self._ends(self._tokenizer.decode(tail, clean_up_tokenization_spaces=False))
+
+    def _ends(self, text: str) -> bool:
+        return any(stop in text for stop in self._stop)
 
 
 def num_think_tokens(

@@ -35,6 +35,11 @@ def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
+def key_at(key: int, draw: int) -> int:
+    """Return the key that continues another one: its first draw is the other's draw ``draw``."""
+    return (key + draw * int(_GOLDEN)) % 2**64
+
+
 def uniforms(keys_S: NDArray[np.uint64], positions_S: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each (completion key, token position).
 

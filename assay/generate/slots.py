@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from assay.errors import RunStopped, message
+from assay.errors import DataError, RunStopped, message
 from assay.generate.base import CompletionLog, GivenTokens, Guide, Promise, SoFar
 from assay.generate.kv_cache import Extent
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
@@ -33,6 +34,22 @@ class Waiting:
     first_sibling: int = 0
     todo: deque[int] = field(default_factory=deque[int])
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+
+    @classmethod
+    def of(
+        cls, position: int, problem: Problem, prompt: Prompt, most: int, context: int | None
+    ) -> Waiting:
+        """Admit a group with completions of up to ``most`` tokens. Raises DataError if its prompt
+        is empty or leaves no room in the context."""
+        where, length = problem.place, len(prompt.tokens)
+        if not length:
+            raise DataError(f"{where}: the prompt has no tokens; give it text, or a template")
+        room = most if context is None else min(most, context - length)
+        if room < 1:
+            accepted = f"at most {context} - 1, so that a completion has room"
+            remedy = "shorten the prompt, or skip long rows (data.max_prompt_tokens)"
+            raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
+        return cls(position, problem, prompt, room)
 
     def begin(self, first_sibling: int, group_size: int, log: CompletionLog | None) -> None:
         """Queue the siblings to sample, and read finished ones from the log."""
@@ -220,21 +237,11 @@ class Slots:
         if promises and not self.going().any():
             kept, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
             if not kept:
-                raise RunStopped(self._silence([*waiting]))
+                raise no_answer([group for slot in waiting if (group := self.group[slot])])
         for slot, promise in waiting.items():
             if promise is not None and promise.done():
                 self.waits_S[slot] = False
                 self._put_back(slot, self.held[slot])
-
-    def _silence(self, slots: list[int]) -> str:
-        places = [group.problem.place for slot in slots if (group := self.group[slot])]
-        found = (
-            f"{len(places)} completions that wait for a tool or environment that does not answer"
-        )
-        accepted = f"an answer within {PATIENCE:g} seconds"
-        return message(
-            places[0], found, accepted, "set a time limit in the tool or environment, then resume"
-        )
 
     def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
         """Copy a slot's saved logs to the rows before the newest one; `counts_S` is their
@@ -273,3 +280,11 @@ class Slots:
         self._put_back(slot, held)
         if len(kept):
             self.tokens_S[slot] = held[0][-1]
+
+
+def no_answer(groups: Sequence[Waiting]) -> RunStopped:
+    """Return the error for paused completions whose turn controllers do not answer."""
+    found = f"{len(groups)} completions that wait for a tool or environment that does not answer"
+    accepted = f"an answer within {PATIENCE:g} seconds"
+    remedy = "set a time limit in the tool or environment, then resume"
+    return RunStopped(message(groups[0].problem.place, found, accepted, remedy))

@@ -25,24 +25,24 @@ from transformers import AutoTokenizer
 
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.errors import (
-    ConfigError,
-    DataError,
     MissingExtra,
     ModelError,
     WorkerDied,
     cause,
     message,
 )
+from assay.generate.base import CompletionLog
+from assay.generate.controllers import MakeGuide, TurnControllers
 from assay.generate.engine import EngineStats
-from assay.generate.finish import finished_completion
 from assay.generate.forward import check_close, probe_tokens, probed_ids
 from assay.generate.memory import default_kv_mib
 from assay.generate.oversampling import OversamplingCutoff
-from assay.generate.sampler import completion_key
+from assay.generate.slots import Waiting
+from assay.generate.vllm_call import VllmCall, VllmClient
 from assay.generate.vllm_worker import SharedMemory, WeightReceiver
 from assay.model.load import saved_architectures
 from assay.model.weights import Weights, fingerprint
-from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt
+from assay.types import Floats, Group, Problem, Prompt
 
 # Maximum number of token ids whose log-probabilities one request returns.
 MOST_IDS = 128
@@ -92,11 +92,10 @@ class VllmEngine:
     """Samples with vLLM from weights that are loaded in place; implements the generator protocol.
 
     Not exact: vLLM's products round differently and depend on the other completions of a batch, so
-    importance weights are applied to tokens. It cannot inject tokens during a completion: no tools
-    and no thinking budgets. as_sent: converts weights to those of a plain model. expected: returns
-    the expected result of `probe`; None: the caller compares. marks: environment variables that
-    identify vLLM's processes, so that they are ended if this process is killed. None: vLLM runs in
-    this process and takes it over. watch: see `Engine`.
+    importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
+    expected: returns the expected result of `probe`; None: the caller compares. marks: environment
+    variables that identify vLLM's processes, so that they are ended if this process is killed.
+    None: vLLM runs in this process and takes it over. watch, guide, log: see `Engine`.
     """
 
     exact = False
@@ -118,6 +117,8 @@ class VllmEngine:
         self.stats = EngineStats()
         self.watch: Callable[[EngineStats], None] | None = None
         self.on_event: Callable[..., None] = lambda kind, **facts: None
+        self.guide: MakeGuide | None = None
+        self.log: CompletionLog | None = None
         self.policy_version = 0
         self._facts, self._seed = facts, seed
         self._as_sent, self._expected = as_sent, expected
@@ -132,6 +133,7 @@ class VllmEngine:
             resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
+        self._client = VllmClient(self._vllm, self._engine)
 
     def load_policy(self, weights: Weights) -> None:
         """Load weights for all further sampling. Raises WorkerDied if vLLM's weights differ
@@ -141,7 +143,7 @@ class VllmEngine:
         with ThreadPoolExecutor(1) as pool:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
-            (said,) = self._ask(self._engine.collective_rpc, "assay_load", args=arguments)
+            (said,) = self._client.ask(self._engine.collective_rpc, "assay_load", args=arguments)
             self._engine.reset_prefix_cache()
             self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
@@ -173,12 +175,23 @@ class VllmEngine:
             for n, part in enumerate(parts)
         }
         for name, (prompt, part) in asked.items():
-            self._add(f"probe-{self.policy_version}-{name}", prompt, self._probing(part))
+            self._client.add(
+                f"probe-{self.policy_version}-{name}",
+                prompt,
+                temperature=1.0,
+                max_tokens=1,
+                seed=0,
+                logprob_token_ids=part,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=self._client.output_kind(streams=False),
+            )
         found: dict[str, list[float]] = {}
-        for output in self._outputs():
-            name = output.request_id.rpartition("-")[2]
-            (by_token,) = output.outputs[0].logprobs
-            found[name] = [by_token[token].logprob for token in asked[name][1]]
+        while self._client.is_busy:
+            for output in self._client.step():
+                name = output.request_id.rpartition("-")[2]
+                (by_token,) = output.outputs[0].logprobs
+                found[name] = [by_token[token].logprob for token in asked[name][1]]
         rows = [[x for n in range(len(parts)) for x in found[f"{end}/{n}"]] for end in (2, 1, 0)]
         return np.array(rows, np.float32)
 
@@ -191,42 +204,51 @@ class VllmEngine:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Sample and return one group per problem, as `Engine.generate` does; all groups are
-        returned.
+        """Sample and return one group per problem, as `Engine.generate` does.
 
-        Each completion is requested with its own seed, derived from its problem and index, so a
-        repeated step sends the same requests. Raises ConfigError if thinking limits are configured.
+        Each request has its own seed, derived from its completion's problem, index and number of
+        tokens, so a repeated step sends the same requests.
         """
-        prompts = [self._prompt(problem, sampling) for problem in problems]
-        stats = self.stats = EngineStats(num_wanted=len(problems) * group_size)
-        started = time.perf_counter()
-        asked: dict[str, tuple[int, int]] = {}
+        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        for group in waiting:
+            group.begin(first_sibling, group_size, self.log)
+        self.stats = EngineStats(num_wanted=len(problems) * group_size)
+        self.stats.num_completions = sum(len(group.done) for group in waiting)
         self._calls += 1
-        for place, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
-            for number in range(group_size):
-                # vLLM identifies requests by name, so names must not repeat between calls.
-                name = f"{self._calls}-{place}-{number}"
-                asked[name] = place, number
-                key = completion_key(self._seed, problem.id, problem.draw, first_sibling + number)
-                params = self._sampling(sampling, len(prompt.tokens), key)
-                self._add(name, prompt.tokens.tolist(), params)
-        done: list[dict[int, Completion]] = [{} for _ in problems]
-        groups: dict[int, Group] = {}
-        for output in self._outputs():
-            place, number = asked[output.request_id]
-            problem, prompt = problems[place], prompts[place]
-            name = f"{problem.group_id}/{first_sibling + number}"
-            one = self._completion(name, prompt, output.outputs[0], sampling)
-            done[place][number] = one
-            stats.num_completions += 1
-            stats.tokens += len(one.tokens)
-            stats.decode_seconds = time.perf_counter() - started
-            if len(done[place]) == group_size:
-                siblings = tuple(done[place][n] for n in range(group_size))
-                groups[place] = Group(problem, prompt, siblings)
-                if on_group is not None:
-                    on_group(groups[place])
-        return [groups[place] for place in range(len(problems))]
+        started = time.perf_counter()
+        call = VllmCall(
+            self._client,
+            self.tokenizer,
+            sampling,
+            group_size,
+            TurnControllers(self.tokenizer, sampling, waiting, self.guide),
+            self.stats,
+            eos_ids=self._facts.eos_ids,
+            policy_version=self.policy_version,
+            name=str(self._calls),
+            streams=cutoff is not None,
+            log=self.log,
+        )
+        groups = {one.position: one.group() for one in waiting if not one.todo}
+        try:
+            call.begin([one for one in waiting if one.todo], self._seed)
+            while call.is_open:
+                ended = call.step()
+                seconds = time.perf_counter() - started
+                self.stats.decode_seconds = seconds - self.stats.wait_seconds
+                if self.watch is not None:
+                    self.watch(self.stats)
+                groups.update(ended)
+                for _, group in ended:
+                    if on_group is not None:
+                        on_group(group)
+                    if cutoff is not None:
+                        cutoff.ended(group)
+                if cutoff is not None:
+                    cutoff.tokens += call.give_up(cutoff.limit)
+        finally:
+            call.close()
+        return [groups[n] for n in range(len(waiting)) if cutoff is None or n in groups]
 
     def sleep(self) -> None:
         """Do nothing: vLLM retains its key-value cache."""
@@ -266,101 +288,9 @@ class VllmEngine:
         except Exception as error:  # a failure of vLLM's processes
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
 
-    def _prompt(self, problem: Problem, sampling: SamplingConfig) -> Prompt:
+    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt, context = self.render(problem), self._facts.context_length
-        if sampling.controls_thinking(problem.effort):
-            found = f"a thinking limit (sampling.think_budget, min_think) for {problem.place}"
-            raise ConfigError(message("scale.generator", f'"vllm", with {found}', '"engine"'))
-        if context is not None and len(prompt.tokens) >= context:
-            found = f"a prompt of {len(prompt.tokens)} tokens"
-            raise DataError(message(problem.place, found, f"at most {context} - 1"))
-        return prompt
-
-    def _sampling(self, sampling: SamplingConfig, num_prompt: int, key: int) -> Any:
-        room = (self._facts.context_length or sampling.max_tokens + num_prompt) - num_prompt
-        return self._vllm.SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k or 0,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            max_tokens=min(sampling.max_tokens, room),
-            # vLLM accepts seeds of 63 bits.
-            seed=key >> 1,
-            stop=list(sampling.stop) or None,
-            include_stop_str_in_output=True,
-            # The model's own end tokens are passed instead of vLLM's.
-            ignore_eos=True,
-            stop_token_ids=list(self._facts.eos_ids) or None,
-            logprobs=0,
-            detokenize=bool(sampling.stop),
-            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _probing(self, ids: Sequence[int]) -> Any:
-        return self._vllm.SamplingParams(
-            temperature=1.0,
-            max_tokens=1,
-            seed=0,
-            logprob_token_ids=list(ids),
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _add(self, name: str, tokens: list[int], params: Any) -> None:
-        prompt = self._vllm.TokensPrompt(prompt_token_ids=tokens)
-        self._ask(self._engine.add_request, name, prompt, params)
-
-    def _outputs(self) -> Iterator[Any]:
-        """Yield finished requests; abort the remaining ones if the caller stops iterating."""
-        left = True
-        try:
-            while self._engine.has_unfinished_requests():
-                outputs = self._ask(self._engine.step)
-                self.stats.num_steps += 1
-                if self.watch is not None and self.stats.num_wanted:
-                    self.watch(self.stats)
-                yield from outputs
-            left = False
-        finally:
-            if left:
-                names = list(self._engine.output_processor.request_states)
-                self._engine.abort_request(names, internal=True)
-
-    def _ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        try:
-            return call(*arguments, **named)
-        except Exception as error:  # third-party engine, reported in one line
-            raise WorkerDied(f"vLLM: {cause(error)[:300]}; continue with --resume") from error
-
-    def _completion(
-        self, name: str, prompt: Prompt, output: Any, sampling: SamplingConfig
-    ) -> Completion:
-        tokens = np.array(output.token_ids, np.int32)
-        pairs = zip(output.token_ids, output.logprobs, strict=True)
-        logprobs = np.array([by_token[token].logprob for token, by_token in pairs], np.float32)
-        # Greedy sampling has a point mass, so its log-probability is 0.
-        if sampling.temperature == 0:
-            logprobs = np.zeros_like(logprobs)
-        return finished_completion(
-            self.tokenizer,
-            name,
-            prompt,
-            tokens,
-            logprobs,
-            _reason(name, output),
-            sampled=np.ones(len(tokens), np.bool_),
-            policy_version=self.policy_version,
-        )
-
-
-def _reason(name: str, output: Any) -> FinishReason:
-    """Convert vLLM's finish reason."""
-    if output.finish_reason == "length":
-        return "length"
-    if output.finish_reason == "stop":
-        return "stop_string" if isinstance(output.stop_reason, str) else "eos"
-    raise WorkerDied(f"vLLM gave {name} up ({output.finish_reason}); continue with --resume")
+        return Waiting.of(position, problem, prompt, sampling.max_tokens, context)
 
 
 def import_vllm() -> Any:

@@ -152,18 +152,19 @@ class RolloutActor:
         settings, seed = opening.settings, opening.seed
         if opening.vllm is not None:
             threads = opening.threads
-            return VllmEngine(opening.vllm, render, settings=settings, seed=seed, threads=threads)
-        loaded = load_model(opening.model, opening.device, seed)
-        engine = Engine(
-            loaded.model,
-            loaded.tokenizer,
-            render,
-            eos_ids=loaded.eos_ids,
-            settings=settings,
-            seed=seed,
-            context_length=opening.context_length,
-        )
-        tools = open_tools(opening.tools, loaded.tokenizer, opening.in_chat)
+            engine = VllmEngine(opening.vllm, render, settings=settings, seed=seed, threads=threads)
+        else:
+            loaded = load_model(opening.model, opening.device, seed)
+            engine = Engine(
+                loaded.model,
+                loaded.tokenizer,
+                render,
+                eos_ids=loaded.eos_ids,
+                settings=settings,
+                seed=seed,
+                context_length=opening.context_length,
+            )
+        tools = open_tools(opening.tools, engine.tokenizer, opening.in_chat)
         if tools is not None:
             engine.guide = tools.guide
         return engine

@@ -40,7 +40,7 @@ from assay.session.judging import open_service
 from assay.session.mixture_check import PartCheck, check_parts
 from assay.session.reward_trial import try_rewards
 from assay.session.tag_check import TagWatch
-from assay.session.thinking import check_generator, check_thinking
+from assay.session.thinking import check_thinking
 from assay.types import Problem
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
@@ -236,7 +236,6 @@ def read_problems(
     reader, tags, parts = FactReader(config.curriculum), TagWatch(config), PartCheck(config)
 
     def check_all(problem: Problem) -> None:
-        check_generator(config, problem)
         parts.check(problem)
         judged(problem)
         reader.check(problem)
@@ -324,7 +323,6 @@ def read_heldout(
     parts = PartCheck(config, trains=False)
 
     def check(problem: Problem) -> None:
-        check_generator(config, problem)
         parts.check(problem)
         verifiers.check_problem(problem)
         tags.see(problem)

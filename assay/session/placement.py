@@ -48,6 +48,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
             expected=engine.plain_probe,
             marks=remains.environment,
         )
+        vllm.guide = engine.guide
         stack.callback(vllm.close)
         return replace(session, actors=vllm)
     corpus = tuple(map(absolute, config.tools.corpus))

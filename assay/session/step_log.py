@@ -17,6 +17,7 @@ from assay.config import SamplingConfig
 from assay.generate.base import CompletionLog, Generator
 from assay.generate.engine import Engine
 from assay.generate.oversampling import OversamplingCutoff
+from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
 from assay.run.rollout_log import PutBack
@@ -169,8 +170,8 @@ class RunGenerator:
 
 @contextmanager
 def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
-    """Log the local engine's completions during this block only, not during evaluations."""
-    if not isinstance(generator, Engine):
+    """Log the completions of a generator of this process in this block, not in evaluations."""
+    if not isinstance(generator, Engine | VllmEngine):
         yield
         return
     generator.log = log

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.config import SamplingConfig, TrainConfig
+from assay.config import SamplingConfig
 from assay.data.chat import PromptRenderer
-from assay.errors import ConfigError, DataError, message
+from assay.errors import ConfigError, message
 from assay.generate.thinking import ThinkControl
 from assay.types import Problem
 
@@ -24,15 +24,6 @@ def check_thinking(
     reason = useless_thinking(renderer, problems, sampling)
     if asked and reason:
         raise ConfigError(reason)
-
-
-def check_generator(config: TrainConfig, problem: Problem) -> None:
-    """Raise DataError if a row asks for a thinking budget and the generator supports none."""
-    budget = config.sampling.efforts.get(problem.effort or "")
-    if config.scale.generator != "engine" and isinstance(budget, int):
-        found = f"{problem.effort}, a budget of {budget} thinking tokens"
-        accepted = f'no budget with scale.generator = "{config.scale.generator}", or "engine"'
-        raise DataError(message(f"{problem.place} effort", found, accepted))
 
 
 def useless_thinking(

@@ -150,31 +150,16 @@ def test_unsupported_use_is_one_line(vllm: Any, tmp_path: Path) -> None:
     engine = made(tiny_model(), context_length=64)
     with pytest.raises(DataError, match="p64: found a prompt of 64 tokens; accepted: at most 64"):
         engine.generate([problem_of(64)], SamplingConfig(max_tokens=4), 1)
-    thinking = SamplingConfig(max_tokens=64, think_budget=8)
-    with pytest.raises(ConfigError, match='"vllm", with a thinking limit'):
-        engine.generate([problem_of(5)], thinking, 1)
     tiny_model(family="gpt2").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="a GPT2LMHeadModel, which vLLM cannot load"):
         check_vllm(ModelConfig(path=str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("generator", "rest", "words"),
-    [
-        ("vllm", {"sampling": {"think_budget": 9}}, '"vllm" with sampling.think_budget; accepted'),
-        ("vllm", {"sampling": {"min_think": 9}}, '"vllm" with sampling.min_think; accepted'),
-        ("vllm", {"tools": {"names": ["calculator"]}}, '"vllm" with tools.names; accepted'),
-        ("server", {}, "without log-probabilities"),
-        ("http://localhost:8000/v1", {}, "without log-probabilities"),
-    ],
-)
-def test_a_configuration_that_it_cannot_serve_is_refused(
-    generator: str, rest: dict[str, Any], words: str
-) -> None:
+@pytest.mark.parametrize("generator", ["server", "http://localhost:8000/v1"])
+def test_a_server_without_logprobs_is_refused(generator: str) -> None:
     tree = {"model": {"path": "m"}, "data": {"train": ["t"]}, "rl": {}}
-    with pytest.raises(ConfigError) as told:
-        build({**tree, **rest, "scale": {"generator": generator}})
-    assert "scale.generator: found" in str(told.value) and words in str(told.value)
+    with pytest.raises(ConfigError, match=r"scale\.generator: found .* without log-prob") as told:
+        build({**tree, "scale": {"generator": generator}})
     assert "\n" not in str(told.value)
 
 

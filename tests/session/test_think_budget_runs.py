@@ -14,10 +14,8 @@ from train_worlds import World, rows_of
 
 import assay
 from assay.cli import main
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError
 from assay.report.report import write_report
-from assay.scale import verifying
-from assay.session import assemble
 from assay.training import rl
 from assay.training.api import train
 
@@ -191,21 +189,3 @@ def test_a_run_without_thinking_is_refused_before_it_is_made(world: World) -> No
     with pytest.raises(ConfigError, match=r"sampling\.think_budget: found 8, and no prompt"):
         train(tree, quiet=True)
     assert not (world.folder / "runs" / "off").exists()
-
-
-@pytest.mark.parametrize("name", ["train", "heldout"])
-def test_a_row_that_asks_vllm_for_a_budget_is_told_before_weights_are_read(
-    world: World, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(verifying, "check_vllm", lambda model: None)
-    monkeypatch.setattr(assemble, "load_model", None)
-    row = {"id": "x", "prompt": "7 + 7 =", "answer": "14"}
-    tree = world.tree(
-        scale={"generator": "vllm"}, sampling={"efforts": {"low": 4, "deep": "Think."}}
-    )
-    world.write_rows(f"{name}.jsonl", [{**row, "effort": "low"}])
-    with pytest.raises(DataError, match=rf"{name}.jsonl:1 effort: found low, which is 4 tokens"):
-        train(tree, quiet=True)
-    world.write_rows(f"{name}.jsonl", [{**row, "effort": "deep"}])
-    with pytest.raises(TypeError, match="not callable"):
-        train(tree, quiet=True)

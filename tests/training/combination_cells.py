@@ -74,13 +74,7 @@ FEATURES: Mapping[str, Feature] = {
     "replay": Feature("`assay run replay RUN --step 2`"),
 }
 
-GIVES = 'scale.generator: found "vllm" with {}; accepted: "engine", which alone gives'
 REFUSED: Mapping[frozenset[str], str] = {
-    frozenset(("vllm", "tools")): GIVES.format("tools.names"),
-    frozenset(("vllm", "environment")): GIVES.format("tools.environment"),
-    frozenset(("vllm", "budget")): GIVES.format("sampling.think_budget"),
-    frozenset(("vllm", "min_think")): GIVES.format("sampling.min_think"),
-    frozenset(("vllm", "oversample")): 'accepted: 0 with scale.generator = "vllm"',
     frozenset(("ranks", "teacher")): "accepted: 1 with [teacher], which only one process queries",
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
@@ -114,7 +108,7 @@ def settings(*names: str) -> dict[str, dict[str, Any]]:
     for name in names:
         for section, values in FEATURES[name].sets.items():
             found[section] = {**found.get(section, {}), **values}
-    if "turns" in names and "tools" not in names and "vllm" not in names:
+    if "turns" in names and "tools" not in names:
         found["tools"] = {**FEATURES["environment"].sets["tools"]}
     if "environment" in found.get("tools", {}):
         found["sampling"]["stop"] = [*"aeiou "]

@@ -1,0 +1,43 @@
+"""The turn controllers of a generator call: limits of thinking, and tools or an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from assay.config import SamplingConfig
+from assay.generate.base import Guide, first_of
+from assay.generate.slots import Asking, Waiting
+from assay.generate.thinking import ThinkControl
+from assay.types import Problem, Prompt
+
+MakeGuide: TypeAlias = "Callable[[Problem, Prompt], Guide | None]"
+"""Creates a completion's turn controller, as `Toolbox.guide` does."""
+
+
+class TurnControllers:
+    """Creates the turn controller of each completion of a call, for every generator.
+
+    Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates the
+    controller in addition to the thinking controller; None: none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        sampling: SamplingConfig,
+        waiting: Sequence[Waiting],
+        make: MakeGuide | None,
+    ) -> None:
+        self._make = make
+        asked: set[Asking] = {group.asking for group in waiting}
+        thinking = [one for one in asked if sampling.controls_thinking(one[1]) and one[0].thinks]
+        # One controller for each kind of prompt, because it caches the texts of tokens.
+        self._thinking = {one: ThinkControl.of(tokenizer, sampling, *one) for one in thinking}
+
+    def of(self, group: Waiting) -> Guide | None:
+        """Return the turn controller of a completion in this group, if any."""
+        control = self._thinking.get(group.asking)
+        thinking = None if control is None else control.guide()
+        own = None if self._make is None else self._make(group.problem, group.prompt)
+        return own if thinking is None else thinking if own is None else first_of(thinking, own)

@@ -1,0 +1,152 @@
+"""A completion that is sampled by requests: its tokens so far, and its turn controller.
+
+`Slots` has the same rules for the built-in engine, as arrays over all slots and with one token of
+each per step. Tests compare the two token by token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from concurrent.futures import Future
+
+import numpy as np
+
+from assay.generate.base import GivenTokens, Guide, Promise, SoFar
+from assay.generate.finish import TextEnds
+from assay.generate.slots import Waiting
+from assay.types import FinishReason, Tokens
+
+
+class OpenCompletion:
+    """One unfinished completion of a generator that is asked for tokens by requests.
+
+    A request samples from the prompt and the tokens so far, until the turn controller injects
+    tokens or needs time; a new request then continues behind them. guide: the turn controller.
+    text_ends: searches for stop strings; None: the request itself stops at them. num_undone: number
+    of removed tokens. needs_request: no request in progress continues these tokens. promise: the
+    future for which the completion is paused. reason: why the completion ended; None: it has not.
+    """
+
+    def __init__(
+        self,
+        group: Waiting,
+        sibling: int,
+        key: int,
+        guide: Guide | None = None,
+        text_ends: TextEnds | None = None,
+        eos_ids: Container[int] = (),
+    ) -> None:
+        self.group, self.sibling, self.key = group, sibling, key
+        self.guide = guide
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.sampled: list[bool] = []
+        self.turns: list[tuple[int, int]] = []
+        self.num_undone = 0
+        self.needs_request = True
+        self.promise: Promise | None = None
+        self.reason: FinishReason | None = None
+        self._text_ends, self._eos_ids = text_ends, eos_ids
+        # Why the completion would end at the token for which it is paused.
+        self._ends: FinishReason | None = None
+        self._ask(None)
+
+    @property
+    def draw(self) -> int:
+        """The index of the next draw; the draw of a removed token is never repeated."""
+        return len(self.tokens) + self.num_undone
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the completion has left its request: it ended, is paused, or has other tokens."""
+        return self.needs_request or self.reason is not None
+
+    def add(self, token: int, logprob: float, stopped: bool = False) -> None:
+        """Append a sampled token and ask the turn controller.
+
+        stopped: the request stopped here at a stop string.
+        """
+        self._append(token, logprob, True)
+        ends: FinishReason | None = None
+        if token in self._eos_ids:
+            ends = "eos"
+        elif stopped or (self._text_ends is not None and self._text_ends.ends(self._tail())):
+            ends = "stop_string"
+        self._ask(ends)
+
+    def resume(self) -> None:
+        """Continue with the result of the future, which must be done."""
+        promise, self.promise = self.promise, None
+        assert promise is not None, "the completion is not paused"
+        self._ask(self._ends, promise)
+
+    def _ask(self, ends: FinishReason | None, answer: Promise | None = None) -> None:
+        """Ask the turn controller about the newest token, and inject what it returns."""
+        limit, queue = self.group.limit, deque[int]()
+        while True:
+            given = self._answer(ends, answer)
+            if self.promise is not None:
+                self._ends = ends
+                return
+            if given is not None:
+                self._undo(given.replaces)
+                queue.extend(given.tokens)
+                if given.begins_turn:
+                    start = len(self.tokens)
+                    self.turns.append((start, start + len(queue)))
+            if not queue:
+                break
+            # Injected tokens keep a completion from ending, and never end it themselves.
+            ends, answer = None, None
+            while queue and len(self.tokens) < limit:
+                self._append(queue.popleft(), 0.0, False)
+            if queue:
+                break
+        if ends is not None:
+            self.reason = ends
+        elif len(self.tokens) >= limit:
+            self.reason = "length"
+
+    def _answer(self, ends: FinishReason | None, answer: Promise | None) -> GivenTokens | None:
+        """Return the tokens to inject; sets ``promise`` if they are not known yet."""
+        found = answer
+        if found is None and self.guide is not None:
+            found = self.guide(self._so_far(ends))
+        if found is None:
+            return None
+        # The next request has its own seed, so this must not depend on when a future is done.
+        self.needs_request = True
+        if not isinstance(found, Future):
+            return found
+        if found.done():
+            return found.result()
+        self.promise = found
+        return None
+
+    def _so_far(self, ends: FinishReason | None) -> SoFar:
+        newest = self.tokens[-1] if self.tokens else None
+        given = bool(self.tokens) and not self.sampled[-1]
+        return SoFar(len(self.tokens), newest, ends is not None, self._read, given)
+
+    def _read(self) -> Tokens:
+        return np.array(self.tokens, np.int32)
+
+    def _append(self, token: int, logprob: float, sampled: bool) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.sampled.append(sampled)
+
+    def _undo(self, num_tokens: int) -> None:
+        for values in (self.tokens, self.logprobs, self.sampled):
+            del values[len(values) - num_tokens :]
+        self.num_undone += num_tokens
+
+    def _tail(self) -> list[int]:
+        """Return the newest sampled tokens, back to the last injected one."""
+        assert self._text_ends is not None
+        first = len(self.tokens)
+        least = max(0, first - self._text_ends.num_tail)
+        while first > least and self.sampled[first - 1]:
+            first -= 1
+        return self.tokens[first:]

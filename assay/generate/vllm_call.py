@@ -1,0 +1,252 @@
+"""One call of `VllmEngine.generate`: requests in, tokens out, until every completion has ended.
+
+A completion without a turn controller is one request. A completion with one is streamed: the
+controller sees each token, as in the built-in engine. If it injects tokens, the request is aborted
+and a new one continues behind them. vLLM's prefix cache still holds their beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.errors import WorkerDied, cause
+from assay.generate.base import CompletionLog
+from assay.generate.controllers import TurnControllers
+from assay.generate.engine import EngineStats
+from assay.generate.finish import TextEnds, finished_completion
+from assay.generate.open_completion import OpenCompletion
+from assay.generate.sampler import completion_key, key_at
+from assay.generate.slots import PATIENCE, Waiting, no_answer
+from assay.types import FinishReason, Group
+
+
+class VllmClient:
+    """vLLM's engine, with its exceptions as WorkerDied."""
+
+    def __init__(self, vllm: Any, engine: Any) -> None:
+        self.vllm, self.engine = vllm, engine
+
+    def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
+        """Request tokens behind these ones; the name is the request's in `step`."""
+        prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
+        self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
+
+    def step(self) -> list[Any]:
+        """Wait for the newest outputs of the requests in progress."""
+        return self.ask(self.engine.step)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are in progress."""
+        return self.engine.has_unfinished_requests()
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Stop requests; those that have ended already are left out by vLLM."""
+        self.ask(self.engine.abort_request, [*names])
+
+    def output_kind(self, streams: bool) -> Any:
+        """Return when a request yields outputs: with each token, or at its end."""
+        kinds = self.vllm.sampling_params.RequestOutputKind
+        return kinds.DELTA if streams else kinds.FINAL_ONLY
+
+    def ask(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call vLLM. Raises WorkerDied for its exceptions."""
+        try:
+            return call(*arguments, **named)
+        except Exception as error:  # third-party engine, reported in one line
+            raise WorkerDied(f"vLLM: {cause(error)[:300]}; continue with --resume") from error
+
+
+@dataclass(eq=False)
+class VllmCall:
+    """The open completions of one call of `VllmEngine.generate`.
+
+    name: the beginning of its requests' names. streams: yield every token of every completion, so
+    that `give_up` knows the lengths of open ones. log: see `Engine`.
+    """
+
+    client: VllmClient
+    tokenizer: Any
+    sampling: SamplingConfig
+    group_size: int
+    controllers: TurnControllers
+    stats: EngineStats
+    eos_ids: Sequence[int]
+    policy_version: int
+    name: str
+    streams: bool = False
+    log: CompletionLog | None = None
+    # Requests in progress by name, and paused completions.
+    _asked: dict[str, OpenCompletion] = field(default_factory=dict[str, OpenCompletion])
+    _paused: list[OpenCompletion] = field(default_factory=list[OpenCompletion])
+    _ended: list[tuple[int, Group]] = field(default_factory=list[tuple[int, Group]])
+    _num_requests: int = 0
+
+    def begin(self, waiting: Sequence[Waiting], seed: int) -> None:
+        """Request every sibling that is left to sample."""
+        stop = self.sampling.stop
+        text_ends = TextEnds(self.tokenizer, stop) if stop else None
+        for group in waiting:
+            problem = group.problem
+            while group.todo:
+                sibling = group.todo.popleft()
+                number = group.first_sibling + sibling
+                key = completion_key(seed, problem.id, problem.draw, number)
+                guide = self.controllers.of(group)
+                # Without a controller vLLM searches for stop strings, so nothing is streamed.
+                ends = None if guide is None else text_ends
+                self._settle(OpenCompletion(group, sibling, key, guide, ends, self.eos_ids))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether completions are left that have not ended, or groups that `step` returns."""
+        return bool(self._asked or self._paused or self._ended)
+
+    def step(self) -> list[tuple[int, Group]]:
+        """Take in vLLM's newest tokens and finished futures; return the groups that ended."""
+        if self._asked:
+            for output in self.client.step():
+                self._take(output)
+            self.stats.num_steps += 1
+        elif self._paused:
+            self._wait()
+        paused, self._paused = self._paused, []
+        for one in paused:
+            assert one.promise is not None, "a paused completion has a future"
+            if one.promise.done():
+                one.resume()
+            self._settle(one)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def give_up(self, limit: int | None) -> int:
+        """Cancel groups with a completion longer than ``limit``; return the number of their
+        tokens. Needs ``streams``."""
+        if limit is None:
+            return 0
+        late = {
+            one.group for one in (*self._asked.values(), *self._paused) if _longest(one) > limit
+        }
+        names = [name for name, one in self._asked.items() if one.group in late]
+        open_ones = [self._asked.pop(name) for name in names]
+        self.client.abort(names)
+        open_ones += [one for one in self._paused if one.group in late]
+        self._paused = [one for one in self._paused if one.group not in late]
+        done = [len(one.tokens) for group in late for one in group.done.values()]
+        return sum(done) + sum(len(one.tokens) for one in open_ones)
+
+    def close(self) -> None:
+        """Abort the requests in progress, whose completions nobody waits for."""
+        if self._asked:
+            self.client.abort([*self._asked])
+        self._asked.clear()
+
+    def _take(self, output: Any) -> None:
+        """Append a request's new tokens to its completion, up to where that leaves the request."""
+        one, new = self._asked.get(output.request_id), output.outputs[0]
+        if one is None:
+            return
+        over = new.finish_reason is not None
+        stops = over and isinstance(new.stop_reason, str)
+        last = len(new.token_ids) - 1
+        for place, (token, by_token) in enumerate(zip(new.token_ids, new.logprobs, strict=True)):
+            # Greedy sampling has a point mass, so its log-probability is 0.
+            logprob = by_token[token].logprob if self.sampling.temperature else 0.0
+            self.stats.tokens += 1
+            one.add(token, logprob, stops and place == last)
+            if one.is_off:
+                break
+        if over:
+            del self._asked[output.request_id]
+            if not one.is_off and new.finish_reason == "length":
+                one.reason = "length"
+            elif not one.is_off:
+                name = one.group.name_of(one.sibling)
+                found = f"vLLM gave {name} up ({new.finish_reason})"
+                raise WorkerDied(f"{found}; continue with --resume")
+        elif one.is_off:
+            del self._asked[output.request_id]
+            self.client.abort([output.request_id])
+        if one.is_off:
+            self._settle(one)
+
+    def _settle(self, one: OpenCompletion) -> None:
+        """Finish a completion, pause it, or request its next tokens."""
+        if one.promise is not None:
+            self._paused.append(one)
+        elif one.reason is not None:
+            self._finish(one, one.reason)
+        else:
+            self._num_requests += 1
+            name = f"{self.name}-{self._num_requests}"
+            self._asked[name] = one
+            one.needs_request = False
+            self.client.add(
+                name, [*one.group.prompt.tokens.tolist(), *one.tokens], **self._params(one)
+            )
+
+    def _params(self, one: OpenCompletion) -> dict[str, Any]:
+        sampling, guided = self.sampling, one.guide is not None
+        stop = [] if guided else [*sampling.stop]
+        return {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "max_tokens": one.group.limit - len(one.tokens),
+            # vLLM accepts seeds of 63 bits.
+            "seed": key_at(one.key, one.draw) >> 1,
+            "stop": stop or None,
+            "include_stop_str_in_output": True,
+            # Special tokens are text in which a stop string may be found, as in the engine.
+            "skip_special_tokens": False,
+            # The model's own end tokens are passed instead of vLLM's.
+            "ignore_eos": True,
+            "stop_token_ids": list(self.eos_ids) or None,
+            "logprobs": 0,
+            "detokenize": bool(stop),
+            "output_kind": self.client.output_kind(self.streams or guided),
+        }
+
+    def _finish(self, one: OpenCompletion, reason: FinishReason) -> None:
+        group = one.group
+        completion = finished_completion(
+            self.tokenizer,
+            group.name_of(one.sibling),
+            group.prompt,
+            np.array(one.tokens, np.int32),
+            np.array(one.logprobs, np.float32),
+            reason,
+            begun=one.turns,
+            eos_ids=self.eos_ids,
+            sampled=np.array(one.sampled, np.bool_),
+            policy_version=self.policy_version,
+        )
+        group.done[one.sibling] = completion
+        self.stats.num_completions += 1
+        if self.log is not None:
+            self.log.add(group.problem, group.prompt, completion)
+        if len(group.done) == self.group_size:
+            self._ended.append((group.position, group.group()))
+
+    def _wait(self) -> None:
+        """Wait for one future, because every open completion is paused."""
+        started = time.perf_counter()
+        promises = [one.promise for one in self._paused if one.promise is not None]
+        done, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
+        if not done:
+            raise no_answer([one.group for one in self._paused])
+        self.stats.wait_seconds += time.perf_counter() - started
+
+
+def _longest(one: OpenCompletion) -> int:
+    """Return the length of the longest completion of a group, with the next token of this one."""
+    coming = len(one.tokens) + (one.promise is None)
+    return max([coming, *(len(each.tokens) for each in one.group.done.values())])
