@@ -25,8 +25,8 @@ from assay.testing import byte_tokenizer, tiny_model
 class Worker(WeightReceiver):
     """Holds a model of random weights, and loads others as vLLM's worker does."""
 
-    def __init__(self) -> None:
-        self.model = tiny_model(seed=99)
+    def __init__(self, hidden_size: int) -> None:
+        self.model = tiny_model(seed=99, hidden_size=hidden_size)
         self.lost = ""
 
     def get_model(self) -> Any:
@@ -44,9 +44,9 @@ class FakeEngine:
     """Answers each request with the words of a script, or with log-probabilities of the model."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings, self.worker = settings, Worker()
-        self.environment = dict(os.environ)
+        self.settings, self.environment = settings, dict(os.environ)
         self.config = json.loads((Path(settings["model"]) / "config.json").read_text())
+        self.worker = Worker(self.config["hidden_size"])
         self.asked: list[tuple[str, list[int], Any]] = []
         self.waiting: list[tuple[str, list[int], Any]] = []
         self.caches_dropped = 0
