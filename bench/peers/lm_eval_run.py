@@ -3,7 +3,8 @@
 python lm_eval_run.py gsm8k --rows test.jsonl --shots train.jsonl --model FOLDER --out FOLDER
 python lm_eval_run.py mbpp --rows mbpp.jsonl --model FOLDER --gguf MODEL.gguf --out FOLDER
 
-    the environment: pip install torch==2.13.0 && pip install lm-eval==0.4.13 transformers tenacity
+    the environment: pip install torch==2.13.0, then
+    pip install lm-eval==0.4.13 transformers accelerate tenacity
     with --gguf, the package xllamacpp too: llama.cpp serves the file, and lm-eval asks the server
 
 The task is lm-eval's file as it ships: prompt, few-shot form, stop texts, extraction, metric. Only
