@@ -117,7 +117,7 @@ class MixedCurriculum:
 
     def _is_solved(self, name: str) -> bool:
         recent, limit = self._recent[name], self._settings[name].stop_above
-        return limit is not None and len(recent) == NUM_RECENT and np.mean(recent) >= limit
+        return limit is not None and len(recent) == NUM_RECENT and sum(recent) >= NUM_RECENT * limit
 
     def _name_of(self, problem: Problem) -> str:
         name = part_of(self._settings, problem.tags)
