@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from assay import load_config
 from assay.testing import CHAT_TEMPLATE, save_tiny_model
 from assay.training import api
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 # The tutorial's commands make its rows and its model: docs/tutorial.md. The recipes have tests of
-# their own (tests/recipes/test_built_in.py).
-EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ("tutorial", "recipe", "mixture")]
+# their own (tests/recipes/test_built_in.py). `run` is the record of a finished run.
+ELSEWHERE = ("tutorial", "recipe", "mixture", "run")
+EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ELSEWHERE]
+RUN = ROOT / "examples" / "gsm8k_cpu" / "run"
 GSM8K = '{"question": "%d+1?", "answer": "So it is.\\n#### %d"}\n'
 
 
@@ -65,3 +70,23 @@ def test_the_page_lists_every_example() -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     missing = [path.name for path in EXAMPLES if path.name not in page]
     assert not missing, "describe these in examples/README.md"
+
+
+def test_the_reported_run_is_whole_and_is_the_configuration_of_its_example() -> None:
+    (checkpoint,) = (RUN / "checkpoints").iterdir()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name, known in manifest["files"].items():
+        content = (checkpoint / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == known["sha256"], name
+    assert sum(known["bytes"] for known in manifest["files"].values()) < 5e6
+    example, run = load_config(RUN.parent / "gsm8k_cpu.toml"), load_config(RUN / "config.toml")
+    assert run.data == example.data and run.sampling == example.sampling
+    assert run.rl == example.rl and run.optimizer == example.optimizer
+
+
+def test_the_page_has_the_measured_figures() -> None:
+    measured = json.loads((RUN.parent / "measured" / "real_model.json").read_text())
+    page = (RUN.parent / "README.md").read_text(encoding="utf-8")
+    for one in measured["sets"]:
+        for side in ("a", "b"):
+            assert f"{100 * one[side]['pass_at_1']:.1f} %" in page, one["name"]
