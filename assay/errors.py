@@ -198,7 +198,7 @@ def _complaint_of_import(where: str, module: str, failure: BaseException) -> str
         return message(where, f"no module {missing!r}", _OBJECT, remedy)
     line = line_of(failure, __file__)
     found = f"an import that fails ({cause(failure)}{line and f' in {line}'})"
-    remedy = f"install {missing}, or remove its import" if missing else "mend it"
+    remedy = f"install {missing}, or remove its import" if missing else "fix it"
     return message(where, found, "a module that can be imported", remedy)
 
 

@@ -93,12 +93,12 @@ def test_a_curriculum_that_cannot_be(tmp_path: Path, text: str, expected: str) -
         (
             '[data]\ntrain = ["t.jsonl"]\n[rl]\nmax_group_size = 16',
             "group_sizes = [2, 16]",
-            "rl.max_group_size: found 16; accepted: none beside curriculum.group_sizes",
+            "rl.max_group_size: found 16; accepted: none with curriculum.group_sizes",
         ),
         (
             '[data]\ntrain = ["t.jsonl"]\n[preference]\njudge = "pairwise"',
             'order = "band"',
-            'found "band" with preference.judge = "pairwise"; accepted: what needs no pass rates',
+            'found "band" with preference.judge = "pairwise"; accepted: settings without pass rates',
         ),
     ],
 )

@@ -118,7 +118,7 @@ def _read_drop(row: dict[str, Any], where: str) -> None:
             if gold is not None and len(gold)
         ]
     except (TypeError, ValueError, AttributeError) as error:
-        found = f"a file that cannot be read ({error})".replace("\n", " ")
+        found = f"a value that cannot be read ({error})".replace("\n", " ")
         accepted = '"number", "date" and a list "spans" of each annotator'
         raise DataError(message(f"{where} answer", found, accepted)) from error
     if not golds:

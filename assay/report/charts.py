@@ -54,7 +54,7 @@ class Chart:
         return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
 
 
-class Measured(Protocol):
+class ChartSource(Protocol):
     """The records that charts show. `LoadedRun` has them."""
 
     @property
@@ -63,7 +63,7 @@ class Measured(Protocol):
     def evaluations(self) -> Sequence[Row]: ...
 
 
-def make_charts(summary: Measured) -> list[Chart]:
+def make_charts(summary: ChartSource) -> list[Chart]:
     """Build all charts for which the run has data."""
     text = (resources.files("assay.report") / "template" / "charts.toml").read_text(
         encoding="utf-8"

@@ -78,7 +78,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """A reply of the completions endpoint.
 
     tokens, logprobs: None if the server does not give them. num_tokens: length of the completion.
@@ -149,7 +149,7 @@ class CompletionServer(ServerGenerator):
                 found = f"{getattr(sampling, key)}, with a server that takes OpenAI's keys alone"
                 raise ConfigError(message(f"sampling.{key}", found, "none"))
 
-    def _check_first(self, reply: Reply, prompt: Prompt) -> None:
+    def _check_first(self, reply: ServerReply, prompt: Prompt) -> None:
         """Raise ConfigError if the server read another prompt, or has another tokenizer."""
         length = len(prompt.tokens)
         if reply.num_prompt is not None and reply.num_prompt != length:
@@ -193,7 +193,7 @@ class CompletionServer(ServerGenerator):
         reply = client.send(body, self._read, self._deadline(), name)
         return self._completion(name, prompt, reply, sampling)
 
-    def _read(self, body: Any) -> Reply:
+    def _read(self, body: Any) -> ServerReply:
         if self._stopped.is_set():
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
@@ -206,7 +206,7 @@ class CompletionServer(ServerGenerator):
         return reply
 
     def _completion(
-        self, name: str, prompt: Prompt, reply: Reply, sampling: SamplingConfig
+        self, name: str, prompt: Prompt, reply: ServerReply, sampling: SamplingConfig
     ) -> Completion:
         reason = finish_of(reply)
         if reply.tokens is None:
@@ -308,7 +308,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
     return Served(name, next((one for one in lengths if type(one) is int and one > 1), None))
 
 
-def read_reply(body: Any) -> Reply:
+def read_reply(body: Any) -> ServerReply:
     """Parse a reply with one choice. Raises EndpointFailure."""
     choices = _tables(body.get("choices") if isinstance(body, dict) else None)
     if len(choices) != 1:
@@ -323,7 +323,7 @@ def read_reply(body: Any) -> Reply:
     if tokens is None and usage.output_tokens is None:
         raise EndpointFailure("error", "a reply without the number of its tokens", retry=False)
     stopped_by = choice.get("stop_reason")
-    return Reply(
+    return ServerReply(
         text=text,
         finish_reason=str(reason),
         num_tokens=len(tokens) if tokens is not None else usage.output_tokens or 0,
@@ -335,7 +335,7 @@ def read_reply(body: Any) -> Reply:
     )
 
 
-def finish_of(reply: Reply) -> FinishReason:
+def finish_of(reply: ServerReply) -> FinishReason:
     """Convert a reply's finish reason."""
     if reply.finish_reason == "length":
         return "length"
@@ -369,7 +369,7 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] 
     return tokens, logprobs if are_numbers else None
 
 
-def _behavior(reply: Reply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
+def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
     """Return the log-probabilities under the sampled distribution; empty: unknown.
 
     Servers report those of the model, before temperature and truncation.

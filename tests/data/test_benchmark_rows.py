@@ -226,15 +226,18 @@ def test_a_rows_own_keys_are_kept() -> None:
             {key: value for key, value in DROP.items() if key != "question"},
             "f:1 question: found None; accepted: text",
         ),
-        ({**DROP, "answers_spans": {"spans": "Smith"}}, "f:1 answer: found what cannot be read"),
-        ({**DROP, "answers_spans": {"spans": 5}}, "f:1 answer: found what cannot be read"),
+        (
+            {**DROP, "answers_spans": {"spans": "Smith"}},
+            "f:1 answer: found a value that cannot be read",
+        ),
+        ({**DROP, "answers_spans": {"spans": 5}}, "f:1 answer: found a value that cannot be read"),
         (
             {**DROP_ANNOTATED, "validated_answers": {"number": ["1"], "spans": []}},
-            "f:1 answer: found what cannot be read",
+            "f:1 answer: found a value that cannot be read",
         ),
         (
             {**DROP_ANNOTATED, "answer": {"date": "1797"}},
-            "f:1 answer: found what cannot be read",
+            "f:1 answer: found a value that cannot be read",
         ),
         ({**BFCL, "question": [[], []]}, "f:1 question: found 2 turns; accepted: one turn"),
         ({**ARC, "choices": {"text": ["a"]}}, "f:1 choices: found {'text': ['a']}; accepted"),

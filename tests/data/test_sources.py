@@ -348,7 +348,10 @@ def test_an_endless_generator_needs_a_limit_and_rows_can_be_read_again(module: s
         ("my_rows:absent", "found no 'absent' in my_rows; accepted: package.module:object"),
         ("my_rows:Maker.absent", "found no 'absent' in my_rows"),
         ("absent_module:f", "found no module 'absent_module'; accepted: package.module:object"),
-        ("half_rows:f", "cannot be imported (ModuleNotFoundError: No module named 'nothing_of"),
+        (
+            "half_rows:f",
+            "found an import that fails (ModuleNotFoundError: No module named 'nothing_of",
+        ),
         ("my_rows:endless?stop=3", "found settings that do not fit (got an unexpected keyword"),
         (
             "my_rows:failing",

@@ -23,7 +23,8 @@ from assay.types import StepScore, Verdict
 
 def every_step(problem, completion):
     odd = int(problem.id[1:]) % 2
-    steps = tuple(StepScore(float(n != 2 * odd), n) for n in range(1, 4) if completion.text)
+    last = len(completion.tokens) - 1
+    steps = tuple(StepScore(float(n != 2 * odd), min(n, last)) for n in range(1, 4) if completion.text)
     return Verdict.of_score(1.0, "every_step@1", step_scores=steps)
 
 def by_sum(problem, completion):

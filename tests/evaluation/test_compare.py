@@ -246,7 +246,7 @@ def test_the_command_compares_files_and_models(
     given = ("--problems", "train.jsonl", "--verifier", EVEN)
     code, text, _ = call(file, file, *given, "--flips", 2)
     assert code == 0 and text.startswith(f"A: {file}\nB: {file}\nrecorded, 1 completion a problem")
-    assert "\nB less A +0.0 points, 95% interval" in text and ", p 1\n" in text
+    assert "\nB minus A +0.0 points, 95% interval" in text and ", p 1\n" in text
     more = ("--out-of-domain", "heldout.jsonl", "--max-tokens", 4, "--json")
     code, text, _ = call("model", "model", *given, *more)
     table = json.loads(text)
@@ -286,7 +286,7 @@ def test_flips_and_p_values_of_several_sets() -> None:
     assert [near.p_value_of_all, far.p_value_of_all] == holm([near.p_value or 0.0, 1.0])
     text = CompareResult("a", "b", sets).text(2)
     assert "turned right: 9 (p5, p6, ...)\nturned wrong: 1 (p0)" in text
-    assert "B less A +40.0 points ± 13.4, 95% interval" in text
+    assert "B minus A +40.0 points ± 13.4, 95% interval" in text
     assert "p 0.021 (of all: 0.043)" in text and "=== far, 20 problems, out of domain ===" in text
     assert "turned right: 9\n" in CompareResult("a", "b", sets).text(0)
     alone = CompareResult("a", "b", [replace(near, p_value_of_all=near.p_value)])

@@ -49,7 +49,7 @@ def test_what_is_worse_on_held_out_problems_is_refused() -> None:
             ("equal", between(evaluated(30), evaluated(30)), 0.1),
         )
     }
-    assert ["too few to rule out" in told[name] for name in ("few", "worse", "equal")] == [
+    assert ["too few to exclude" in told[name] for name in ("few", "worse", "equal")] == [
         True,
         False,
         False,

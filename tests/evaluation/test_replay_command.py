@@ -181,7 +181,9 @@ def test_what_cannot_be_replayed_is_told(world: World) -> None:
     run = Path(train(world.tree(rl={"steps": 1}, data={"verifier": REWARD}), quiet=True).run)
     rows = [{"id": f"q{n}", "prompt": f"{n} + 2 =", "answer": f"{n + 2}"} for n in range(10)]
     world.write_rows("train.jsonl", rows)
-    with pytest.raises(RunError, match=r"data\.train: found a draw that the rollout log does not"):
+    with pytest.raises(
+        RunError, match=r"data\.train: found a completion that the rollout log does not"
+    ):
         replay(run, 1)
     assert len(rows_of(run, "metrics")) == 1
 

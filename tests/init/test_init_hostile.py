@@ -153,7 +153,9 @@ def test_a_tiny_model_that_you_changed_is_not_written_over(
     else:
         Path("tiny", "mine" if change == "added" else "config.json").write_text("mine")
     before = sorted(os.listdir("tiny"))
-    with pytest.raises(RunError, match=r"tiny with --overwrite: found .*; accepted: a folder that"):
+    with pytest.raises(
+        RunError, match=r"tiny with --overwrite: found .*; accepted: an unchanged folder that"
+    ):
         init("grpo", overwrite=True)
     assert sorted(os.listdir("tiny")) == before
 

@@ -109,7 +109,9 @@ def test_a_taken_run_name_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     (died.folder / "config.toml").unlink()
     Run.create(config).__exit__(None, None, None)
-    assert f"{died.folder} is taken by what is no run" in capsys.readouterr().err
+    assert (
+        f"{died.folder} is taken by a folder that is not a readable run" in capsys.readouterr().err
+    )
 
 
 def test_without_a_name_the_configurations_file_gives_it(tmp_path: Path) -> None:

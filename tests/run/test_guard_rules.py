@@ -292,7 +292,7 @@ def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:
     ("section", "said"),
     [
         ({"options": {"lenght": {"limit": 2}}}, "guard.options.lenght: found no such rule;.*did you mean length"),
-        ({"options": {"kl": {"action": "note"}}}, "guard.options.kl: found no limit; accepted: guard.max_kl beside"),
+        ({"options": {"kl": {"action": "note"}}}, "guard.options.kl: found no limit; accepted: guard.max_kl too"),
         ({"options": {"kl": {"limit": 1}}}, r"guard.options.kl.limit: found 1; accepted: guard.max_kl instead"),
         ({"options": {"length": {"limit": -1}}}, "guard.options.length.limit: found -1; accepted: a number >= 0"),
         ({"options": {"money": {"limit": 1}}}, "guard.options.money: found no price; accepted: guard.price_per_hour"),

@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path, damage: str) -> None:
     else:
         manifest.unlink()
     part = folder / "random"
-    wrong = "weights.npy is" if damage in ("flip", "cut", "remove") else "manifest.json is missing"
+    wrong = "weights.npy " if damage in ("flip", "cut", "remove") else "manifest.json is missing"
     for name in (run, f"{run}@last", f"{run}@12", folder, part):
         said = refusal(str(name))
         assert f"the checkpoint is damaged ({wrong}" in said

@@ -192,7 +192,7 @@ def test_a_model_that_fails_is_replaced_by_the_other(world: Any, fault: str, str
     line = here.line()
     failed, answered = line["calls"]
     assert failed["trouble"] and not answered["trouble"] and failed["output_tokens"] == 0
-    assert fault != "slow" or failed["trouble"].endswith(": nothing for 0.5 s")
+    assert fault != "slow" or failed["trouble"].endswith(": no data for 0.5 s")
     assert here.server.counted["failures", "cheap", "easy"] == 1
 
 
@@ -215,7 +215,7 @@ def test_a_reply_that_is_none_is_replaced_by_the_others(
         here.cheap.instead = instead
         reply = here.ask(stream=stream)
         assert reply.status_code == 200 and reply.headers["x-assay-route"] == "strong fallback"
-        assert "no reply, but" in here.line()["calls"][0]["trouble"]
+        assert "an invalid reply:" in here.line()["calls"][0]["trouble"]
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_a_model_that_drips_is_given_up_after_its_timeout(
     here.cheap.drip = drip
     reply = here.ask(stream=stream)
     if drip.startswith(b":"):  # comments are passed on, so that it is too late for the other
-        assert "ReadTimeout: nothing for 0.5 s" in reply.text and "[DONE]" not in reply.text
+        assert "ReadTimeout: no data for 0.5 s" in reply.text and "[DONE]" not in reply.text
     else:
         assert reply.headers["x-assay-route"] == "strong fallback" and "indeed" in reply.text
-    assert here.line()["calls"][0]["trouble"] == "ReadTimeout: nothing for 0.5 s"
+    assert here.line()["calls"][0]["trouble"] == "ReadTimeout: no data for 0.5 s"
     assert here.cheap.left.wait(5.0)
 
 

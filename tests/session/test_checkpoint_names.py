@@ -72,7 +72,7 @@ def test_a_flipped_byte_in_the_weights_is_one_line(world: World, run: Path, use:
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(UserError, match=r"damaged \(model\.safetensors is not as it was") as error:
+    with pytest.raises(UserError, match=r"damaged \(model\.safetensors has changed since") as error:
         uses(world, run)[use](str(run))
     assert "\n" not in str(error.value) and f"{run}@1" in str(error.value)
     assert not (world.folder / "runs/later").exists() and not (world.folder / "out").exists()

@@ -156,14 +156,14 @@ def test_a_row_whose_budget_cannot_be_is_refused_before_anything_is_sampled(worl
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--think-budget", "1"], "sampling.think_budget: found 1; accepted: at least 2, the tokens"),
+        (["--think-budget", "1"], "sampling.think_budget: found 1; accepted: at least 2, the number of tokens"),
         (["--think-budget", "12"], "think_budget: found 12; accepted: less than sampling.max_tokens"),
         (["--effort", "most"], 'effort: found "most"; accepted: a name of sampling.efforts: low'),
-        (["--think-budget", "6", "--set", "data.think=off"], "found 6, and no prompt has a think"),
-        (["--think-budget", "6", "--effort", "low"], 'effort: found "low"; accepted: none beside'),
+        (["--think-budget", "6", "--set", "data.think=off"], "found 6, but no prompt has a think"),
+        (["--think-budget", "6", "--effort", "low"], 'effort: found "low"; accepted: none with'),
         (["--set", "sampling.min_think=12"], "min_think: found 12; accepted: less than"),
         (["--set", "sampling.think_stop_text=x"], "accepted: text that holds {close}"),
-        (["--set", "sampling.min_think=4", "--set", "data.think=empty"], "found 4, and no prompt"),
+        (["--set", "sampling.min_think=4", "--set", "data.think=empty"], "found 4, but no prompt"),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_one_line(
@@ -186,6 +186,6 @@ def test_impossible_settings_are_one_line(
 def test_a_run_without_thinking_is_refused_before_it_is_made(world: World) -> None:
     tree = tree_of(world, "off")
     tree["data"] |= {"think": "off"}
-    with pytest.raises(ConfigError, match=r"sampling\.think_budget: found 8, and no prompt"):
+    with pytest.raises(ConfigError, match=r"sampling\.think_budget: found 8, but no prompt"):
         train(tree, quiet=True)
     assert not (world.folder / "runs" / "off").exists()

@@ -78,7 +78,7 @@ def test_in_a_comparison_the_adapter_is_of_b(world: World, adapter: str) -> None
     found = compare(base, base, rows, adapter=adapter, out=both, **HOW)
     assert (found.a, found.b) == (base, f"{base} with {adapter}")
     assert texts(both, "A") == texts(alone) != texts(both, "B")
-    with pytest.raises(ConfigError, match="with an adapter: found completions"):
+    with pytest.raises(ConfigError, match="with an adapter: found a file of recorded completions"):
         compare(base, both, rows, adapter=adapter, **HOW)
 
 

@@ -54,7 +54,7 @@ def test_a_critic_goes_on_from_another_runs(world: World) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "critic", "complaint"),
     [
-        ({"name": "grpo"}, {"warmup_steps": 3}, r"critic\.warmup_steps: found 3, and grpo has no"),
+        ({"name": "grpo"}, {"warmup_steps": 3}, r"critic\.warmup_steps: found 3, but grpo has no"),
         ({"name": "rloo"}, {"path": "x"}, r"critic\.path: found 'x', but rloo has no critic"),
         ({"name": "ppo"}, {"warmup_steps": 2}, r"critic\.warmup_steps: found 2 of rl\.steps = 2"),
     ],

@@ -232,7 +232,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a teacher that nothing asks": (
         {"rl": {"steps": 1}, "distill": None},
-        r"teacher\.path: found \S+, and dr_grpo has no KL; .*on_policy_distillation",
+        r"teacher\.path: found \S+, but dr_grpo has no KL; .*on_policy_distillation",
     ),
     "a teacher of a stage that asks none": (
         {"sft": {"traces": ["traces.jsonl"]}, "distill": None},

@@ -18,7 +18,7 @@ from ray_nodes import PLAIN, Nodes, free_port
 from train_killer import fingerprint
 from train_worlds import World, rows_of
 
-from assay.config import ScaleConfig, ToolsConfig
+from assay.config import ScaleConfig, ToolsConfig, TrainConfig
 from assay.errors import ConfigError, VerifierError
 from assay.scale import cluster as cluster_module
 from assay.scale import rollouts, verifying
@@ -79,7 +79,12 @@ def test_two_actors_give_the_bits_of_one_process(
         )
         assert tokens >= row["length/mean"] * 8 - 0.01, "and those of evaluations"
         assert row["verify/worker_1"] > 0
-    monkeypatch.setattr("assay.session.assemble.actors_for", None)
+
+    def without_actors(config: TrainConfig, *_: Any) -> dict[str, Any]:
+        assert config.scale == ScaleConfig()
+        return {}
+
+    monkeypatch.setattr("assay.session.assemble.actors_for", without_actors)
     heldout = str(world.folder / "heldout.jsonl")
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
 

@@ -17,9 +17,9 @@ from assay.evaluation.template_check.conversation import (
     RESULT,
     SECOND_QUESTION,
     THOUGHTS,
-    Conversation,
+    TemplateConversation,
 )
-from assay.evaluation.template_check.layout import Row
+from assay.evaluation.template_check.layout import TokenRow
 
 Status = Literal["ok", "note", "failed"]
 AROUND = 4
@@ -27,7 +27,7 @@ AROUND = 4
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckLine:
     """The result of a check. line: what was found, at which token, and what to do."""
 
     name: str
@@ -43,22 +43,22 @@ class Check:
 class Laid:
     """What the checks read: the conversation's rows, with and without reasoning.
 
-    rl: the whole conversation, for each of `Conversation.modes`. sft: its first question and
-    answer. served_ids: tokens at which a server stops; None: the model names none.
+    rl: the whole conversation, for each of `TemplateConversation.modes`. sft: its first question
+    and answer. served_ids: tokens at which a server stops; None: the model names none.
     """
 
-    conversation: Conversation
-    rl: Mapping[bool, Row]
-    sft: Mapping[bool, Row]
+    conversation: TemplateConversation
+    rl: Mapping[bool, TokenRow]
+    sft: Mapping[bool, TokenRow]
     served_ids: Sequence[int] | None = None
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TokenRow]:
         """All rows."""
         return [*self.rl.values(), *self.sft.values()]
 
     @property
-    def shown(self) -> list[Row]:
+    def shown(self) -> list[TokenRow]:
         """The rows to show: with reasoning, if replies reason."""
         return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
 
@@ -107,22 +107,22 @@ class Laid:
         return f"token {place}: training has {one!r}, the template {other!r}{text}"
 
 
-def all_checks(laid: Laid) -> list[Check]:
+def all_checks(laid: Laid) -> list[CheckLine]:
     """Run every check, in the order of their importance."""
     prompt = laid.conversation.bare_prompt.text
     if QUESTION not in prompt:
         line = f"the template leaves the user's text out: it writes {prompt[:80]!r}; use a template"
-        return [Check("messages", "failed", f"{line} that takes text as content")]
+        return [CheckLine("messages", "failed", f"{line} that takes text as content")]
     return [*_end(laid), *_masks(laid), *_prompt(laid), *_reply(laid), *_turns(laid), *_bos(laid)]
 
 
-def _end(laid: Laid) -> Iterator[Check]:
+def _end(laid: Laid) -> Iterator[CheckLine]:
     """The end token: written by the template, trained on, and known to servers."""
     name = "end token"
     _, rest = laid.answered(False)
     if laid.end_id is None:
         line = "none: the template writes no special token behind a reply, and the tokenizer has no"
-        yield Check(name, "failed", f"{line} eos_token; completions never end; set eos_token")
+        yield CheckLine(name, "failed", f"{line} eos_token; completions never end; set eos_token")
         return
     first = laid.encode(rest.strip())[:1]
     if rest.strip() and first != [laid.end_id] and end_of_turn(laid.conversation.tokenizer) is None:
@@ -130,7 +130,7 @@ def _end(laid: Laid) -> Iterator[Check]:
         line = f"the template ends a reply with {rest.strip()!r}, {count} tokens that are no"
         line += f" special token; training ends it with {laid.end!r}, so the template's end is"
         remedy = f"never trained on; add {rest.strip()!r} to the tokenizer as a special token"
-        yield Check(name, "failed", f"{line} {remedy}")
+        yield CheckLine(name, "failed", f"{line} {remedy}")
         return
     for row in laid.rows:
         ends = row.ends("sampled")
@@ -142,18 +142,18 @@ def _end(laid: Laid) -> Iterator[Check]:
                 line = f"token {place - 1} of {row.name}: a reply ends with {token.text!r}"
                 how = "trained on" if token.trained else "not trained on"
                 remedy = f"{how}; expected {laid.end!r}, trained on; report it"
-                yield Check(name, "failed", f"{line}, {remedy}")
+                yield CheckLine(name, "failed", f"{line}, {remedy}")
                 return
     by = "" if rest.strip() else "; the template itself writes none"
-    yield Check(name, "ok", f"{laid.end!r} ends every reply and is trained on{by}")
+    yield CheckLine(name, "ok", f"{laid.end!r} ends every reply and is trained on{by}")
     if laid.served_ids is not None and laid.end_id not in laid.served_ids:
         stops = ", ".join(repr(laid.show([one])) for one in laid.served_ids) or "nothing"
         line = f"generation_config.json stops at {stops} and not at {laid.end!r}: a server of this"
         remedy = "folder runs on; `assay model export` writes it"
-        yield Check("stop tokens", "note", f"{line} {remedy}")
+        yield CheckLine("stop tokens", "note", f"{line} {remedy}")
 
 
-def _masks(laid: Laid) -> Iterator[Check]:
+def _masks(laid: Laid) -> Iterator[CheckLine]:
     """The loss: on every token that the policy writes, and on no other."""
     name = "loss mask"
     for row in laid.rows:
@@ -163,7 +163,7 @@ def _masks(laid: Laid) -> Iterator[Check]:
                 line = (
                     f"token {place} of {row.name}: {token.text!r} ({token.kind}) {how}; report it"
                 )
-                yield Check(name, "failed", line)
+                yield CheckLine(name, "failed", line)
                 return
         given = laid.show([token.id for token in row.tokens if not token.trained])
         said = laid.show([token.id for token in row.tokens if token.trained])
@@ -177,16 +177,16 @@ def _masks(laid: Laid) -> Iterator[Check]:
             *((text, given, "is trained on") for text in asked),
         ):
             if text not in held:
-                yield Check(name, "failed", f"{row.name}: {text!r} {what}; report it")
+                yield CheckLine(name, "failed", f"{row.name}: {text!r} {what}; report it")
                 return
     counts = [
         f"{sum(token.trained for token in row.tokens)} of {len(row.tokens)} tokens of {row.name}"
         for row in laid.shown
     ]
-    yield Check(name, "ok", f"{' and '.join(counts)}; prompts and results are context only")
+    yield CheckLine(name, "ok", f"{' and '.join(counts)}; prompts and results are context only")
 
 
-def _prompt(laid: Laid) -> Iterator[Check]:
+def _prompt(laid: Laid) -> Iterator[CheckLine]:
     """The generation prompt: what the template writes before a reply, and nothing else."""
     name, think = "generation prompt", laid.conversation.bare_prompt.think
     block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
@@ -196,7 +196,7 @@ def _prompt(laid: Laid) -> Iterator[Check]:
         ours, theirs = laid.encode(prompt), laid.encode(text)
         found = laid.difference(ours, theirs[: len(ours)])
         line = f"{found}; make the template write the same text with and without a reply"
-        yield Check(name, "failed", line)
+        yield CheckLine(name, "failed", line)
         return
     empty = rf"{re.escape(think.open_tag)}\s*{re.escape(think.close_tag)}"
     lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
@@ -206,12 +206,12 @@ def _prompt(laid: Laid) -> Iterator[Check]:
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
         remedy = "generation prompt does not; write it under add_generation_prompt"
-        yield Check(name, "failed", f"{line} {remedy}, else training starts replies without it")
+        yield CheckLine(name, "failed", f"{line} {remedy}, else training starts replies without it")
         return
-    yield Check(name, "ok", f"ends with {prompt[-24:]!r}, as in training")
+    yield CheckLine(name, "ok", f"ends with {prompt[-24:]!r}, as in training")
 
 
-def _reply(laid: Laid) -> Iterator[Check]:
+def _reply(laid: Laid) -> Iterator[CheckLine]:
     """A supervised row: the tokens of the template's finished chat."""
     conversation, think = laid.conversation, laid.conversation.bare_prompt.think
     for thinks, row in laid.sft.items():
@@ -223,48 +223,48 @@ def _reply(laid: Laid) -> Iterator[Check]:
         found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
             line = "the template drops the reasoning of the newest reply too; training keeps it, as"
-            yield Check(name, "note", f"{line} the policy samples it")
+            yield CheckLine(name, "note", f"{line} the policy samples it")
         elif thinks and found:
             line = f"{found}; rows with reasoning are trained on otherwise than the template writes"
             remedy = "them: set data.think_open and data.think_close, or write it into the content"
-            yield Check(name, "failed" if conversation.reasons else "note", f"{line} {remedy}")
+            yield CheckLine(name, "failed" if conversation.reasons else "note", f"{line} {remedy}")
         elif found and think.close_tag in text.rpartition(QUESTION)[2]:
             line = "the template adds an empty think block before a reply without reasoning; for"
-            yield Check(name, "note", f"{line} rows without reasoning set data.think = 'empty'")
+            yield CheckLine(name, "note", f"{line} rows without reasoning set data.think = 'empty'")
         elif found:
             line = f"{found}; change the template so that a reply follows its prompt directly"
-            yield Check(name, "failed", line)
+            yield CheckLine(name, "failed", line)
         else:
-            yield Check(name, "ok", "a supervised row has the template's tokens")
+            yield CheckLine(name, "ok", "a supervised row has the template's tokens")
 
 
-def _turns(laid: Laid) -> Iterator[Check]:
+def _turns(laid: Laid) -> Iterator[CheckLine]:
     """Prefixes: the turns of a completion are the template's text of the same messages."""
     conversation = laid.conversation
     first = next(iter(laid.rl.values()))
     injected = laid.show([one.id for one in first.tokens if one.kind == "injected"])
     if RESULT not in injected:
         line = f"{conversation.call_text()!r} is not read as a call"
-        yield Check("tool call", "failed", f"{line}; set tools.call to a format of your own")
+        yield CheckLine("tool call", "failed", f"{line}; set tools.call to a format of your own")
         return
     if conversation.in_template:
-        yield Check("tool call", "ok", "the template's own call is read, and answered")
+        yield CheckLine("tool call", "ok", "the template's own call is read, and answered")
     else:
-        yield Check("tool call", "note", "the template writes none; training uses tools.call")
+        yield CheckLine("tool call", "note", "the template writes none; training uses tools.call")
     broken = {thinks: _broken(laid, row, thinks) for thinks, row in laid.rl.items()}
     plain = next((one for one in broken.values() if one and not one.by_thinking), None)
     if plain:
         line = f"{plain.found}; prompt {plain.number} does not begin with the turns before it as"
         remedy = "training has them; use a template that leaves earlier turns as they are"
-        yield Check("prefix", "failed", f"{line} {remedy}")
+        yield CheckLine("prefix", "failed", f"{line} {remedy}")
     else:
-        yield Check("prefix", "ok", "each prompt begins with the tokens of the turns before it")
+        yield CheckLine("prefix", "ok", "each prompt begins with the tokens of the turns before it")
     dropped = next((one for one in broken.values() if one and one.by_thinking), None)
     name = "thinking of earlier turns"
     if dropped:
-        yield Check(name, *_dropped(conversation, dropped))
+        yield CheckLine(name, *_dropped(conversation, dropped))
     elif not plain:
-        yield Check(name, "ok", "the template keeps it, as training does")
+        yield CheckLine(name, "ok", "the template keeps it, as training does")
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class _Broken:
     by_thinking: bool = False
 
 
-def _dropped(conversation: Conversation, broken: _Broken) -> tuple[Status, str]:
+def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Status, str]:
     """Judge a template that drops the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
@@ -293,7 +293,7 @@ def _dropped(conversation: Conversation, broken: _Broken) -> tuple[Status, str]:
     return "note", f"{line}; training keeps it in context"
 
 
-def _broken(laid: Laid, row: Row, thinks: bool) -> _Broken | None:
+def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
     """Compare each later prompt with the template's text of the same messages."""
     conversation, think = laid.conversation, laid.conversation.prompt.think
     messages = conversation.messages(thinks)
@@ -320,20 +320,20 @@ def _broken(laid: Laid, row: Row, thinks: bool) -> _Broken | None:
     return None
 
 
-def _bos(laid: Laid) -> Iterator[Check]:
+def _bos(laid: Laid) -> Iterator[CheckLine]:
     """The first token of a text: once at most."""
     bos: Any = laid.conversation.tokenizer.bos_token_id
     ids = laid.conversation.prompt.tokens.tolist()
     if bos is not None and ids[:2] == [bos, bos]:
         line = f"token 1: {laid.show([bos])!r} twice; remove one from the template"
-        yield Check("first token", "failed", line)
+        yield CheckLine("first token", "failed", line)
     elif bos is not None:
         count = "once" if ids[:1] == [bos] else "not written by the template"
-        yield Check("first token", "ok", f"{laid.show([bos])!r} {count}")
+        yield CheckLine("first token", "ok", f"{laid.show([bos])!r} {count}")
     text = laid.show(ids)
     if text != laid.conversation.prompt.text:
         pairs = enumerate(zip_longest(text, laid.conversation.prompt.text))
         place = next(n for n, (one, other) in pairs if one != other)
         ours, theirs = (one[place : place + 16] for one in (text, laid.conversation.prompt.text))
         line = f"the tokens spell {ours!r} at character {place}, the template {theirs!r}"
-        yield Check("spelling", "note", f"{line}; the tokenizer changes text")
+        yield CheckLine("spelling", "note", f"{line}; the tokenizer changes text")

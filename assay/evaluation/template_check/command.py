@@ -10,9 +10,9 @@ from typing import Any
 
 from assay.config import ModelConfig
 from assay.errors import ModelError, message
-from assay.evaluation.template_check.checks import Check, Laid, all_checks
-from assay.evaluation.template_check.conversation import Conversation
-from assay.evaluation.template_check.layout import Row, Token, rl_row, sft_row
+from assay.evaluation.template_check.checks import CheckLine, Laid, all_checks
+from assay.evaluation.template_check.conversation import TemplateConversation
+from assay.evaluation.template_check.layout import Token, TokenRow, rl_row, sft_row
 from assay.host.terminal import Style, one_line
 from assay.model.load import find_eos_ids, find_parts, silence_transformers
 from assay.model.sources import ModelSource, read_tokenizer
@@ -27,8 +27,8 @@ class TemplateCheck:
     """The rows of the conversation as training has them, and the checks."""
 
     model: str
-    rows: Sequence[Row]
-    checks: Sequence[Check]
+    rows: Sequence[TokenRow]
+    checks: Sequence[CheckLine]
 
     @property
     def passed(self) -> bool:
@@ -79,7 +79,7 @@ def check_template(
         raise ModelError(message("data.template", "'base'", accepted))
     chat = config.data.model_copy(update={"template": "chat"})
     config = config.model_copy(update={"data": chat})
-    conversation = Conversation.of(config, tokenizer)
+    conversation = TemplateConversation.of(config, tokenizer)
     eos_ids = find_eos_ids(owner, tokenizer)
     served = getattr(owner.generation_config, "eos_token_id", None)
     laid = Laid(

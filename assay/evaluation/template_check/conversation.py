@@ -32,7 +32,7 @@ _MARK = "0Assay0"
 
 
 @dataclass(eq=False)
-class Conversation:
+class TemplateConversation:
     """The messages for one tokenizer, and their text under its chat template.
 
     toolbox, renderer: as a run opens them, with the tool ``calculator``. bare: the renderer of a
@@ -53,7 +53,7 @@ class Conversation:
     result_role: str = "tool"
 
     @classmethod
-    def of(cls, config: TrainConfig, tokenizer: Any) -> Conversation:
+    def of(cls, config: TrainConfig, tokenizer: Any) -> TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
         template refuses a plain question."""
         # The user's own tools may need a network. Only the format of calls matters here.

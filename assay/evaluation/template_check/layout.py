@@ -18,7 +18,7 @@ from assay.evaluation.template_check.conversation import (
     ANSWERS,
     SECOND_QUESTION,
     THOUGHTS,
-    Conversation,
+    TemplateConversation,
 )
 from assay.generate.base import Guide, first_of
 from assay.generate.finish import finished_completion
@@ -52,7 +52,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """A row as the learner receives it. tokens: those of the prompt, then of the completion."""
 
     name: str
@@ -75,7 +75,7 @@ class Row:
         return {"name": self.name, "tokens": [token.as_dict() for token in self.tokens]}
 
 
-def rl_row(conversation: Conversation, thinks: bool, eos_ids: Sequence[int]) -> Row:
+def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[int]) -> TokenRow:
     """Play the conversation as RL samples it, with a policy that says the planned replies.
 
     thinks: with reasoning in every reply. After the tool, an environment asks the second question.
@@ -94,7 +94,7 @@ def rl_row(conversation: Conversation, thinks: bool, eos_ids: Sequence[int]) -> 
     return _row(conversation, name, batch, kinds, trained_T[batch.row_T == 0].tolist())
 
 
-def sft_row(conversation: Conversation, thinks: bool) -> Row:
+def sft_row(conversation: TemplateConversation, thinks: bool) -> TokenRow:
     """Lay the first question and answer out as a supervised row. thinks: with its reasoning."""
     thought = {"reasoning_content": THOUGHTS[1]} if thinks else {}
     answer = {"role": "assistant", "content": ANSWERS[0], **thought}
@@ -122,7 +122,7 @@ class _SecondQuestion:
 
 
 def _played(
-    conversation: Conversation,
+    conversation: TemplateConversation,
     problem: Problem,
     guide: Guide,
     thinks: bool,
@@ -168,12 +168,12 @@ def _record(slots: Slots, token: int) -> None:
 
 
 def _row(
-    conversation: Conversation,
+    conversation: TemplateConversation,
     name: str,
     batch: Batch,
     kinds: Sequence[Kind],
     trained: Sequence[bool],
-) -> Row:
+) -> TokenRow:
     """Return the first row of a batch, with its prompt."""
     show: Callable[[int], str] = lambda id: str(  # noqa: E731
         conversation.tokenizer.decode([id], clean_up_tokenization_spaces=False)
@@ -182,4 +182,6 @@ def _row(
     said = batch.tokens_T[batch.row_T == 0].tolist()
     prompt = [Token(id, show(id), "prompt", False) for id in asked]
     rest = zip(said, kinds, trained, strict=True)
-    return Row(name, [*prompt, *(Token(id, show(id), kind, learned) for id, kind, learned in rest)])
+    return TokenRow(
+        name, [*prompt, *(Token(id, show(id), kind, learned) for id, kind, learned in rest)]
+    )

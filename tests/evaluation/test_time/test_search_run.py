@@ -204,7 +204,7 @@ def test_faults_are_one_line(folder: Path) -> None:
             "beam",
             {"scorer": process, "reduce": "most"},
         ),
-        (ConfigError, "--reduce: found min, and", "best_of_n", {"scorer": "math", "reduce": "min"}),
+        (ConfigError, "--reduce: found min, but", "best_of_n", {"scorer": "math", "reduce": "min"}),
         (
             DataError,
             "rows:0 answer: missing",
