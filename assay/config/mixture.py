@@ -30,8 +30,9 @@ class MixturePart(Section):
     """Sources of held-out problems, which get this tag. They are added to `data.heldout`."""
     weight: Annotated[float, Field(ge=0.0, le=1000.0)] = 1.0
     """Share of the prompts, relative to the other parts. Draws are balanced: after any number of
-    prompts, a part has its share to within about one prompt. 0: the part is out of domain. It is
-    evaluated and never trained on, and training problems with this tag are an error."""
+    prompts, a part misses its share by fewer prompts than there are parts. 0: the part is out of
+    domain. It is evaluated and never trained on, and training problems with this tag are an
+    error."""
     verifier: Text | None = None
     """Verifier of rows without one. It replaces `data.verifier_by_tag` for this tag. None:
     `data.verifier`."""

@@ -51,9 +51,9 @@ class MixedCurriculum:
 
     Each prompt raises the credit of every part by its share and costs the drawn part one. The part
     with the most credit is drawn (smooth weighted round robin), so that after any number of prompts
-    each part has had its share to within about one prompt: a random choice would miss it by the
-    square root. The next draw depends on the credits and the parts' own states only, so a resumed
-    run draws the same problems.
+    each part misses its share by fewer prompts than there are parts: a random choice would miss
+    it by the square root. The next draw depends on the credits and the parts' own states only, so
+    a resumed run draws the same problems.
     """
 
     def __init__(
