@@ -14,7 +14,6 @@ from viewing import TOKEN, make_run
 from assay.report.viewer.view_server import ViewServer
 from assay.scale.listening import address_of, bind, server
 
-pytestmark = pytest.mark.peer
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
 FLAGS += " --disable-background-networking --disable-component-update --virtual-time-budget=3000"
 
