@@ -74,7 +74,7 @@ def reference() -> str:
             "accepts",
             "default",
             *["methods with another value"] * bool(methods),
-            "what it does",
+            "description",
         ]
         parts.append(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         for key, kind, default, description in keys:
@@ -107,7 +107,7 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
             "It also has the [keys of transforms that use a model]"
             "(#keys-of-transforms-that-use-a-model).\n"
         )
-    parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
+    parts.append("| key | accepts | default | description |\n|---|---|---|---|")
     for told in field_help(settings):
         key, kind, default, description = told
         if "." in key or known.get(key) == told:  # of a section, which has a line of its own
