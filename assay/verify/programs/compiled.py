@@ -23,6 +23,7 @@ from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES, same_output
+from assay.verify.programs.fences import fenced_blocks, normalized
 from assay.verify.programs.languages import (
     JAVA_CLASS,
     LANGUAGES,
@@ -45,8 +46,6 @@ MAX_TIMEOUTS = 2
 SHOWN = 200
 FAULTS = ("compile_error", "runtime_error", "timeout", "memory", "output", "wrong_answer")
 FORM = '{"stdin": text, "stdout": text or a list of accepted texts}'
-# All repetitions are possessive, because backtracking over long lines is too slow.
-FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 
 _sandboxes: dict[int, Sandbox] = {}
 _lock = threading.Lock()
@@ -218,27 +217,13 @@ def find_source(text: str, language: Language) -> str | None:
 
     Without a fence it is the whole text. None: there is no program.
     """
-    text = text.replace("\r\n", "\n").replace("\ufeff", "")
     found: str | None = None
-    lines: list[str] = []
-    fence = label = ""
     seen = False
-    for line in [*text.split("\n"), None]:
-        match = FENCE.fullmatch(line) if line is not None else None
-        closes = line is None or (
-            match is not None and match[1].startswith(fence) and not match[2] if fence else False
-        )
-        if fence and closes:
-            if label.lower() in ("", *language.labels) and "".join(lines).strip():
-                found = "\n".join(lines) + "\n"
-            fence = ""
-        elif fence and line is not None:
-            lines.append(line)
-        elif match is not None:
-            fence, label, lines, seen = match[1], match[2], [], True
-    if found is None and not seen and text.strip():
-        return text
-    return found
+    for label, content in fenced_blocks(text):
+        seen = True
+        if label in ("", *language.labels) and content.strip():
+            found = content
+    return normalized(text) if found is None and not seen and text.strip() else found
 
 
 def _part(

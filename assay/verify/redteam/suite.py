@@ -205,6 +205,7 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "choice": _of_answer,
     "exact": _of_answer,
     "code": _of_code,
+    "manifests": lambda problem: {} if {"keep", "require"} & problem.spec.keys() else None,
     "instructions": lambda problem: {} if "instruction_id_list" in problem.spec else None,
     "think_format": lambda problem: None if problem.spec else {},
     "countdown": _of_countdown,

@@ -1,0 +1,1 @@
+"""Verifier of Kubernetes manifests: strict YAML, the API's schemas, references, security."""

@@ -1,0 +1,237 @@
+"""What a row asks for: resources and values that must be there, and values that must stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from assay.verify.manifests.checks import Check
+from assay.verify.manifests.resources import (
+    Bundle,
+    Resource,
+    chooses,
+    find,
+    join,
+    parse_path,
+    table,
+)
+from assay.verify.manifests.values import quantity
+
+TESTS = ("equals", "one_of", "matches", "exists", "at_least", "at_most")
+# CPU time for matching one value with one pattern.
+PATTERN_SECONDS = 0.2
+ABSENT = object()
+
+
+def is_requirement(value: Any) -> bool:
+    """Return whether a value is an entry of ``require``."""
+    if not isinstance(value, dict):
+        return False
+    row = cast("dict[str, Any]", value)
+    tests = row.keys() & {*TESTS}
+    path = row.get("path")
+    if not is_resource(row.get("resource")) or len(tests) > 1 or (bool(tests) != bool(path)):
+        return False
+    known = row.keys() <= {"resource", "namespace", "path", *tests}
+    return known and (path is None or is_path(path)) and all(_fits(t, row[t]) for t in tests)
+
+
+def _fits(test: str, value: Any) -> bool:
+    if test == "matches":
+        return isinstance(value, str) and len(value) <= 500 and _compiles(value)
+    if test in ("at_least", "at_most"):
+        return quantity(value) is not None
+    return isinstance(value, {"one_of": list, "exists": bool}.get(test, object))
+
+
+def _compiles(pattern: str) -> bool:
+    import regex
+
+    try:
+        regex.compile(pattern, flags=regex.V0)
+    except regex.error:
+        return False
+    return True
+
+
+def is_resource(value: Any) -> bool:
+    """Return whether a value is ``Kind/name``."""
+    if not isinstance(value, str):
+        return False
+    kind, slash, name = value.partition("/")
+    return bool(kind and slash and name) and " " not in value
+
+
+def is_path(value: Any) -> bool:
+    """Return whether a value is a path into a resource."""
+    try:
+        return isinstance(value, str) and bool(parse_path(value))
+    except ValueError:
+        return False
+
+
+def is_place(value: Any) -> bool:
+    """Return whether a value is ``Kind/name path``."""
+    label, _, path = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    return is_resource(label) and is_path(path)
+
+
+def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """Yield a check for each requirement. Its fault does not show the expected value."""
+    for row in rows:
+        found = _named(bundle, row)
+        where = f"{row['resource']} {row.get('path', '')}".strip()
+        if len(found) != 1:
+            yield Check(where, f"{len(found)} such resources; accepted: one")
+        elif "path" in row:
+            values = [value for _, value in find(found[0].body, row["path"])]
+            yield Check(where, "" if _met(row, values) else "is not what the task asks for")
+        else:
+            yield Check(where)
+
+
+def _named(bundle: Bundle, row: Mapping[str, Any]) -> list[Resource]:
+    found = [each for each in bundle.resources if each.label == row["resource"]]
+    return [each for each in found if row.get("namespace") in (None, each.namespace)]
+
+
+def _met(row: Mapping[str, Any], values: list[Any]) -> bool:
+    """Return whether every value at a path meets a requirement, and there is one."""
+    if "exists" in row:
+        return bool(values) is row["exists"]
+    return bool(values) and all(_value_met(row, value) for value in values)
+
+
+def _value_met(row: Mapping[str, Any], value: Any) -> bool:
+    if "equals" in row:
+        return same(value, row["equals"])
+    if "one_of" in row:
+        return any(same(value, each) for each in row["one_of"])
+    if "matches" in row:
+        return isinstance(value, str | int | float) and _matches(row["matches"], str(value))
+    number = quantity(value)
+    low, high = quantity(row.get("at_least")), quantity(row.get("at_most"))
+    return number is not None and (
+        (-math.inf if low is None else low) <= number <= (math.inf if high is None else high)
+    )
+
+
+def _matches(pattern: str, text: str) -> bool:
+    import regex
+
+    try:
+        found = regex.fullmatch(pattern, text[:2000], flags=regex.V0, timeout=PATTERN_SECONDS)
+    except TimeoutError:
+        # The pattern is the row's. A value that makes it backtrack for so long is none it names.
+        return False
+    return found is not None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal. Unlike in Python, true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Resources whose values must stay, but for those below a path of ``may_change``.
+
+    The value at such a path may change but not vanish: without its selector, a Service would hold
+    every rule. ``may_remove`` names the values that may.
+    """
+
+    resources: tuple[Resource, ...]
+    may_change: tuple[str, ...] = ()
+    may_remove: tuple[str, ...] = ()
+    may_add: tuple[str, ...] = ()
+
+    def checks(self, bundle: Bundle) -> Iterator[Check]:
+        """Yield a check for each resource, and one for each that the row does not have."""
+        mine = {each.identity: each for each in bundle.resources}
+        for each in self.resources:
+            found = mine.get(each.identity)
+            if found is None:
+                yield Check(each.label, "is missing")
+                continue
+            change, remove = (list(_paths(p, each)) for p in (self.may_change, self.may_remove))
+            wrong = (c for c in changed(each.body, found.body) if not _allowed(c, change, remove))
+            first = next(wrong, None)
+            yield Check(each.label, "" if first is None else f"{_shown(first)} must not change")
+        known = {each.identity for each in self.resources}
+        for each in bundle.resources:
+            if each.identity not in known and each.label not in self.may_add:
+                yield Check(each.label, "is not part of the task")
+
+
+Path = Sequence[tuple[str, str]]
+
+
+def _paths(places: Sequence[str], resource: Resource) -> Iterator[Path]:
+    for place in places:
+        label, _, path = place.partition(" ")
+        if label == resource.label:
+            yield parse_path(path)
+
+
+Change = tuple[tuple[str, int, Any, Any], ...]
+"""Path to a value that changed: (key, index, item before, item after) of each step."""
+
+
+def changed(before: Any, after: Any, path: Change = ()) -> Iterator[Change]:
+    """Yield the path of each value that two documents do not share."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            pair = before.get(key, ABSENT), after.get(key, ABSENT)
+            yield from changed(*pair, (*path, (key, -1, *pair)))
+    elif isinstance(before, list) and isinstance(after, list):
+        for number in range(max(len(before), len(after))):
+            pair = _item(before, number), _item(after, number)
+            yield from changed(*pair, (*path, ("", number, *pair)))
+    elif before is ABSENT or after is ABSENT or not same(before, after):
+        yield path
+
+
+def _item(items: list[Any], number: int) -> Any:
+    return items[number] if number < len(items) else ABSENT
+
+
+def _allowed(change: Change, may_change: list[Path], may_remove: list[Path]) -> bool:
+    """Return whether a value may change. A value that becomes empty is removed."""
+    if any(_is_below(change, path) for path in may_remove):
+        return True
+    for path in may_change:
+        if _is_below(change, path):
+            _, _, before, after = change[len(path) - 1]
+            return not _is_empty(after) or _is_empty(before)
+    return False
+
+
+def _is_empty(value: Any) -> bool:
+    return value is ABSENT or value is None or value in ("", [], {})
+
+
+def _is_below(change: Change, path: Path) -> bool:
+    return len(path) <= len(change) and all(map(_on_path, path, change))
+
+
+def _on_path(step: tuple[str, str], place: tuple[str, int, Any, Any]) -> bool:
+    key, number, before, after = place
+    if number < 0:
+        return step == ("key", key)
+    # An item that the policy replaced may not choose itself by a new name.
+    return chooses(step, number, after if before is ABSENT else before)
+
+
+def _shown(change: Change) -> str:
+    text = ""
+    for key, number, before, after in change:
+        name = table(before).get("name", table(after).get("name"))
+        shown = f"name={name}" if isinstance(name, str) else number
+        text = join(text, key) if number < 0 else f"{text}[{shown}]"
+    return text

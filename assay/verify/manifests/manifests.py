@@ -1,0 +1,380 @@
+"""Verifier ``manifests``: the completion is a set of Kubernetes manifests in YAML.
+
+A row says what must be there (``require``), what must stay (``keep``), and which rules count
+(``rules``). At least one of the first two is needed: rules alone hold for an empty set, or for one
+from which the offending resource was deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.host.fields import Field, is_number, list_of
+from assay.types import Completion, Problem
+from assay.verify.base import Limits, Part, Verifier, spec_check
+from assay.verify.manifests import references, security, values
+from assay.verify.manifests.checks import Check, Rule
+from assay.verify.manifests.expectations import (
+    Kept,
+    is_place,
+    is_requirement,
+    is_resource,
+    required,
+)
+from assay.verify.manifests.resources import Bundle, Resource, resource, tables
+from assay.verify.manifests.schemas import (
+    DEFAULT_VERSION,
+    INSTALL,
+    check_version,
+    installed,
+    schema_faults,
+)
+from assay.verify.manifests.yaml_documents import (
+    MAX_DEPTH,
+    MAX_DOCUMENTS,
+    MAX_VALUES,
+    MAX_YAML,
+    BadYaml,
+    parse_documents,
+)
+from assay.verify.programs.fences import fenced_blocks, normalized
+
+LABELS = ("yaml", "yml", "kubernetes", "k8s")
+CREDITS = ("all_or_nothing", "weighted")
+GROUPS: Mapping[str, Mapping[str, Rule]] = {
+    "references": references.RULES,
+    "values": values.RULES,
+    "security": security.RULES,
+}
+RULES: Mapping[str, Rule] = {
+    name: rule for group in GROUPS.values() for name, rule in group.items()
+}
+DEFAULT_RULES = ("references", "values")
+WEIGHTS: Mapping[str, float] = {"schema": 2.0, "require": 4.0, "keep": 4.0}
+"""Weights of the components that do not have weight 1."""
+ALLOWED = ("may_change", "may_remove", "may_add")
+PARTS = ("schema", "unknown_keys", *RULES, "require", "keep")
+MAX_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestSpec:
+    """What a row asks for, described in the fields of the verifier."""
+
+    require: tuple[Mapping[str, Any], ...]
+    keep: Kept | None
+    rules: tuple[str, ...]
+    external: frozenset[str]
+    weights: Mapping[str, float]
+    credit: str
+    kubernetes: str
+    original: str
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """All checks of a text, by component. fault: why it is no set of manifests, or ""."""
+
+    checks: Mapping[str, Sequence[Check]]
+    present: float = 0.0
+    fault: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return not self.fault and not any(self.faults())
+
+    def faults(self) -> list[str]:
+        """Return what is wrong, one line each."""
+        found = [self.fault] if self.fault else []
+        for checks in self.checks.values():
+            found += [
+                f"{check.where}: {check.fault}".lstrip(": ") for check in checks if check.fault
+            ]
+        return list(dict.fromkeys(found))
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of passed checks of each component that has checks."""
+        return {
+            name: sum(not check.fault for check in checks) / len(checks)
+            for name, checks in self.checks.items()
+            if checks
+        }
+
+    def credit(self, weights: Mapping[str, float]) -> float:
+        """Return the weighted mean of the shares, times the share of the resources that are there.
+
+        Without the second factor, a set from which every resource is deleted would hold all rules.
+        """
+        shares = self.shares()
+        weighed = {name: weights.get(name, WEIGHTS.get(name, 1.0)) for name in shares}
+        total = sum(weighed.values())
+        gained = sum(share * weighed[name] for name, share in shares.items())
+        return self.present * gained / total if total else 0.0
+
+
+def judge_manifests(problem: Problem, completion: Completion) -> Part:
+    """Score 1 if the manifests are valid, hold every rule, and are what the row asks for.
+
+    Raises VerifierError for a malformed spec.
+    """
+    if not installed():
+        return Part.not_judged("unavailable", INSTALL)
+    spec = read_manifest_spec(problem)
+    text = find_yaml(completion.answer_text)
+    found = review(text, spec)
+    value = float(found.passed)
+    if spec.credit == "weighted" and not found.passed:
+        # A text that is handed back unchanged earns nothing.
+        floor = _floor(_key(problem)) if spec.original else 0.0
+        gained = found.credit(spec.weights)
+        value = max(0.0, (gained - floor) / (1.0 - floor)) if floor < 1.0 else 0.0
+    faults = found.faults()
+    hidden = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
+    return Part(
+        value,
+        passed=found.passed,
+        extracted=text,
+        detail="; ".join(faults[:MAX_SHOWN]) + hidden,
+        components={"yaml": float(not found.fault), "present": found.present, **found.shares()},
+    )
+
+
+def review(text: str | None, spec: ManifestSpec) -> Review:
+    """Check a text against a row. All rules of the row are checked, whatever fails before."""
+    if text is None:
+        return Review({}, fault="no YAML")
+    try:
+        documents = parse_documents(text)
+    except BadYaml as error:
+        return Review({}, fault=f"not valid YAML: {error}")
+    documents = expanded(documents)
+    if not 0 < len(documents) <= MAX_DOCUMENTS:
+        return Review({}, fault=f"{len(documents)} documents; accepted: 1 to {MAX_DOCUMENTS}")
+    resources: list[Resource] = []
+    schema: list[Check] = []
+    unknown: list[Check] = []
+    for number, body in enumerate(documents, 1):
+        found = resource(body)
+        if isinstance(found, str):
+            schema.append(Check(f"document {number}", found))
+            continue
+        resources.append(found)
+        faults = list(schema_faults(found, spec.kubernetes))
+        for part, checks in (("schema", schema), ("unknown_keys", unknown)):
+            mine = [(where, what) for name, where, what in faults if name == part]
+            checks += [Check(f"{found.label} {w}".strip(), what) for w, what in mine or [("", "")]]
+    bundle = Bundle(tuple(resources), spec.external)
+    checks = {"schema": schema, "unknown_keys": unknown}
+    checks |= {name: list(RULES[name](bundle)) for name in spec.rules}
+    checks["require"] = list(required(bundle, spec.require))
+    checks["keep"] = list(spec.keep.checks(bundle)) if spec.keep else []
+    return Review(checks, _present(bundle, spec))
+
+
+def expanded(documents: Iterable[Any]) -> list[Any]:
+    """Return the documents, with the items of a List in its place."""
+    found: list[Any] = []
+    for each in documents:
+        if isinstance(each, dict) and each.get("kind") == "List" and "items" in each:
+            found += tables(each["items"])
+        else:
+            found.append(each)
+    return found
+
+
+def _present(bundle: Bundle, spec: ManifestSpec) -> float:
+    """Return the share of the resources of the row that the bundle has."""
+    wanted = {row["resource"] for row in spec.require if row.get("exists") is not False}
+    wanted |= {each.label for each in spec.keep.resources} if spec.keep else set()
+    there = {each.label for each in bundle.resources}
+    return len(wanted & there) / len(wanted) if wanted else 0.0
+
+
+def find_yaml(text: str) -> str | None:
+    """Return the last block labeled as YAML, else the last without a label, else the whole text."""
+    found: dict[bool, str] = {}
+    for label, content in fenced_blocks(text):
+        if label in LABELS or (not label and content.strip()):
+            found[label in LABELS] = content
+    if found:
+        return found.get(True, found.get(False))
+    has_block = next(fenced_blocks(text), None) is not None
+    return normalized(text) if text.strip() and not has_block else None
+
+
+def read_manifest_spec(problem: Problem) -> ManifestSpec:
+    """Return the spec of a problem. Raises VerifierError for a malformed one."""
+    return _spec(_key(problem))
+
+
+def _key(problem: Problem) -> str:
+    where = f"problem {problem.id}: spec"
+    read = {each.name: each.of(problem.spec, where) for each in FIELDS}
+    return json.dumps([where, read], sort_keys=True)
+
+
+@lru_cache(maxsize=1024)
+def _spec(key: str) -> ManifestSpec:
+    where, row = json.loads(key)
+    if not row["require"] and not row["keep"]:
+        accepted = "require or keep, without which an empty set of manifests holds every rule"
+        raise VerifierError(message(f"{where}.require", "missing", accepted))
+    if unused := [name for name in ALLOWED if row[name] and not row["keep"]]:
+        raise VerifierError(message(f"{where}.keep", "missing", f"a text, for {unused[0]}"))
+    try:
+        check_version(row["kubernetes"])
+    except VerifierError as error:
+        raise VerifierError(f"{where}.{error}") from error
+    rules = [rule for name in row["rules"] for rule in GROUPS.get(name, (name,))]
+    return ManifestSpec(
+        tuple(row["require"]),
+        _kept(row, where) if row["keep"] else None,
+        tuple(dict.fromkeys(rules)),
+        frozenset(row["external"]),
+        row["weights"],
+        row["credit"],
+        row["kubernetes"],
+        row["original"],
+    )
+
+
+def _kept(row: Mapping[str, Any], where: str) -> Kept:
+    accepted = "manifests in YAML, each with apiVersion, kind and metadata.name"
+    try:
+        found = [resource(each) for each in expanded(parse_documents(row["keep"]))]
+    except BadYaml as error:
+        raise VerifierError(message(f"{where}.keep", str(error), accepted)) from error
+    if faults := [each for each in found if isinstance(each, str)]:
+        raise VerifierError(message(f"{where}.keep", faults[0], accepted))
+    kept = tuple(each for each in found if isinstance(each, Resource))
+    if not kept:
+        raise VerifierError(message(f"{where}.keep", "no document", accepted))
+    labels = {each.label for each in kept}
+    for key in ("may_change", "may_remove"):
+        for place in row[key]:
+            if place.partition(" ")[0] not in labels:
+                raise VerifierError(
+                    message(f"{where}.{key}", repr(place), ", ".join(sorted(labels)))
+                )
+    return Kept(kept, *(tuple(row[key]) for key in ALLOWED))
+
+
+@lru_cache(maxsize=1024)
+def _floor(key: str) -> float:
+    """Return the credit of the original text."""
+    spec = _spec(key)
+    return review(find_yaml(spec.original), replace(spec, original="")).credit(spec.weights)
+
+
+def lacks(_: Mapping[str, Any]) -> str:
+    """Return why this machine cannot judge manifests. "": it can."""
+    return "" if installed() else INSTALL
+
+
+def _are_weights(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    weights = cast("dict[str, Any]", value)
+    return all(name in PARTS and is_number(weight, 0, 1000) for name, weight in weights.items())
+
+
+def _is_yaml(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_YAML
+
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "require",
+        'a list of {"resource": "Kind/name", "path": path, one test}: equals, one_of, matches, '
+        "exists, at_least or at_most; without a path the resource must be there",
+        default=[],
+        check=list_of(is_requirement, 200),
+    ),
+    Field(
+        "keep",
+        "manifests in YAML: each of their resources must be there with the same values, and no "
+        "other one",
+        default="",
+        check=_is_yaml,
+    ),
+    Field(
+        "may_change",
+        'a list of "Kind/name path": values of keep that may be others, but must be there',
+        default=[],
+        check=list_of(is_place, 200),
+    ),
+    Field(
+        "may_remove",
+        'a list of "Kind/name path": values of keep that may be others or absent',
+        default=[],
+        check=list_of(is_place, 200),
+    ),
+    Field(
+        "may_add",
+        'a list of "Kind/name": resources that are not in keep',
+        default=[],
+        check=list_of(is_resource, 200),
+    ),
+    Field(
+        "rules",
+        f"a list of {', '.join(GROUPS)} (groups) and {', '.join(RULES)}",
+        default=[*DEFAULT_RULES],
+        check=list_of(lambda name: name in GROUPS or name in RULES, 40),
+    ),
+    Field(
+        "external",
+        'a list of "Kind/name": resources outside the manifests that references may name',
+        default=[],
+        check=list_of(is_resource, 200),
+    ),
+    Field("credit", ", ".join(CREDITS), default="all_or_nothing", check=CREDITS.__contains__),
+    Field(
+        "weights",
+        "a table of weights for credit = weighted; keys: " + ", ".join(PARTS),
+        default={},
+        check=_are_weights,
+    ),
+    Field(
+        "original",
+        "the broken manifests that the prompt shows; with credit = weighted they earn 0",
+        default="",
+        check=_is_yaml,
+    ),
+    Field(
+        "kubernetes",
+        "the version of the API, 1.25 to 1.37",
+        default=DEFAULT_VERSION,
+        check=lambda value: isinstance(value, str),
+    ),
+)
+
+MANIFESTS = Verifier(
+    name="manifests",
+    version=1,
+    judge=judge_manifests,
+    domain="Kubernetes manifests in YAML: schemas of the API, references between documents, "
+    "values, security, and what a row asks for",
+    fields=FIELDS,
+    accepts="the last fenced block outside the think part that is labeled yaml, yml, kubernetes or "
+    "k8s, else the last without a label, else the whole text; at most "
+    f"{MAX_YAML} characters, {MAX_DOCUMENTS} documents, {MAX_DEPTH} levels and {MAX_VALUES} values "
+    "with aliases expanded; no key twice, no tags but those of plain values",
+    partial_credit="spec.credit = weighted: the weighted mean of the components, times the share "
+    "of the row's resources that are there, counted from what the original earns. Each rule is a "
+    "component: the share of its checks that pass. Weights are 1; schema has 2, require and keep "
+    "have 4",
+    limits=Limits(seconds=20.0),
+    text_only=True,
+    cached=True,
+    modules=("assay.verify.programs.fences",),
+    packages=("jsonschema", "kubernetes-validate", "pyyaml"),
+    extra="infrastructure",
+    check_spec=spec_check(read_manifest_spec),
+    lacks=lacks,
+)

@@ -1,0 +1,158 @@
+"""Validate resources by the JSON schemas of the Kubernetes API.
+
+The package ``kubernetes-validate`` ships them. Only its files are used: its functions parse two
+megabytes of JSON at each call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from assay.errors import VerifierError, did_you_mean, message
+from assay.host.imports import slow_import
+from assay.verify.manifests.resources import Resource, join
+from assay.verify.manifests.yaml_documents import INSTALL
+
+DEFAULT_VERSION = "1.37"
+# Violations that are reported for one resource.
+MAX_FAULTS = 20
+
+
+def installed() -> bool:
+    """Return whether the schemas are installed."""
+    return all(
+        find_spec(name) is not None for name in ("kubernetes_validate", "jsonschema", "yaml")
+    )
+
+
+def check_version(version: str) -> None:
+    """Raise VerifierError for a version of Kubernetes without schemas."""
+    if version not in versions():
+        raise VerifierError(message("kubernetes", repr(version), ", ".join(versions())))
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Return the versions of Kubernetes that have schemas, as ``1.37``."""
+    found = (
+        re.fullmatch(r"v(\d+\.\d+)\.\d+-local-strict", each.name) for each in _root().iterdir()
+    )
+    names = [match[1] for match in found if match]
+    return tuple(sorted(names, key=lambda name: tuple(map(int, name.split(".")))))
+
+
+def schema_faults(resource: Resource, version: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (component, path, what is wrong) of each violation of the resource's schema.
+
+    component: ``unknown_keys`` or ``schema``.
+    """
+    validator = _validator(resource.api_version, resource.kind, version)
+    if isinstance(validator, str):
+        yield "schema", "", validator
+        return
+    for count, error in enumerate(validator.iter_errors(resource.body)):
+        if count == MAX_FAULTS:
+            return
+        yield from _said(error)
+
+
+def _said(error: Any) -> Iterator[tuple[str, str, str]]:
+    path = ""
+    for part in error.absolute_path:
+        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
+    if error.validator == "additionalProperties" and "properties" in error.schema:
+        known = error.schema["properties"]
+        for key in [key for key in error.instance if key not in known][:MAX_FAULTS]:
+            nearest = did_you_mean(key, known)
+            yield "unknown_keys", join(path, key[:60]), f"unknown key; {nearest}".rstrip("; ")
+    elif error.validator == "required":
+        missing = [key for key in error.validator_value if key not in error.instance]
+        yield "schema", path, f"{missing[0]} is missing"
+    elif error.validator in ("type", "oneOf"):
+        yield "schema", path, f"found {_kind(error.instance)}; accepted: {_types(error)}"
+    else:
+        yield "schema", path, f"found {str(error.instance)[:40]!r}; violates {error.validator}"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", type(None): "null"}
+    return names.get(type(value), repr(value)[:40])
+
+
+def _types(error: Any) -> str:
+    """Return the accepted types in words. Null, which any optional field accepts, is left out."""
+    options = (
+        error.validator_value if error.validator == "oneOf" else [{"type": error.validator_value}]
+    )
+    found: list[str] = []
+    for option in options:
+        types = option.get("type", [])
+        found += [types] if isinstance(types, str) else types
+    words = {
+        "object": "a mapping",
+        "array": "a list",
+        "string": "a text",
+        "boolean": "true or false",
+    }
+    words |= {"integer": "a whole number", "number": "a number"}
+    return " or ".join(dict.fromkeys(words.get(one, one) for one in found if one != "null"))
+
+
+@cache
+def _validator(api_version: str, kind: str, version: str) -> Any:
+    """Return the validator of a kind, or why there is none."""
+    group, _, number = api_version.rpartition("/")
+    key = (group, number, kind)
+    names = _kinds(version)
+    if key not in names:
+        served = sorted(f"{g}/{v}".lstrip("/") for g, v, k in names if k == kind)
+        if served:
+            return f"no {kind} in apiVersion {api_version[:60]!r}; accepted: {', '.join(served)}"
+        nearest = did_you_mean(kind, {k for _, _, k in names})
+        return f"unknown kind {kind[:60]!r}; {nearest}".rstrip("; ")
+    import jsonschema
+
+    reference = f"{_definitions(version)['$id']}#/$defs/{names[key]}"
+    return jsonschema.Draft202012Validator({"$ref": reference}, registry=_registry(version))
+
+
+@cache
+def _kinds(version: str) -> dict[tuple[str, str, str], str]:
+    """Return the definition of each (group, version, kind)."""
+    found: dict[tuple[str, str, str], str] = {}
+    for name, schema in _definitions(version)["$defs"].items():
+        for each in schema.get("x-kubernetes-group-version-kind", ()):
+            found[each["group"], each["version"], each["kind"]] = name
+    return found
+
+
+@cache
+def _definitions(version: str) -> dict[str, Any]:
+    with slow_import():
+        folder = _root() / f"v{version}.0-local-strict"
+        return json.loads((folder / "_definitions.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _registry(version: str) -> Any:
+    with slow_import():
+        try:
+            from referencing import Registry
+            from referencing import Resource as Document
+        except ImportError as error:
+            raise VerifierError(INSTALL) from error
+    # A registry without a retriever fetches no remote schemas.
+    return Document.from_contents(_definitions(version)) @ Registry()
+
+
+def _root() -> Path:
+    spec = find_spec("kubernetes_validate")
+    if spec is None or spec.origin is None or not installed():
+        raise VerifierError(INSTALL)
+    return Path(spec.origin).parent / "kubernetes-json-schema"

@@ -1,0 +1,254 @@
+"""Rules for values that the API server checks, but the published schemas do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from assay.errors import did_you_mean
+from assay.verify.manifests.checks import Check, Rule
+from assay.verify.manifests.resources import Bundle, at, find, table, tables
+
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
+)
+_SERVICE = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_QUANTITY = re.compile(
+    r"([+]?(?:\d{1,18}(?:\.\d{0,9})?|\.\d{1,9}))(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d{1,2})?"
+)
+_IMAGE = re.compile(
+    r"(?:[\w.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_CRON_FIELD = re.compile(r"[\d*/,\-A-Za-z?]+")
+_SCALES = {
+    **{"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
+    **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", 1)},
+}
+
+_PROTOCOLS = ("TCP", "UDP", "SCTP")
+# Accepted values by kind and path. "Pod" applies to every pod and pod template.
+_CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "Pod": {
+        "restartPolicy": ("Always", "OnFailure", "Never"),
+        "dnsPolicy": ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
+        "containers[*].imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+        "initContainers[*].imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+        "containers[*].ports[*].protocol": _PROTOCOLS,
+        "tolerations[*].effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
+        "tolerations[*].operator": ("Exists", "Equal"),
+        "volumes[*].emptyDir.medium": ("", "Memory"),
+    },
+    "Service": {
+        "spec.type": ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"),
+        "spec.ports[*].protocol": _PROTOCOLS,
+        "spec.sessionAffinity": ("None", "ClientIP"),
+        "spec.externalTrafficPolicy": ("Cluster", "Local"),
+    },
+    "Ingress": {
+        "spec.rules[*].http.paths[*].pathType": ("Prefix", "Exact", "ImplementationSpecific"),
+    },
+    "Deployment": {"spec.strategy.type": ("RollingUpdate", "Recreate")},
+    "StatefulSet": {
+        "spec.podManagementPolicy": ("OrderedReady", "Parallel"),
+        "spec.updateStrategy.type": ("RollingUpdate", "OnDelete"),
+    },
+    "DaemonSet": {"spec.updateStrategy.type": ("RollingUpdate", "OnDelete")},
+    "CronJob": {"spec.concurrencyPolicy": ("Allow", "Forbid", "Replace")},
+    "PersistentVolumeClaim": {
+        "spec.accessModes[*]": (
+            "ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod",
+        ),
+        "spec.volumeMode": ("Filesystem", "Block"),
+    },
+    "NetworkPolicy": {"spec.policyTypes[*]": ("Ingress", "Egress")},
+}  # fmt: skip
+_HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
+# Restart policies of the kinds that do not accept all of them.
+_RESTARTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), ("Always",)),
+    **dict.fromkeys(("Job", "CronJob"), ("OnFailure", "Never")),
+}
+
+
+def quantity(value: Any) -> float | None:
+    """Return the number of ``500m``, ``1.5Gi`` or 2. None: it is no quantity."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    suffix = match[2] or ""
+    scale = _SCALES[suffix] if suffix in _SCALES else 10.0 ** int(suffix[1:])
+    return float(match[1]) * scale
+
+
+def names(bundle: Bundle) -> Iterator[Check]:
+    """Names, label values and names of ports have the form that the API accepts."""
+    for each in bundle.resources:
+        form = _SERVICE if each.kind == "Service" else _SUBDOMAIN
+        # Names of roles may have any character of a path segment.
+        fits = "rbac.authorization.k8s.io" in each.api_version or form.fullmatch(each.name)
+        yield Check(f"{each.label} metadata.name", "" if fits else f"{each.name[:70]!r} is no name")
+        if each.namespace and not _LABEL.fullmatch(each.namespace):
+            yield Check(f"{each.label} metadata.namespace", f"{each.namespace[:70]!r} is no name")
+        for path in (
+            "metadata.labels",
+            "spec.template.metadata.labels",
+            "spec.selector.matchLabels",
+        ):
+            for key, value in table(at(each.body, path)).items():
+                fits = isinstance(value, str) and _LABEL_VALUE.fullmatch(value)
+                fault = f"the label {key[:40]}: {str(value)[:70]!r} is no label value"
+                yield Check(f"{each.label} {path}", "" if fits else fault)
+    for pod in bundle.pods():
+        for where, container in pod.containers():
+            name = str(container.get("name"))
+            yield Check(
+                f"{where}.name", "" if _LABEL.fullmatch(name) else f"{name[:70]!r} is no name"
+            )
+            for port in tables(container.get("ports")):
+                if isinstance(name := port.get("name"), str):
+                    fault = f"{name[:40]!r}: at most 15 of a-z, 0-9 and -"
+                    yield Check(f"{where}.ports", "" if _PORT_NAME.fullmatch(name) else fault)
+
+
+def choices(bundle: Bundle) -> Iterator[Check]:
+    """Fields with a fixed set of values have one of them."""
+    for each in bundle.resources:
+        for path, accepted in _CHOICES.get(each.kind, {}).items():
+            for where, value in find(each.body, path):
+                yield _chosen(f"{each.label} {where}", value, accepted)
+    for pod in bundle.pods():
+        place = f"{pod.owner.label} {pod.path}"
+        for path, accepted in _CHOICES["Pod"].items():
+            for where, value in find(pod.spec, path):
+                yield _chosen(place + where, value, accepted)
+        if accepted := _RESTARTS.get(pod.owner.kind):
+            value = pod.spec.get("restartPolicy", "Always")
+            yield _chosen(f"{place}restartPolicy", value, accepted)
+
+
+def _chosen(where: str, value: Any, accepted: tuple[str, ...]) -> Check:
+    if value in accepted:
+        return Check(where)
+    meant = did_you_mean(str(value), accepted)
+    said = meant or f"accepted: {', '.join(accepted)}"
+    return Check(where, f"found {str(value)[:60]!r}; {said}")
+
+
+def numbers(bundle: Bundle) -> Iterator[Check]:
+    """Ports, replicas and schedules are in their ranges."""
+    ports = [("Service", "spec.ports[*].port"), ("Service", "spec.ports[*].targetPort")]
+    for kind, path in (*ports, ("Service", "spec.ports[*].nodePort")):
+        low, high = (30000, 32767) if path.endswith("nodePort") else (1, 65535)
+        for each in bundle.of_kind(kind):
+            for where, value in find(each.body, path):
+                if isinstance(value, int):
+                    yield _within(f"{each.label} {where}", value, low, high)
+    for pod in bundle.pods():
+        for place, container in pod.containers():
+            for where, value in find(container, "ports[*].containerPort"):
+                if isinstance(value, int):
+                    yield _within(f"{place}.{where}", value, 1, 65535)
+        for where, value in find(pod.owner.body, "spec.replicas"):
+            if isinstance(value, int):
+                yield _within(f"{pod.owner.label} {where}", value, 0, 100_000)
+    for each in bundle.of_kind("HorizontalPodAutoscaler"):
+        low, high = at(each.body, "spec.minReplicas"), at(each.body, "spec.maxReplicas")
+        if isinstance(low, int) and isinstance(high, int):
+            fault = "" if 0 < low <= high else f"minReplicas {low}, maxReplicas {high}"
+            yield Check(f"{each.label} spec", fault)
+    for each in bundle.of_kind("CronJob"):
+        fields = str(at(each.body, "spec.schedule")).split()
+        macro = len(fields) == 1 and fields[0] in (
+            "@hourly",
+            "@daily",
+            "@weekly",
+            "@monthly",
+            "@yearly",
+        )
+        fits = macro or (len(fields) == 5 and all(map(_CRON_FIELD.fullmatch, fields)))
+        yield Check(f"{each.label} spec.schedule", "" if fits else "not five fields of a schedule")
+
+
+def _within(where: str, value: int, low: int, high: int) -> Check:
+    return Check(where, "" if low <= value <= high else f"found {value}; accepted: {low} to {high}")
+
+
+def amounts(bundle: Bundle) -> Iterator[Check]:
+    """Amounts of cpu, memory and storage are quantities, and no request is above its limit."""
+    for each in bundle.resources:
+        for path in (
+            "spec.resources.requests",
+            "spec.volumeClaimTemplates[*].spec.resources.requests",
+        ):
+            for where, requests in find(each.body, path):
+                yield from _quantities(f"{each.label} {where}", table(requests))
+        if each.kind == "PersistentVolume":
+            yield from _quantities(
+                f"{each.label} spec.capacity", table(at(each.body, "spec.capacity"))
+            )
+    for pod in bundle.pods():
+        for where, container in pod.containers():
+            requests = table(at(container, "resources.requests"))
+            limits = table(at(container, "resources.limits"))
+            yield from _quantities(f"{where}.resources.requests", requests)
+            yield from _quantities(f"{where}.resources.limits", limits)
+            for key in requests.keys() & limits.keys():
+                low, high = quantity(requests[key]), quantity(limits[key])
+                if low is not None and high is not None:
+                    fault = f"the request {requests[key]} is above the limit {limits[key]}"
+                    yield Check(f"{where}.resources.{key}", fault if low > high else "")
+
+
+def _quantities(where: str, amounts: Mapping[str, Any]) -> Iterator[Check]:
+    for key, value in amounts.items():
+        fault = f"{str(value)[:40]!r} is no quantity, such as 500m or 1Gi"
+        yield Check(f"{where}.{key[:60]}", "" if quantity(value) is not None else fault)
+
+
+def containers(bundle: Bundle) -> Iterator[Check]:
+    """Containers have an image, probes one handler each, volumes one source each."""
+    for pod in bundle.pods():
+        place = f"{pod.owner.label} {pod.path}"
+        for number, volume in enumerate(tables(pod.spec.get("volumes"))):
+            count = len(volume.keys() - {"name"})
+            fault = f"{count} sources; accepted: one" if count != 1 else ""
+            yield Check(f"{place}volumes[{number}]", fault)
+        for where, container in pod.containers():
+            image = container.get("image")
+            fits = isinstance(image, str) and _IMAGE.fullmatch(image)
+            yield Check(f"{where}.image", "" if fits else f"{str(image)[:60]!r} is no image")
+            for each in tables(container.get("env")):
+                if "value" in each and "valueFrom" in each:
+                    yield Check(f"{where}.env", f"{each.get('name')!r} has value and valueFrom")
+            yield from _probes(where, container)
+
+
+def _probes(where: str, container: Mapping[str, Any]) -> Iterator[Check]:
+    ports = tables(container.get("ports"))
+    known = [port.get("name") for port in ports]
+    for name in ("livenessProbe", "readinessProbe", "startupProbe"):
+        if not isinstance(container.get(name), dict):
+            continue
+        probe = table(container[name])
+        handlers = [key for key in _HANDLERS if key in probe]
+        fault = "" if len(handlers) == 1 else f"accepted: one of {', '.join(_HANDLERS)}"
+        port = at(probe, f"{handlers[0]}.port") if handlers else None
+        if isinstance(port, str) and port not in known:
+            fault = f"the container has no port {port!r}"
+        yield Check(f"{where}.{name}", fault)
+
+
+RULES: dict[str, Rule] = {
+    "names": names,
+    "choices": choices,
+    "numbers": numbers,
+    "amounts": amounts,
+    "containers": containers,
+}
