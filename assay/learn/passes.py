@@ -20,6 +20,7 @@ from assay.learn.optimizer import Optimizer
 from assay.learn.ranks import ALONE, Ranks, call_on_all_ranks
 from assay.model.allocator import out_of_memory_names
 from assay.model.decoder import hidden_states
+from assay.model.determinism import fixed_order
 from assay.model.family import unwrap
 from assay.model.head import Gains, HeadRoom, Target
 from assay.model.layouts import micro_batch_tokens
@@ -80,9 +81,11 @@ class Passes:
 
     @contextmanager
     def open(self) -> Generator[None]:
-        """Name the micro-batch setting in out-of-memory errors; free shared buffers on exit."""
+        """Name the micro-batch setting in out-of-memory errors, add in a fixed order, and free
+        shared buffers on exit."""
+        setting = f"{self.section}.max_tokens_per_micro_batch"
         try:
-            with out_of_memory_names(f"{self.section}.max_tokens_per_micro_batch"):
+            with out_of_memory_names(setting), fixed_order(self.device):
                 yield
         finally:
             self._room.release()

@@ -51,7 +51,8 @@ class Rectangle:
     tokens: [B, L], padded on the right. position_ids: [B, L]; None means 0, 1, 2, ... is_prompts:
     other rectangles continue these rows. parent_B: for each row, the row that it continues in the
     preceding rectangle of prompts; None if rows continue nothing. prompt_length_B: the lengths of
-    these prompts. prompt_extent: positions of each prompt, padding included.
+    these prompts. prompt_extent: positions of each prompt, padding included. prompts: parent_B and
+    prompt_length_B in host memory.
     """
 
     tokens: Tensor
@@ -60,6 +61,7 @@ class Rectangle:
     parent_B: Tensor | None = None
     prompt_length_B: Tensor | None = None
     prompt_extent: int = 0
+    prompts: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def extent(self) -> int:
@@ -244,6 +246,7 @@ def tree_inputs(
                     parent_B=torch.from_numpy(parent_R[rows]).to(device),
                     prompt_length_B=torch.from_numpy(prompt).to(device),
                     prompt_extent=length,
+                    prompts=(parent_R[rows], prompt),
                 )
             )
             base += tokens.size

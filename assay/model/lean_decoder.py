@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.model.accumulators import Accumulators
-from assay.model.attention import Segment
 from assay.model.family import Adapter, Decoder, Layer
 from assay.model.layouts import ModelInputs
 from assay.model.operations import Heads, Operations, operations_of
@@ -34,7 +33,7 @@ class Frame:
     position."""
 
     operations: Operations
-    segments: list[Segment]
+    segments: Any
     cos: Tensor
     signed_sin: Tensor
     width: int
@@ -86,18 +85,20 @@ class _Kept:
     """Tensors that a layer saves for its backward pass, in addition to its input.
 
     heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the same
-    before, if each head has a norm. middle: the residual after attention.
+    before, if each head has a norm. lse: of the attention's scores, if its backward pass needs it.
+    middle: the residual after attention.
     """
 
     heads: Tensor
     raw: Tensor | None
     attended: Tensor
+    lse: Tensor | None
     middle: Tensor
     gate: Tensor
     up: Tensor
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.heads, self.raw, self.attended, self.middle, self.gate, self.up
+        return self.heads, self.raw, self.attended, self.lse, self.middle, self.gate, self.up
 
 
 class _Embed(torch.autograd.Function):
@@ -180,7 +181,8 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept
             [do.norm(query, layer.query_norm), do.norm(key, layer.key_norm), value], 1
         )
     do.rotate(heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin)
-    attended = do.attend(frame.segments, _heads(heads, sizes), frame.scale).flatten(1)
+    attended, lse = do.attend(frame.segments, _heads(heads, sizes), frame.scale)
+    attended = attended.flatten(1)
     middle = F.linear(attended, *layer.output)
     _add_adapters(layer, ("output",), [middle], attended)
     middle += x
@@ -191,7 +193,7 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept
     out = F.linear(product, *layer.down)
     _add_adapters(layer, ("down",), [out], product)
     out += middle
-    return out, _Kept(heads, None if heads is raw else raw, attended, middle, gate, up)
+    return out, _Kept(heads, None if heads is raw else raw, attended, lse, middle, gate, up)
 
 
 def _layer_backward(
@@ -238,7 +240,9 @@ def _attention_backward(
     grad_attended = grad_flat.view(len(x), -1, frame.width)
     grad_heads = torch.empty_like(kept.heads)
     parts = _heads(grad_heads, sizes)
-    do.attend_backward(frame.segments, grad_attended, _heads(kept.heads, sizes), frame.scale, parts)
+    attended = kept.attended.view_as(grad_attended), kept.lse
+    heads = _heads(kept.heads, sizes)
+    do.attend_backward(frame.segments, grad_attended, heads, attended, frame.scale, parts)
     do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
     if kept.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.model import flash
 from assay.model.attention import Segment, attend, attend_backward, segments_of
 from assay.model.compiled import LANES, build
 from assay.model.family import Decoder, NotLean, rotate
@@ -23,13 +25,15 @@ BLOCK = 64
 Norm = tuple[Tensor, float]
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [N, H, D], keys and values [N, H_kv, D], or their gradients."""
+Attended = tuple[Tensor, Tensor | None]
+"""Attention output [N, H, D], and the log-sum-exp of each token's scores [H, N] or None."""
 
 
 class Operations:
     """Tensor operations, for any device and type."""
 
-    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
-        """Return one segment of the flat tokens per rectangle."""
+    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
+        """Return the places of the rows in the flat tokens, as `attend` expects them."""
         return segments_of(inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -70,16 +74,48 @@ class Operations:
         rotation."""
         heads.copy_(rotate(heads, cos, -signed_sin if back else signed_sin))
 
-    def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
-        """Return the attention output of each token, [N, H, D]."""
-        return attend(segments, *heads, scale)
+    def attend(self, segments: Any, heads: Heads, scale: float) -> Attended:
+        """Return the attention output of each token, [N, H, D], and the log-sum-exp of its scores,
+        [H, N], if the backward pass needs it."""
+        return attend(segments, *heads, scale), None
 
     def attend_backward(
-        self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
+        self,
+        segments: Any,
+        grad: Tensor,
+        heads: Heads,
+        attended: Attended,
+        scale: float,
+        into: Heads,
     ) -> None:
-        """Write the gradients of the heads to the three tensors in ``into``; grad is the output's
-        gradient."""
+        """Write the gradients of the heads to the three tensors in ``into``.
+
+        grad: the output's gradient. attended: the result of `attend`.
+        """
         attend_backward(segments, grad, *heads, scale, into)
+
+
+class FlashOperations(Operations):
+    """Tensor operations on a GPU, with the library's flash attention (see `flash`)."""
+
+    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
+        return flash.FlashPlan.of(inputs)
+
+    def attend(self, segments: Any, heads: Heads, scale: float) -> Attended:
+        return flash.attend(segments, *heads, scale)
+
+    def attend_backward(
+        self,
+        segments: Any,
+        grad: Tensor,
+        heads: Heads,
+        attended: Attended,
+        scale: float,
+        into: Heads,
+    ) -> None:
+        out, lse_HN = attended
+        assert lse_HN is not None, "the forward pass returned it"
+        flash.attend_backward(segments, grad, heads, (out, lse_HN), scale, into)
 
 
 class CompiledOperations(Operations):
@@ -88,7 +124,7 @@ class CompiledOperations(Operations):
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
 
-    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
+    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
         return segments_of(inputs, None if dtype == torch.float32 else dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -130,7 +166,7 @@ class CompiledOperations(Operations):
             -1.0 if back else 1.0,
         )
 
-    def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
+    def attend(self, segments: Any, heads: Heads, scale: float) -> Attended:
         if heads[0].dtype != torch.float32:
             return super().attend(segments, heads, scale)
         attended = heads[0].new_empty(heads[0].shape)
@@ -138,13 +174,19 @@ class CompiledOperations(Operations):
             shape = _Shape.of(segment, heads, scale)
             behind = _at(segment.parent_B, segment.prompt_length_B)
             self._functions.attend(ctypes.byref(shape), *_at(*heads), *behind, *_at(attended))
-        return attended
+        return attended, None
 
     def attend_backward(
-        self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
+        self,
+        segments: Any,
+        grad: Tensor,
+        heads: Heads,
+        attended: Attended,
+        scale: float,
+        into: Heads,
     ) -> None:
         if grad.dtype != torch.float32:
-            return super().attend_backward(segments, grad, heads, scale, into)
+            return super().attend_backward(segments, grad, heads, attended, scale, into)
         grad = grad.contiguous()
         totals: dict[int, Tensor] = {}
         for segment in reversed(segments):
@@ -200,7 +242,7 @@ def operations_of(decoder: Decoder) -> Operations:
     plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
     if weight.device.type == "cpu" and plain and fits and (built := functions(weight.dtype)):
         return CompiledOperations(built)
-    return Operations()
+    return FlashOperations() if flash.supports(weight, decoder.width) else Operations()
 
 
 @cache

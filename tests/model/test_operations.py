@@ -89,8 +89,8 @@ def test_attention_is_that_of_tensor_operations(
         segments = do.segments(inputs, dtype)
         attended = do.attend(segments, parts, 0.3)
         towards: Any = into.split([queries, 2, 2], 1)
-        do.attend_backward(segments, grad.to(dtype), parts, 0.3, towards)
-        found.append((attended.double(), into.double()))
+        do.attend_backward(segments, grad.to(dtype), parts, attended, 0.3, towards)
+        found.append((attended[0].double(), into.double()))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=2e-5)
 
 
@@ -101,9 +101,9 @@ def test_scores_that_are_far_apart_give_weights_of_one_and_none(
     num_tokens = sum(rectangle.tokens.numel() for rectangle in inputs.rectangles)
     _, heads = some_heads(num_tokens, 2, 2, WIDTH)
     segments = compiled_operations.segments(inputs, torch.float32)
-    found = compiled_operations.attend(segments, heads, 100.0)
+    found, _ = compiled_operations.attend(segments, heads, 100.0)
     wide: Any = tuple(part.double() for part in heads)
-    wanted = Operations().attend(Operations().segments(inputs, torch.float64), wide, 100.0)
+    wanted, _ = Operations().attend(Operations().segments(inputs, torch.float64), wide, 100.0)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -179,9 +179,10 @@ def test_threads_change_no_bit() -> None:
             towards: Any = into.split([4, 2, 2], 1)
             segments = heads.segments(inputs, torch.float32)
             attended = heads.attend(segments, parts, 0.3)
-            heads.attend_backward(segments, random(*attended.shape), parts, 0.3, towards)
+            grad = random(*attended[0].shape)
+            heads.attend_backward(segments, grad, parts, attended, 0.3, towards)
             x, weight = whole.flatten(1), random(whole[0].numel())
-            found.append([attended, into, *heads.norm_backward(x, x, (weight, 1e-6))])
+            found.append([attended[0], into, *heads.norm_backward(x, x, (weight, 1e-6))])
     finally:
         torch.set_num_threads(before)
     assert all(

@@ -62,7 +62,9 @@ VARIANTS: Mapping[str, Callable[[World], Tree]] = {
         STAGES["rl"](world), model={"activation_checkpointing": True}
     ),
     "temperature": lambda world: changed(STAGES["rl"](world), sampling={"temperature": 0.8}),
-    "trust_region": lambda world: changed(STAGES["rl"](world), algorithm={"name": "trpo"}),
+    "trust_region": lambda world: changed(
+        STAGES["rl"](world), algorithm={"name": "trpo"}, model={"dtype": "float32"}
+    ),
     "gspo": lambda world: changed(STAGES["rl"](world), algorithm={"name": "gspo"}),
 }
 BFLOAT16 = ("rl", "lora", "critic", "sft", "reward_model", "given", "pretrain", "thinking")
@@ -85,8 +87,10 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_first_step_has_the_numbers_of_the_cpu(world: World, variant: str) -> None:
     """float32 differs by rounding alone, and a tiny model's samples survive that."""
-    there = run_of(VARIANTS[variant](world), "there", DEVICE)
-    here = run_of(VARIANTS[variant](world), "here", "cpu")
+    there, here = (
+        run_of(changed(VARIANTS[variant](world), model={"dtype": "float32"}), name, device)
+        for name, device in (("there", DEVICE), ("here", "cpu"))
+    )
     found, expected = (rows_of(run, "metrics") for run in (there, here))
     assert [row["step"] for row in found] == [row["step"] for row in expected]
     assert all(np.isfinite(value) for row in found for value in numbers_of(row).values())
@@ -148,7 +152,7 @@ def test_evaluation_sampling_and_search_agree_with_the_cpu(world: World) -> None
 
     def answers(device: str) -> list[Any]:
         out = world.folder / f"{device}.jsonl"
-        asked["device"] = device
+        asked.update(device=device, overrides=["model.dtype=float32"])
         found = evaluate(model, problems, num_samples=4, temperature=1.0, out=out, **asked)
         sample(model, problems=problems, num_samples=4, temperature=0.0, **asked)
         voted = search(model, problems, "self_consistency", budgets=[24], **asked)

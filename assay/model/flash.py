@@ -1,0 +1,211 @@
+"""Attention of packed rows by the fused flash kernels of a GPU, without masks and without padding
+between rows.
+
+Every row of every rectangle attends to itself under a causal mask, in one call. The completions of
+one rectangle then attend to their prompts, again in one call: the rows of a group are neighbors, so
+a group is one sequence of queries over one prompt. The two parts are joined by their log-sum-exp.
+The library's general attention would need a mask of all pairs for the second part. With grouped key
+heads it has no fused kernel for a mask, and allocates the scores of all pairs in float32.
+
+The backward kernel receives the joined output and log-sum-exp. With P = exp(S - lse) it then
+returns each part's exact share of the gradients (Dao 2023, arXiv 2307.08691, algorithm 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.model.layouts import ModelInputs, Rectangle
+
+WIDTHS = (8, 256)
+"""Widths of a head that the kernels accept: multiples of the first, up to the second."""
+LEAST_CAPABILITY = (8, 0)
+"""The kernels need Ampere or newer."""
+
+Lengths = tuple[Tensor, int]
+"""Boundaries of sequences in a flat tensor (int32, from 0), and the longest sequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """The rows of one rectangle that continue prompts.
+
+    tokens: their positions in the flat tokens. queries: one sequence per prompt. prompt_K: flat
+    positions of the prompts' tokens, without padding. keys: one sequence per prompt.
+    """
+
+    tokens: slice
+    queries: Lengths
+    prompt_K: Tensor
+    keys: Lengths
+
+
+@dataclass(frozen=True, eq=False)
+class FlashPlan:
+    """The sequences of a micro-batch. rows: every row of every rectangle, padding included."""
+
+    rows: Lengths
+    branches: tuple[Branch, ...]
+
+    @classmethod
+    def of(cls, inputs: ModelInputs) -> FlashPlan:
+        """Derive the sequences from host memory, so that no copy waits for the device."""
+        device = inputs.rectangles[0].tokens.device
+        lengths: list[np.ndarray] = []
+        branches: list[Branch] = []
+        first = first_prompt = 0
+        for rectangle in inputs.rectangles:
+            num_rows, length = rectangle.tokens.shape
+            lengths.append(np.full(num_rows, length))
+            if rectangle.parent_B is None:
+                first_prompt = first
+            else:
+                branches.append(_branch(rectangle, first, first_prompt, device))
+            first += num_rows * length
+        return cls(_lengths(np.concatenate(lengths), device), tuple(branches))
+
+
+def _branch(rectangle: Rectangle, first: int, first_prompt: int, device: torch.device) -> Branch:
+    num_rows, length = rectangle.tokens.shape
+    assert rectangle.prompts is not None, "a rectangle with parents names them in host memory"
+    parent_B, prompt_length_B = rectangle.prompts
+    begins_B = np.flatnonzero(np.diff(parent_B, prepend=-1))
+    num_rows_G = np.diff(begins_B, append=num_rows)
+    parent_G, prompt_G = parent_B[begins_B], prompt_length_B[begins_B]
+    assert len(np.unique(parent_G)) == len(parent_G), "the rows of a prompt are neighbors"
+    starts_G = first_prompt + parent_G * rectangle.prompt_extent
+    offsets_K = np.arange(prompt_G.sum()) - np.repeat(np.cumsum(prompt_G) - prompt_G, prompt_G)
+    return Branch(
+        tokens=slice(first, first + num_rows * length),
+        queries=_lengths(num_rows_G * length, device),
+        prompt_K=torch.from_numpy(np.repeat(starts_G, prompt_G) + offsets_K).to(device),
+        keys=_lengths(prompt_G, device),
+    )
+
+
+def _lengths(lengths: np.ndarray, device: torch.device) -> Lengths:
+    edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return torch.from_numpy(edges).to(device), int(lengths.max())
+
+
+def supports(weight: Tensor, width: int) -> bool:
+    """Return whether the kernels accept heads of this width, in the weight's type and device."""
+    multiple, widest = WIDTHS
+    return (
+        weight.device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(weight.device) >= LEAST_CAPABILITY
+        and weight.dtype in (torch.bfloat16, torch.float16)
+        and width % multiple == 0
+        and width <= widest
+    )
+
+
+def attend(
+    plan: FlashPlan, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return (the attention output [N, H, D], the log-sum-exp of each token's scores [H, N]).
+
+    query: [N, H, D]. key, value: [N, H_kv, D]; each key head serves H / H_kv query heads.
+    """
+    out, lse_HN = forward(query, key, value, plan.rows, plan.rows, True, scale)
+    for branch in plan.branches:
+        keys, values = key.index_select(0, branch.prompt_K), value.index_select(0, branch.prompt_K)
+        part = branch.tokens
+        out_prompt, lse_prompt = forward(
+            query[part], keys, values, branch.queries, branch.keys, False, scale
+        )
+        _join(out[part], lse_HN[:, part], out_prompt, lse_prompt)
+    return out, lse_HN
+
+
+def attend_backward(
+    plan: FlashPlan,
+    grad: Tensor,
+    heads: tuple[Tensor, Tensor, Tensor],
+    attended: tuple[Tensor, Tensor],
+    scale: float,
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of query, key and value to the three tensors in ``into``.
+
+    attended: the result of `attend`. The gradients of a prompt's keys and values are summed over
+    its completions in float32.
+    """
+    query, key, value = heads
+    out, lse_HN = attended
+    grads = backward(grad, *heads, out, lse_HN, plan.rows, plan.rows, True, scale)
+    grad_query, sums = grads[0], list(grads[1:])
+    if plan.branches:
+        sums = [one.float() for one in sums]
+    for branch in plan.branches:
+        part, index = branch.tokens, branch.prompt_K
+        found = backward(
+            grad[part],
+            query[part],
+            key.index_select(0, index),
+            value.index_select(0, index),
+            out[part],
+            lse_HN[:, part].contiguous(),
+            branch.queries,
+            branch.keys,
+            False,
+            scale,
+        )
+        grad_query[part] += found[0]
+        for total, one in zip(sums, found[1:], strict=True):
+            # Positions of one branch are distinct, so this needs no atomic additions, whose order
+            # would change the last bits from run to run.
+            total.index_copy_(0, index, total.index_select(0, index).add_(one))
+    for target, one in zip(into, (grad_query, *sums), strict=True):
+        target.copy_(one)
+
+
+def _join(out: Tensor, lse_HN: Tensor, other: Tensor, other_lse_HN: Tensor) -> None:
+    """Join two parts of an attention by their log-sum-exp; the first is overwritten."""
+    both_HN = torch.logaddexp(lse_HN, other_lse_HN)
+    own, given = ((one - both_HN).exp_().T[:, :, None] for one in (lse_HN, other_lse_HN))
+    out.copy_((out * own).addcmul_(other, given))
+    lse_HN.copy_(both_HN)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Lengths,
+    keys: Lengths,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Call the kernel: (output [N, H, D], log-sum-exp [H, N])."""
+    out, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
+        query, key, value, queries[0], keys[0], queries[1], keys[1], 0.0, causal, False, scale=scale
+    )
+    return out, lse_HN
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse_HN: Tensor,
+    queries: Lengths,
+    keys: Lengths,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call the kernel: the gradients of query, key and value."""
+    # The state of the dropout's generator; there is no dropout.
+    unused = torch.empty(0, dtype=torch.uint64, device=grad.device)
+    return torch.ops.aten._flash_attention_backward(
+        *(grad, query, key, value, out, lse_HN, queries[0], keys[0], queries[1], keys[1]),
+        *(0.0, causal, unused, unused),
+        scale=scale,
+    )
