@@ -19,6 +19,7 @@ from assay.config.section import (
     found_words,
 )
 from assay.errors import message
+from assay.host.accelerator import registered_backend
 from assay.validation import toml_words
 
 # Default of the engine's setting.
@@ -56,7 +57,8 @@ class RunConfig(Section):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str | None) -> str | None:
-        if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        known = device in (None, registered_backend()) or re.fullmatch(r"cpu|cuda(:\d+)?", device)
+        if not known:
             raise ValueError(found_words(device, '"cpu", "cuda" or "cuda:1"'))
         return device
 

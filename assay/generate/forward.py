@@ -330,15 +330,17 @@ def _first_line(error: Exception) -> str:
 def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
     """Return the candidate paths, fastest first."""
     shared = shares_prompts(model, num_slots)
-    on_cuda = next(model.parameters()).device.type == "cuda"
+    kind = next(model.parameters()).device.type
     fast: list[Callable[[], Forward]] = []
-    if not on_cuda:
+    if kind == "cpu":
         fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
     for sharing in (True, False) if shared else (False,):
-        if on_cuda:
+        if kind == "cuda":
             fast.append(lambda sharing=sharing: CapturedForward(model, sharing))
-        else:
+        elif kind == "cpu":
             fast.append(lambda sharing=sharing: LeanForward(model, packed=True, shared=sharing))
+        elif sharing:
+            fast.append(lambda: LeanForward(model, shared=True))
     return (
         *fast,
         lambda: LeanForward(model),

@@ -7,6 +7,7 @@ from bisect import bisect_left
 import torch
 
 from assay.generate.kv_cache import KeyValues, Room
+from assay.host.accelerator import device_memory_mib
 from assay.host.machine import memory_mib
 
 # Assumed memory if the system does not report it.
@@ -17,9 +18,8 @@ def default_kv_mib(device: torch.device) -> float:
     """Return a quarter of the device's memory, or of the container's limit."""
     # Total memory is used instead of free memory: the number of slots depends on it, and a resumed
     # run must compute the same number.
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / 4 / 2**20
-    return (memory_mib() or UNTOLD_MIB) / 4
+    own = None if device.type == "cpu" else device_memory_mib(device)
+    return (own[1] if own else memory_mib() or UNTOLD_MIB) / 4
 
 
 def num_that_fit(cache: KeyValues, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:

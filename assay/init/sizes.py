@@ -17,6 +17,7 @@ import torch
 from assay import config as configuration
 from assay.config import LoraConfig, TrainConfig
 from assay.errors import ModelError
+from assay.host.accelerator import device_memory_mib
 from assay.host.machine import free_mib
 from assay.init.detection import LookedModel
 from assay.model.family import is_lean
@@ -24,7 +25,7 @@ from assay.model.load import choose_device, choose_dtype
 from assay.model.rates import NOISE, name_of, rates_here
 from assay.model.skeleton import skeleton
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
-from assay.plan.memory import MIB, plan_memory, resident_mib
+from assay.plan.memory import plan_memory, resident_mib
 from assay.plan.step_seconds import GivenWork
 from assay.session.assemble import with_slots
 
@@ -121,8 +122,8 @@ class Machine:
         self.why = f"products on {device.type}: {speeds}"
         self.rates = MachineRates.of(dtype, self.device)
         self.free_mib = free_mib()
-        if device.type == "cuda":
-            self.free_mib = torch.cuda.mem_get_info(device)[0] / MIB
+        if device.type != "cpu" and (own := device_memory_mib(device)):
+            self.free_mib = own[0]
         self._skeletons: dict[str, Any] = {}
 
     def estimate(

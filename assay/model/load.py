@@ -14,6 +14,7 @@ from torch import nn
 from assay.config import ModelConfig
 from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
+from assay.host.accelerator import accelerator_type, default_type
 from assay.host.files import disk_full_as
 from assay.host.removal import move, remove_empty, remove_temporary, scratch_beside
 from assay.host.startup import doing
@@ -165,15 +166,18 @@ def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
 def choose_device(device: str | None) -> torch.device:
     """Return the configured device, or by default CUDA if available and the CPU otherwise."""
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(default_type())
     try:
         place = torch.device(device)
     except RuntimeError as error:
         raise ModelError(message("run.device", repr(device), "cpu, cuda or cuda:N")) from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(message("run.device", repr(device), "cpu", "this machine has no CUDA"))
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        accepted = f"cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+    if place.type == "cpu":
+        return place
+    if place.type != accelerator_type():
+        name = "CUDA" if place.type == "cuda" else place.type
+        raise ModelError(message("run.device", repr(device), "cpu", f"this machine has no {name}"))
+    if (place.index or 0) >= torch.accelerator.device_count():
+        accepted = f"{place.type}:0 to {place.type}:{torch.accelerator.device_count() - 1}"
         raise ModelError(message("run.device", repr(device), accepted))
     return place
 

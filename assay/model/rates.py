@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from assay.host.accelerator import synchronize
 from assay.host.files import read_json, state_folder, write_json
 from assay.host.machine import processor
 
@@ -38,18 +39,14 @@ def best_seconds(
     The calls repeat for ``seconds``, and at least three times. clock: the timer of a call.
     """
 
-    def wait() -> None:
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-
     work()
-    wait()
+    synchronize(device)
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         started = clock()
         work()
-        wait()
+        synchronize(device)
         times.append(clock() - started)
     return min(times)
 

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from assay.host.accelerator import free_device_memory
 from assay.host.imports import slow_import
 from assay.reward_models.checkpoint import Checkpoint
 
@@ -86,7 +87,7 @@ def _in_batches(
     with slow_import():
         import torch
     if batch_tokens is None:
-        batch_tokens = BATCH_TOKENS if checkpoint.device.type == "cuda" else BATCH_TOKENS_CPU
+        batch_tokens = BATCH_TOKENS_CPU if checkpoint.device.type == "cpu" else BATCH_TOKENS
     found: dict[int, T] = {}
     waiting = list(length_batches(rows, batch_tokens))[::-1]
     while waiting:
@@ -94,10 +95,10 @@ def _in_batches(
         try:
             with torch.inference_mode():
                 found.update(zip(chosen, run(chosen), strict=True))
-        except torch.cuda.OutOfMemoryError:
+        except torch.OutOfMemoryError:
             if len(chosen) == 1:
                 raise
-            torch.cuda.empty_cache()
+            free_device_memory()
             middle = len(chosen) // 2
             waiting += [chosen[middle:], chosen[:middle]]
     return [found[row] for row in range(len(rows))]

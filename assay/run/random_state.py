@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from assay.host.accelerator import accelerator_type, random_states, restore_random_states
+
 _FILE = "random.json"
 
 
@@ -37,8 +39,9 @@ class GlobalRandomState:
         }
         if torch := sys.modules.get("torch"):
             states["torch"] = _hex(torch.get_rng_state())
-            if torch.cuda.is_initialized():
-                states["cuda"] = [_hex(state) for state in torch.cuda.get_rng_state_all()]
+            if found := random_states():
+                kind, of_devices = found
+                states[kind] = [_hex(state) for state in of_devices]
         return SavedRandomState(states)
 
     def save_state(self, folder: Path) -> None:
@@ -55,9 +58,8 @@ class GlobalRandomState:
         torch = sys.modules.get("torch")
         if torch and "torch" in states:
             torch.set_rng_state(_tensor(torch, states["torch"]))
-        if torch and torch.cuda.is_available():
-            for n, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(_tensor(torch, state), n)
+        if torch and (kind := accelerator_type()):
+            restore_random_states([_tensor(torch, state) for state in states.get(kind, ())])
 
 
 class SavedRandomState(GlobalRandomState):

@@ -154,7 +154,7 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
     """Return the configuration with engine slots; default: one slot per completion."""
     if config.engine.num_slots is not None:
         return config
-    on_gpu = choose_device(config.run.device).type == "cuda"
+    on_gpu = choose_device(config.run.device).type != "cpu"
     slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
     engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
     return config.model_copy(update={"engine": engine})

@@ -1,0 +1,90 @@
+"""The accelerator that torch uses: CUDA, Apple's mps, or a backend that another package registers.
+
+Everything here works without torch: a process that has not imported it has no accelerator.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+MIB = 2**20
+
+
+def registered_backend() -> str | None:
+    """Return the device type that another package registered with torch, or None."""
+    torch: Any = sys.modules.get("torch")
+    name = None if torch is None else torch._C._get_privateuse1_backend_name()
+    return None if name == "privateuseone" else name
+
+
+def accelerator_type() -> str | None:
+    """Return the device type of the accelerator that is available, or None."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+def default_type() -> str:
+    """Return the device type of runs that name none."""
+    return "cuda" if accelerator_type() == "cuda" else "cpu"
+
+
+def synchronize(device: Any) -> None:
+    """Wait until a device has finished its work; nothing to do for the CPU."""
+    import torch
+
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def device_memory_mib(device: Any) -> tuple[float, float] | None:
+    """Return a device's (free, total) memory in MiB; None if it has no memory of its own."""
+    import torch
+
+    # mps shares the machine's memory, and reports none.
+    with suppress(RuntimeError, NotImplementedError):
+        free, total = torch.accelerator.get_memory_info(device)
+        return free / MIB, total / MIB
+    return None
+
+
+def free_device_memory() -> None:
+    """Return the memory that torch keeps for reuse to the accelerator."""
+    torch: Any = sys.modules.get("torch")
+    if accelerator_type() is not None:
+        with suppress(RuntimeError, NotImplementedError):
+            torch.accelerator.empty_cache()
+
+
+def random_states() -> tuple[str, list[Any]] | None:
+    """Return the accelerator's type and the state of the generator of each device.
+
+    None if there is no accelerator, or if this process has not used it.
+    """
+    module = _module()
+    if module is None or not getattr(module, "is_initialized", lambda: True)():
+        return None
+    every = getattr(module, "get_rng_state_all", None)
+    return accelerator_type() or "", every() if every else [module.get_rng_state()]
+
+
+def restore_random_states(states: list[Any]) -> None:
+    """Restore the states of `random_states`, skipping devices that do not exist here."""
+    module, torch = _module(), sys.modules.get("torch")
+    if module is None or torch is None:
+        return
+    for number, state in enumerate(states[: torch.accelerator.device_count()]):
+        if number:
+            module.set_rng_state(state, number)
+        else:
+            module.set_rng_state(state)
+
+
+def _module() -> Any:
+    """Return torch's module of the accelerator, such as torch.cuda."""
+    kind, torch = accelerator_type(), sys.modules.get("torch")
+    return None if kind is None or torch is None else torch.get_device_module(kind)

@@ -1,0 +1,83 @@
+"""Whole runs on the stand-in device and on the CPU, with all that must be the same to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import standin
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from train_worlds import rows_of
+
+from assay.generate import forward
+from assay.generate.lean import LeanForward
+from assay.model import attention, layouts, operations
+from assay.run.metrics import is_timing
+from assay.training.api import train
+
+Found = dict[str, Any]
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Take on every device the code of a device without C kernels, packed products and graphs."""
+    ways = forward.ways_through
+
+    def same_ways(model: Any, num_slots: int) -> Any:
+        plain = lambda: LeanForward(model)  # noqa: E731
+        return (plain, *ways(model, num_slots)[-5:])
+
+    with pytest.MonkeyPatch.context() as patch, sdpa_kernel(SDPBackend.MATH):
+        patch.setattr(forward, "ways_through", same_ways)
+        patch.setattr(attention, "WRITTEN_OUT_ON", frozenset())
+        patch.setattr(operations, "functions", lambda dtype: None)
+        for sizes in (layouts.RECTANGLE_TOKENS, layouts.MICRO_BATCH_TOKENS):
+            patch.setitem(sizes, standin.NAME, sizes["cpu"])
+        yield
+
+
+def run_twice(trees: Sequence[Mapping[str, Any]]) -> tuple[Found, Found]:
+    """Run stages, each from the checkpoint before if it names none, on the device and on the CPU.
+
+    Return what each run wrote that the device must not change.
+    """
+    found: list[Found] = []
+    for device in (standin.NAME, "cpu"):
+        for tree in trees:
+            run = {**tree["run"], "device": device, "name": f"{tree['run']['name']}-{device}"}
+            with without_fast_paths():
+                result = train({**tree, "run": run}, quiet=True)
+        found.append(facts_of(Path(result.run)))
+    return found[0], found[1]
+
+
+def facts_of(run: Path) -> Found:
+    """Return the metrics of a run's steps and evaluations, and its weights and optimizer states."""
+    rows = [*rows_of(run, "metrics")]
+    metrics = [{k: v for k, v in row.items() if not is_timing(k)} for row in rows]
+    states = {
+        str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((run / "checkpoints").rglob("*.safetensors"))
+    }
+    return {"metrics": metrics, "states": states}
+
+
+def waits_of(tree: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
+    """Return how often the host waited in a run on the device, by kind and by place."""
+    run = {**tree["run"], "device": standin.NAME}
+    with standin.counted() as found:
+        train({**tree, "run": run}, quiet=True)
+    return found.kinds, found.places
+
+
+def in_folder(folder: str) -> None:
+    """Keep what runs note for later runs of the user in a folder of the test's."""
+    os.environ["XDG_STATE_HOME"] = folder
+    torch.set_num_threads(1)
