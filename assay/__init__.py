@@ -123,7 +123,8 @@ _PACKAGES = ("testing", "verify")
 
 
 def _open_scorer(name: str, options: Any) -> scorers.RewardScorer:
-    from assay.session.scorers import open_scorer  # Loads torch.
+    # Loads torch.
+    from assay.session.scorers import open_scorer
 
     return open_scorer(name, options)
 

@@ -197,7 +197,7 @@ class Completion:
         return replace(cls.from_text("", id, think), failure=(reason, detail))
 
     @classmethod
-    def given(cls, id: str, tokens: Tokens, text: str = "") -> Completion:
+    def from_tokens(cls, id: str, tokens: Tokens, text: str = "") -> Completion:
         """Create a completion from a demonstration's tokens; all of them are trained on."""
         size = len(tokens)
         return cls(id, text, tokens, np.zeros(size, np.float32), sampled=np.ones(size, np.bool_))
@@ -208,7 +208,7 @@ class Completion:
         return max(1, len(self.turn_ends))
 
     @property
-    def num_given(self) -> int:
+    def num_injected(self) -> int:
         """Number of injected tokens."""
         return int(np.count_nonzero(~self.sampled))
 

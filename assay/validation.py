@@ -75,7 +75,8 @@ def toml_words(value: Any, limit: int = 80) -> str:
         return "a section" if value else "{}"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # Dates, infinities and Python objects
+    except (TypeError, ValueError):
+        # Dates, infinities and Python objects.
         text = str(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
@@ -95,7 +96,8 @@ def complain(
     if error["type"] == "value_error" and not path:
         return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
     if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
-        path = path[:-1]  # The list has the wrong length.
+        # The list has the wrong length.
+        path = path[:-1]
     # The key of a table is invalid; its value is not checked.
     if path and path[-1] == "[key]":
         place = _place(path[:-2], where, lines, overridden)
@@ -109,7 +111,8 @@ def complain(
         return f"{place}: missing; {_missing_remedy(names, root)}"
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
-        inner = re.match(r"(?!found )([^\n]+?): (found .*)", text, re.DOTALL)  # of a free table
+        # Of a free table.
+        inner = re.match(r"(?!found )([^\n]+?): (found .*)", text, re.DOTALL)
         if inner is None:
             return f"{place}: {text}"
         return f"{_place((*path, inner[1]), where, lines, overridden)}: {inner[2]}"
@@ -226,7 +229,8 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     """Return the type and limits of the value at a path of keys and list indices."""
     names = [part for part in path if isinstance(part, str)]
     owner = _model_at(names[:-1], root)
-    if owner is None:  # a value in a table of values
+    if owner is None:
+        # A value in a table of values.
         tables, _ = _type_at(tuple(names[:-1]), root)
         table = next(kind for kind in (tables, *get_args(tables)) if get_origin(kind) is dict)
         return get_args(table)[1], ()
@@ -234,7 +238,8 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     if isinstance(path[-1], str):
         return field.annotation, field.metadata
     items = [kind for kind in get_args(field.annotation) if kind is not NoneType]
-    while items and get_origin(items[0]) is tuple:  # tuple[...] | None
+    while items and get_origin(items[0]) is tuple:
+        # tuple[...] | None.
         items = list(get_args(items[0]))
     return items[0], ()
 

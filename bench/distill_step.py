@@ -50,7 +50,7 @@ def a_batch(shape: ModelShape, rows: int, prompt: int, completion: int) -> Batch
     groups: list[Group] = []
     for n in range(rows):
         first, then = (rng.integers(0, shape.vocabulary, size) for size in (prompt, completion))
-        given = Completion.given(f"{n}/0", then.astype(np.int32))
+        given = Completion.from_tokens(f"{n}/0", then.astype(np.int32))
         groups.append(Group(Problem(str(n), ""), Prompt("", first.astype(np.int32)), (given,)))
     return pack(groups, [[Verdict.of_score(1.0, "bench@1")]] * rows)
 

@@ -103,18 +103,18 @@ def measure_shape(name: str, shape: ModelShape, load: Load, device: Device) -> d
         parts["engine"] = lambda: _engine(step, shape, load, device)
         parts["update"] = lambda: _update(step, shape, load, device)
     except Exception as error:  # whatever the parts raise on a device that they have never met
-        found["engine"] = found["update"] = {"error": _told(error)}
+        found["engine"] = found["update"] = {"error": _describe(error)}
     for part, work in parts.items():
         try:
             found[part] = work()
         except Exception as error:  # as above
-            found[part] = {"error": _told(error)}
+            found[part] = {"error": _describe(error)}
     if "seconds" in found["engine"] and "seconds" in found["transformers"]:
         found["ratio"] = found["transformers"]["seconds"] / found["engine"]["seconds"]
     return found
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 

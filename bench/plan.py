@@ -266,8 +266,8 @@ def _measured(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
         found |= measure(name, config, folder, arguments)
         kept.write_text(json.dumps(found), encoding="utf-8")
     result = Result(**found)
-    told = f"{result.estimated_mib:.0f} MiB estimated, {result.measured_mib:.0f} measured"
-    print(f"{name}: {told}", file=sys.stderr)
+    summary = f"{result.estimated_mib:.0f} MiB estimated, {result.measured_mib:.0f} measured"
+    print(f"{name}: {summary}", file=sys.stderr)
     return result
 
 

@@ -1,6 +1,6 @@
-"""Does the guard stop what is sick, and leave what is healthy alone? ``python -m studies.guard``.
+"""Does the guard stop what is faulty, and leave what is healthy alone? ``python -m studies.guard``.
 
-Ten kinds of runs that are sick on purpose, five seeds each, and 100 healthy short ones, by four
+Ten kinds of runs that are faulty on purpose, five seeds each, and 100 healthy short ones, by four
 algorithms. All by the defaults of ``[guard]``. What each run came to is kept, so that a command
 that was stopped goes on where it was; the tables are written into docs/trust.md.
 """
@@ -68,8 +68,8 @@ class StaleEngine(Engine):
 
 
 @dataclass(frozen=True)
-class Sick:
-    """A kind of sick run. expected: the rules that are right about it. changes: of the healthy
+class Faulty:
+    """A kind of faulty run. expected: the rules that are right about it. changes: of the healthy
     configuration. engine: what samples."""
 
     name: str
@@ -88,33 +88,33 @@ HASTY = 1e-3  # finds in 30 steps what another run finds in hundreds
 
 
 AGAINST = ("reward_against_heldout", "reward_against_correctness", "heldout_collapse")
-SICK = (
-    Sick("a leaky verifier", AGAINST, rewarded("studies.guard_rewards:leaky", HASTY)),
-    Sick(
+FAULTY = (
+    Faulty("a leaky verifier", AGAINST, rewarded("studies.guard_rewards:leaky", HASTY)),
+    Faulty(
         "a hackable reward, no KL", AGAINST, rewarded("math + studies.guard_rewards:busy*2", HASTY)
     ),
-    Sick(
+    Faulty(
         "a learning rate 30 times too high",
         ("collapse", "heldout_collapse", "entropy_collapse", "not_finite"),
         {"optimizer": {"learning_rate": 30 * 1e-4}},
     ),
-    Sick("a sampler with old weights", ("mismatch", "mismatch_growth"), engine=StaleEngine),
-    Sick(
+    Faulty("a sampler with old weights", ("mismatch", "mismatch_growth"), engine=StaleEngine),
+    Faulty(
         "a verifier that begins to fail", ("not_judged",), rewarded("studies.guard_rewards:failing")
     ),
-    Sick(
+    Faulty(
         "a bonus for length",
         ("length", *AGAINST),
         rewarded("math + studies.guard_rewards:long*2", HASTY),
     ),
-    Sick(
+    Faulty(
         "a reward of the wrong sign",
         AGAINST,
         rewarded("-1*math"),
     ),
-    Sick("training problems in the held-out set", ("refused",), {"data": {"heldout": "train"}}),
-    Sick("a broken chat template", ("same_prompt",), template=BROKEN_TEMPLATE),
-    Sick(
+    Faulty("training problems in the held-out set", ("refused",), {"data": {"heldout": "train"}}),
+    Faulty("a broken chat template", ("same_prompt",), template=BROKEN_TEMPLATE),
+    Faulty(
         "an entropy driven to zero",
         ("entropy_lost", "entropy_collapse"),
         {"algorithm": {"entropy_weight": -1.0}, "optimizer": {"learning_rate": HASTY}},
@@ -179,23 +179,23 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
     return tree
 
 
-def perform(work: Path, sick: Sick, seed: int) -> dict[str, Any]:
+def perform(work: Path, faulty: Faulty, seed: int) -> dict[str, Any]:
     """Run one, unless what it came to is kept; return how it ended, by which rule, and when."""
-    folder = work / f"{sick.name.replace(' ', '-').replace(',', '')}-{seed}"
+    folder = work / f"{faulty.name.replace(' ', '-').replace(',', '')}-{seed}"
     rules = {name: [rule.action, rule.limit, rule.window] for name, rule in RULES.items()}
-    key = {"kind": sick.name, "changes": sick.changes, "steps": STEPS, "rules": rules}
+    key = {"kind": faulty.name, "changes": faulty.changes, "steps": STEPS, "rules": rules}
 
     def make() -> Mapping[str, Any]:
-        tree = config_of(folder, "run", seed, sick.changes)
-        if sick.template is not None:
+        tree = config_of(folder, "run", seed, faulty.changes)
+        if faulty.template is not None:
             model = folder / "model"
             shutil.copytree(tree["model"]["path"], model, ignore=shutil.ignore_patterns(MANIFEST))
-            byte_tokenizer(sick.template).save_pretrained(model)
+            byte_tokenizer(faulty.template).save_pretrained(model)
             tree["model"]["path"] = str(model)
             tree["data"]["template"] = "chat"
         started, ended, why = time.perf_counter(), "finished", ""
         try:
-            with mock.patch("assay.session.assemble.Engine", sick.engine):
+            with mock.patch("assay.session.assemble.Engine", faulty.engine):
                 ended = uninterrupted(api.train(tree, quiet=True)).ended
         except RunStopped as error:
             ended, why = "stopped", str(error)
@@ -231,18 +231,18 @@ def stopped_by(found: Mapping[str, Any]) -> tuple[str, int] | None:
     return next(((rule, step) for how, rule, step in found["spoke"] if how != "note"), None)
 
 
-def sick_table(found: Outcomes) -> Iterator[str]:
+def faulty_table(found: Outcomes) -> Iterator[str]:
     """Yield the rows of the table of faulty runs."""
     yield "| injected fault | stopped by the right rule | rule: steps of the stops |"
     yield "|---|---:|---|"
-    for sick in SICK:
-        stops = [stopped_by(one) for one in found[sick.name]]
-        right = sum(stop is not None and stop[0] in sick.expected for stop in stops)
+    for faulty in FAULTY:
+        stops = [stopped_by(one) for one in found[faulty.name]]
+        right = sum(stop is not None and stop[0] in faulty.expected for stop in stops)
         steps: dict[str, list[int]] = {}
         for stop in stops:
             steps.setdefault(stop[0] if stop else "not stopped", []).append(stop[1] if stop else 0)
         words = "; ".join(_when(rule, some) for rule, some in sorted(steps.items()))
-        yield f"| {sick.name} | {right} of {len(stops)} | {words} |"
+        yield f"| {faulty.name} | {right} of {len(stops)} | {words} |"
 
 
 def _when(rule: str, steps: Sequence[int]) -> str:
@@ -334,13 +334,13 @@ def write_part(page: Path, name: str, lines: Sequence[str], by: str = "studies.g
     page.write_text(f"{head}{begin}\n{chr(10).join(lines)}\n{end}{tail}", encoding="utf-8")
 
 
-def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Sick, int]]:
+def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Faulty, int]]:
     """Yield every run as its table, its kind and its seed."""
-    for sick in SICK:
-        yield from (("sick", sick, FIRST_SEED + number) for number in range(seeds))
+    for faulty in FAULTY:
+        yield from (("faulty", faulty, FIRST_SEED + number) for number in range(seeds))
     for seed in range(FIRST_SEED, FIRST_SEED + healthy):
         for name in ALGORITHMS:
-            yield "healthy", Sick(name, (), {"algorithm": {"name": name}}), seed
+            yield "healthy", Faulty(name, (), {"algorithm": {"name": name}}), seed
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def told(what: str) -> Iterator[Callable[[str], None]]:
 def main() -> None:
     """Perform every run that is not kept, then write the tables."""
     parser = argparse.ArgumentParser(prog="python -m studies.guard", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="of each kind of sick run")
+    parser.add_argument("--seeds", type=int, default=5, help="of each kind of faulty run")
     parser.add_argument("--healthy", type=int, default=25, help="seeds of each algorithm")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies" / "guard")
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -364,7 +364,7 @@ def main() -> None:
     if options.recorded is not None:
         print("\n".join(recorded_table(options.recorded)))
         return
-    found: dict[str, dict[str, list[Any]]] = {"sick": {}, "healthy": {}}
+    found: dict[str, dict[str, list[Any]]] = {"faulty": {}, "healthy": {}}
     for table, kind, seed in jobs(options.seeds, options.healthy):
         if options.only in kind.name:
             with told(f"{table}, {kind.name}, seed {seed}") as say:
@@ -374,7 +374,7 @@ def main() -> None:
     if not options.only:
         write_part(options.page, "rules", list(rules_table()))
         if options.seeds:
-            write_part(options.page, "faulty runs", list(sick_table(found["sick"])))
+            write_part(options.page, "faulty runs", list(faulty_table(found["faulty"])))
         if options.healthy:
             write_part(options.page, "healthy runs", list(healthy_table(found["healthy"])))
         print(options.page)

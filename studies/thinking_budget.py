@@ -57,7 +57,7 @@ def learn_and_measure(task: Task) -> Outcome:
         assert point.accuracy is not None, f"{run}: nothing was judged at {point.name}"
         values[f"accuracy_{point.name}"] = point.accuracy
         values[f"tokens_{point.name}"] = point.tokens
-        values[f"stopped_{point.name}"] = point.given
+        values[f"stopped_{point.name}"] = point.injected
     names = {"accuracy": [(one.budget or MAX_TOKENS, one.accuracy) for one in frontier_of.points]}
     kept = {name: found.curves[name] for name in ("length", "passed") if name in found.curves}
     return Outcome(values, {**kept, **names})

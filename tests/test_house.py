@@ -1,4 +1,5 @@
-"""The house rules: who imports whom, sizes, a light `import assay`, few dependencies, no stray names."""
+"""The house rules: who imports whom, sizes, a light `import assay`, few dependencies, no stray
+names."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 80
 MAX_CORE_DEPENDENCIES = 12
 
 # A package may import packages of a lower rank, and those of its own rank that are not in APART.
-# `generate.turns` (it uses the sandbox), `plan.measured` (it opens a session) and `report.viewer` (it is a
-# server) count as packages.
+# `generate.turns` (it uses the sandbox), `plan.measured` (it opens a session) and `report.viewer`
+# (it is a server) count as packages.
 RANKS = {
     "think": 0,
     "errors": 0,
@@ -87,7 +88,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield every statement, handler and case in a tree; not their expressions, which are most of it."""
+    """Yield every statement, handler and case in a tree; not their expressions, which are most of
+    it."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield child
@@ -121,7 +123,8 @@ def imported_packages(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def named_in_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield (line, package) of each text that names a module or an object of ours: an import too."""
+    """Yield (line, package) of each text that names a module or an object of ours: an import
+    too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found = re.fullmatch(r"assay\.(\w+(?:\.\w+)*)(?::\w+)?", node.value)
@@ -145,7 +148,8 @@ def imported_modules(tree: ast.AST, known: Collection[str]) -> set[str]:
 
 
 def circle_in(imports: Mapping[str, set[str]]) -> list[str]:
-    """Return modules of which each imports the next, the first again at the end; [] where there are none."""
+    """Return modules of which each imports the next, the first again at the end; [] where there are
+    none."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -394,8 +398,9 @@ def eager_imports(tree: ast.Module) -> Iterator[str]:
             pending += [*node.body, *node.orelse, *node.finalbody]
 
 
-# Files that travel into the process of a test program, where they know one another by their bare names.
-SENT = {"given", "stand_ins", "test_process"}
+# Files that travel into the process of a test program, where they know one another by their bare
+# names.
+SENT = {"standard_names", "stand_ins", "test_process"}
 
 
 def test_only_core_dependencies_are_imported_at_load() -> None:

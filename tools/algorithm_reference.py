@@ -23,7 +23,7 @@ PAGES = {
     for name in ("algorithms", "architecture")
 }
 COLUMNS = ("credit", "baseline", "scale", "surrogate", "ratio_level", "aggregation", "clip", "kl")
-TOLD = {"name", "paper", "equation"}
+SHOWN = {"name", "paper", "equation"}
 
 
 def reference(page: Path) -> str:
@@ -60,15 +60,15 @@ def _link(name: str) -> str:
 
     Without a line number: those change with every commit, and the symbol's name finds the place.
     """
-    place, _, told = name.rpartition(".")
+    place, _, symbol = name.rpartition(".")
     try:
         home: Any = importlib.import_module(place)
     except ModuleNotFoundError:  # a class
         place, _, owner = place.rpartition(".")
-        home, told = getattr(importlib.import_module(place), owner), f"{owner}.{told}"
+        home, symbol = getattr(importlib.import_module(place), owner), f"{owner}.{symbol}"
     thing: Any = inspect.unwrap(getattr(home, name.rpartition(".")[2]))
     file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(ROOT)
-    return f"[`{told}`](../{file})"
+    return f"[`{symbol}`](../{file})"
 
 
 def _algorithms() -> str:
@@ -83,8 +83,8 @@ def _algorithm_row(row: Any) -> str:
     cells["clip"] = clip if row.surrogate in ("clip", "cispo") else "none"
     if row.kl_weight:
         cells["kl"] = f"{row.kl_weight:g}, {row.kl_estimator}, {row.kl_place}"
-    told = {*COLUMNS, *TOLD, "clip_low", "clip_high", "kl_weight", "kl_estimator", "kl_place"}
-    beside = ", ".join(f"`{k} = {_toml(v)}`" for k, v in changed.items() if k not in told)
+    shown = {*COLUMNS, *SHOWN, "clip_low", "clip_high", "kl_weight", "kl_estimator", "kl_place"}
+    beside = ", ".join(f"`{k} = {_toml(v)}`" for k, v in changed.items() if k not in shown)
     return "| " + " | ".join([f"`{row.name}`", *(cells.get(c, "") for c in COLUMNS), beside]) + " |"
 
 
@@ -102,7 +102,7 @@ def _changed(row: Any) -> dict[str, Any]:
     return {
         field.name: getattr(row, field.name)
         for field in fields(row)
-        if field.name not in TOLD
+        if field.name not in SHOWN
         and (field.default is MISSING or getattr(row, field.name) != field.default)
     }
 

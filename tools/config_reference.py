@@ -66,7 +66,7 @@ METHODS: dict[str, Mapping[str, Any]] = {"algorithm": ALGORITHMS, "preference": 
 def reference() -> str:
     """Return the whole page."""
     parts = [HEAD]
-    for section, keys in groupby(field_help(), key=lambda told: told[0].rpartition(".")[0]):
+    for section, keys in groupby(field_help(), key=lambda entry: entry[0].rpartition(".")[0]):
         parts.append(f"## [{section}]\n\n{_section_text(section)}\n")
         methods = METHODS.get(section, {})
         heads = [
@@ -100,7 +100,7 @@ def data_stages() -> str:
 
 def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] | None) -> list[str]:
     """Return a section of the page, without the keys that are as in ``shared``."""
-    known = {told[0]: told for told in field_help(shared)} if shared else {}
+    known = {entry[0]: entry for entry in field_help(shared)} if shared else {}
     parts = [f"## {title}\n\n{_words_of(settings)}\n"]
     if shared is AskingSettings:
         parts.append(
@@ -108,9 +108,9 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
             "(#keys-of-transforms-that-use-a-model).\n"
         )
     parts.append("| key | accepts | default | description |\n|---|---|---|---|")
-    for told in field_help(settings):
-        key, kind, default, description = told
-        if "." in key or known.get(key) == told:  # of a section, which has a line of its own
+    for entry in field_help(settings):
+        key, kind, default, description = entry
+        if "." in key or known.get(key) == entry:  # of a section, which has a line of its own
             continue
         default, _, text = _default(key, default, description, {})
         cells = (f"`{key}`", kind, default, text)
@@ -152,11 +152,11 @@ def _values(name: str, methods: Mapping[str, Any]) -> dict[str, str]:
     if usual is MISSING:
         usual = max(values.values(), key=list(values.values()).count)
     other = [(method, value) for method, value in values.items() if value != usual]
-    told = [
+    entry = [
         f"{', '.join(f'`{m}`' for m, v in other if v == value)}: {_words(value)}"
         for value in dict.fromkeys(value for _, value in other)
     ]
-    return {name: "None" if usual is None else toml_words(usual), "others": "; ".join(told)}
+    return {name: "None" if usual is None else toml_words(usual), "others": "; ".join(entry)}
 
 
 def _words(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a mixture that cannot work, found before anything is opened."""
+"""Validation of a mixture's settings, before files or models are opened."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def clashes_of_mixture(
 
 
 def _clashes_of_sources(parts: Mapping[str, MixturePart]) -> Iterator[str]:
-    """Yield sources of two parts, and training sources of parts that are not trained on."""
+    """Yield an error for a source that two parts share, and for training sources of a part with
+    weight 0."""
     for key in ("train", "heldout"):
         owner: dict[str, str] = {}
         for name, part in parts.items():

@@ -57,7 +57,8 @@ class Preference:
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
     """Assumed share of pairs with swapped labels (cDPO)."""
     robust: bool = False
-    """With label smoothing, use the unbiased loss (robust DPO) instead of the conservative one."""
+    """With label smoothing: the unbiased loss of robust DPO instead of the conservative loss of
+    cDPO."""
     reference_free: bool = False
     """Compare log-probabilities without those of the reference."""
     length_normalized: bool = False
@@ -180,7 +181,7 @@ class PreferenceConfig(_Method):
     None: the reference is always the initial policy."""
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def pair_sources(self) -> tuple[str, ...]:
         """The sources of `pairs` that already contain pairs."""
         return tuple(one for one in self.pairs if not is_judged_source(one))
 
@@ -196,12 +197,12 @@ class PreferenceConfig(_Method):
             raise ValueError("beta_schedule: found a beta of 0 or less; accepted: numbers > 0")
         if self.pairs and self.reference_every is not None:
             raise ValueError(
-                f"reference_every: found {self.reference_every} with given pairs, whose reference"
-                " is the initial policy; remove it, or remove pairs to sample them"
+                f"reference_every: found {self.reference_every} with existing pairs, whose"
+                " reference is the initial policy; remove it, or remove pairs to sample them"
             )
         if self.pairs and self.judge == "pairwise":
             raise ValueError(
-                'judge: found "pairwise" with given pairs, which are not judged; remove it, or'
+                'judge: found "pairwise" with existing pairs, which are not judged; remove it, or'
                 " remove pairs to sample them"
             )
         return self

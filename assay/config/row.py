@@ -94,7 +94,7 @@ def choose_row(
 
     key: configuration key, such as ``algorithm.name``.
 
-    An override of None has no effect. Raises ConfigError for an unknown name or field.
+    An override of None keeps the preset's value. Raises ConfigError for an unknown name or field.
     """
     row = table.get(name)
     if ":" in name:

@@ -11,7 +11,7 @@ from assay.config.section import NonNegative, Positive, Section, Text
 from assay.errors import message
 
 RANKED_STAGES = ("rl", "sft", "pretrain")
-"""Stages whose passes several learner ranks can share."""
+"""Stages that support several learner ranks."""
 Actors = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -79,7 +79,7 @@ class ScaleConfig(Section):
 
     @property
     def num_followers(self) -> int:
-        """Number of learner ranks beside the process of the command."""
+        """Number of learner ranks in addition to the command's own process."""
         return (self.learner_ranks or 1) - 1
 
     @property

@@ -25,7 +25,8 @@ COOLEST, HOTTEST = 0.001, 100.0
 
 
 def check_temperature(value: float) -> float:
-    """Raise ValueError for a temperature with overflowing logits or almost uniform sampling."""
+    """Raise ValueError for a temperature so low that logits overflow, or so high that sampling is
+    almost uniform."""
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]

@@ -28,11 +28,11 @@ class ServerConfig(Section):
     concurrency: Count = 32
     """Number of concurrent requests."""
     timeout: Positive = 600.0
-    """Maximum seconds of one request. A completion takes up to three times as long with its
-    retries."""
+    """Timeout of one request in seconds. With retries, a completion takes at most three times as
+    long."""
     retries: int = Field(default=4, ge=0, le=100)
-    """How often a request is tried again after an error that may pass. A completion that cannot be
-    had is not judged."""
+    """Maximum number of retries after a transient error. If all fail, the completion is *not
+    judged*."""
 
     @field_validator("api_key_env")
     @classmethod

@@ -217,7 +217,8 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         tree, lines = tomllib.loads(text), key_lines(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
-    except ValueError as error:  # also an integer of 5000 digits
+    except ValueError as error:
+        # Also an integer of 5000 digits.
         raise ConfigError(_not_toml(path, str(error))) from error
     return tree, lines
 
@@ -277,7 +278,7 @@ def read_section(
         complaints = [
             complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
-        # Each member of a union complains of the same value.
+        # Every type of a union reports an error for the same value, so drop duplicates.
         raise ConfigError.of([*dict.fromkeys(complaints)]) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
@@ -288,7 +289,7 @@ def tool_settings(config: TrainConfig) -> ToolsConfig:
     if config.tools.packages is not None:
         return config.tools
     listed = config.verification.options.get("code", {}).get("packages")
-    # The verifiers refuse what is no list of names.
+    # An invalid list is rejected later, by the verifiers' own validation.
     packages = tuple(map(str, listed)) if isinstance(listed, list | tuple) else ()
     return config.tools.model_copy(update={"packages": packages})
 

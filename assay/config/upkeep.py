@@ -26,8 +26,8 @@ class EvaluationConfig(Section):
     patience: Natural | None = None
     """End the run early after this many consecutive evaluations without an improvement. An
     improvement is an accuracy above that of the last improvement by more than its standard error.
-    Counted are the evaluations of `every`, at the first of `temperatures`, including the one before
-    the first step. In stages that rank or score (pairs, labels), their accuracy counts. The run
+    Evaluations at the interval `every` and before the first step count, at the first of
+    `temperatures`. In stages that rank or score (pairs, labels), their accuracy counts. The run
     ends with a checkpoint. A learning rate schedule still spans all steps. Choose 3 or more,
     because two evaluations without an increase can be noise. None: never end early."""
     num_samples: Count = 1

@@ -262,5 +262,6 @@ def _relations(one: Any, other: Any) -> Iterator[tuple[str, bool]]:
 def _is_in(one: Any, other: Any) -> bool:
     try:
         return one in other
-    except TypeError:  # the value is not hashable
+    except TypeError:
+        # The value is not hashable.
         return False

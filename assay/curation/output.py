@@ -302,11 +302,13 @@ def _keep_whole_lines(path: Path) -> int:
 def _line(row: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=plain)
-    except ValueError:  # not a number
+    except ValueError:
+        # Not a number.
         text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False)
     try:
         return f"{text}\n".encode()
-    except UnicodeEncodeError:  # an unpaired surrogate
+    except UnicodeEncodeError:
+        # An unpaired surrogate.
         return f"{json.dumps(plain(row), allow_nan=False)}\n".encode()
 
 

@@ -22,8 +22,10 @@ Form = Literal["multiple_choice", "true_false", "proof"]
 # Options of a choice: (A), A), A. or \textbf{(A)}, at the start of a line or behind a blank.
 _OPTION = re.compile(r"(?:^|[\s{~$])\(?([A-E])(?:\)|\.(?=\s))", re.MULTILINE)
 _DRAWING = re.compile(
-    r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL
-)  # a program, whose points are A, B, C
+    r"\[asy\].*?(?:\[/asy\]|\Z)",
+    re.DOTALL,
+    # A program, whose points are A, B, C.
+)
 _TRUE_FALSE = re.compile(
     r"\b(?:true or false|yes or no)\s*[:?.)]|\((?:true|yes)\s*/\s*(?:false|no)\)"
     r"|\bis (?:this|the following) (?:statement|claim|conclusion) (?:true|correct)\b",

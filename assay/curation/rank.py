@@ -49,7 +49,7 @@ def rank(settings: RankSettings, out: Output) -> None:
     guide = None if settings.guide is None else _find_guide(settings.guide)
     out.add_filters("empty", "not judged", "duplicate", "alone")
     rng, again = Random(f"{settings.seed}"), Random(f"{settings.seed} again")
-    right = alike = compared = unlike = 0
+    right = alike = compared = different = 0
     for group in by_problem(out.open(settings.inputs, check_judged)):
         found = _different(group, out)
         rewards = list(found.values())
@@ -59,13 +59,13 @@ def rank(settings: RankSettings, out: Output) -> None:
             alike += order == _order(others, one, two)
             compared += 1
             if rewards[one] != rewards[two]:
-                unlike += 1
+                different += 1
                 right += order == (rewards[one] > rewards[two])
         if len(found) > 1:
             out.write(_ranked_row(group[0], list(found), ranks))
     out.manifest.measured = {
-        "pairs of different rewards": unlike,
-        "pairs ranked in the order of their rewards": right / unlike if unlike else None,
+        "pairs of different rewards": different,
+        "pairs ranked in the order of their rewards": right / different if different else None,
         "pairs on which two annotators agree": alike / compared if compared else None,
     }
     if guide is not None:

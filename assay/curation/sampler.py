@@ -136,8 +136,8 @@ def sampled(
             else:
                 out.take("no_reply", row.keys, _last_trouble(generator))
         out.flush()
-    told = [dict(tally) | _rate(tally) for tally in tallies]
-    out.manifest.measured = told[0] | ({"without_thinking": told[1]} if told[1:] else {})
+    rates = [dict(tally) | _rate(tally) for tally in tallies]
+    out.manifest.measured = rates[0] | ({"without_thinking": rates[1]} if rates[1:] else {})
 
 
 def _ask(

@@ -182,7 +182,7 @@ class PromptRenderer:
         return eos if own is None else own
 
     def _in_template(self, think: ThinkFormat, text: str) -> str:
-        """Return a reply with its reasoning as the chat template writes it, where it has a form."""
+        """Return a reply with its reasoning in the chat template's own format, if it has one."""
         joined = _JOINED.fullmatch(text)
         opening, closing = self._thought_form
         if joined is None or think.open_tag not in opening or think.close_tag not in closing:
@@ -191,7 +191,7 @@ class PromptRenderer:
 
     @cached_property
     def _thought_form(self) -> tuple[str, str]:
-        """The chat template's text before and after the reasoning of a reply; "": unknown.
+        """The chat template's text before and after the reasoning in a reply; "" if unknown.
 
         Templates differ in line breaks: GLM 4.5 and Nemotron 3 write none inside the block.
         """
@@ -337,8 +337,7 @@ class PromptRenderer:
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
         """Return the tokens of a completion that follows the prompt.
 
-        If a token would span both, the completion is encoded
-               alone.
+        If one token would span prompt and completion, the completion is encoded alone.
         """
         # Some tokenizers treat the start of a text specially (they put a space before it), so
         # prompt and completion are encoded together.
@@ -346,7 +345,7 @@ class PromptRenderer:
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # A token would span the end of the prompt, whose tokens must not change.
+        # A token would span prompt and completion, but the prompt's tokens must not change.
         return self._encode(text)
 
 
@@ -423,7 +422,7 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
     long: dict[int, str] = {}
     for index, problem in enumerate(problems):
         text = problem.prompt
-        # Short ASCII prompts are not rendered, because an ASCII token has at least one character.
+        # A short ASCII prompt surely fits, since each token has at least one character.
         plain = isinstance(text, str) and len(text) <= longest and text.isascii()
         if plain and problem.effort is None:
             continue

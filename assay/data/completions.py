@@ -128,7 +128,7 @@ class Record:
     def to_judge(self) -> tuple[Problem, Completion]:
         """Return the problem, which needs no prompt, and the completion, for a verifier.
 
-        ``think_tags``: tags of its think blocks, if they are not the usual ones. ``token_ids``: its
+        The row's ``think_tags`` replace the default tags, and ``token_ids`` are the completion's
         tokens.
         """
         keys = {"prompt": "(not given)", **self.keys}

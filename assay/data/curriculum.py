@@ -129,10 +129,10 @@ class Curriculum:
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return the group size of each drawn problem.
 
-        usual: size for a problem without observations. The size grows piecewise linearly with the
-        probability that two completions differ (`Outcomes.differences`), from the minimum over the
-        usual size to the maximum. It is rounded to the nearest halving or doubling of the usual
-        size.
+        usual: the configured size, used for a problem without observations. The size grows
+        piecewise linearly with the probability that two completions differ
+        (`Outcomes.differences`), from the minimum over the usual size to the maximum. It is rounded
+        to the nearest halving or doubling of the usual size.
         """
         bounds = self._settings.group_sizes
         if bounds is None:
@@ -303,7 +303,7 @@ class Curriculum:
             self.outcomes.returns_at[:] = 0
 
     def _forget(self) -> None:
-        """Apply forgetting once per epoch's worth of draws."""
+        """Discount old observations each time that an epoch's number of draws is reached."""
         epochs = self._num_drawn // len(self._problems)
         if epochs > self._num_faded and self._settings.forgetting:
             for _ in range(epochs - self._num_faded):

@@ -51,9 +51,9 @@ class MixedCurriculum:
 
     Each prompt raises the credit of every part by its share and costs the drawn part one. The part
     with the most credit is drawn (smooth weighted round robin), so that after any number of prompts
-    each part misses its share by fewer prompts than there are parts: a random choice would miss
-    it by the square root. The next draw depends on the credits and the parts' own states only, so
-    a resumed run draws the same problems.
+    each part misses its share by fewer prompts than there are parts: a random choice would miss it
+    by the square root. The next draw depends on the credits and the parts' own states only, so a
+    resumed run draws the same problems.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MixedCurriculum:
             self._of_step = dict.fromkeys(self._parts, 0)
         drawn: dict[str, list[Problem]] = {}
         for name, part in self._parts.items():
-            # A part without a prompt begins its step too.
+            # Call every part, also one that gets no prompt, so that each begins a new step.
             drawn[name] = part.draw(order.count(name), refill)[::-1]
             self._of_step[name] += len(drawn[name])
         return [drawn[name].pop() for name in order]
@@ -110,7 +110,8 @@ class MixedCurriculum:
             known = [verdict.correct for verdict in judged if verdict.judged]
             if known:
                 self._recent[name].append(sum(known) / len(known))
-        # A part that has stopped is drawn again only when all have: it stays stopped.
+        # A stopped part is drawn again only when all parts have stopped, and stays marked as
+        # stopped.
         self._recent[name] = self._recent[name][-NUM_RECENT:]
         if self._is_solved(name):
             self._stopped.add(name)
@@ -141,7 +142,7 @@ class MixedCurriculum:
     def metrics(self) -> dict[str, float]:
         """Return the parts' shares of the step's prompts, and the progress through the problems.
 
-        ``curriculum/...`` are means over the parts, weighted by their numbers of problems.
+        ``curriculum/...`` are means over the parts, weighted by number of problems.
         """
         total = max(1, sum(self._of_step.values()))
         found: dict[str, float] = {}
@@ -188,10 +189,10 @@ class MixedCurriculum:
             found, saved = ", ".join(self._parts), ", ".join(state["credits"])
             remedy = "resume with the parts that the run began with"
             raise RunError(message(f"{path} parts", found, saved, remedy))
-        # In this run's order: it decides between equal credits.
+        # Restore in this run's order of parts, because the order breaks ties between equal credits.
         self._credits = {name: state["credits"][name] for name in self._parts}
         self._recent = {name: [*state["recent"][name]] for name in self._parts}
-        # A limit that is removed on resume lets the part be drawn again.
+        # If a resumed run removes the limit of a stopped part, the part is drawn again.
         limited = {name for name in self._parts if self._settings[name].stop_above is not None}
         self._stopped = limited & {*state["stopped"]}
         self._of_step = dict.fromkeys(self._parts, 0)
@@ -208,8 +209,8 @@ def mixed_curriculum(
 ) -> MixedCurriculum:
     """Return the curriculum of a mixture, before its first draw.
 
-    problems: rows with ``select``; each belongs to one part. usual: order of parts without their
-    own. most_drawn: expected number of draws in the run.
+    problems: rows with ``select``; each belongs to one part. usual: ``[curriculum]``, for parts
+    without a table of their own. most_drawn: expected number of draws in the run.
     """
     rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}
     for index in range(len(problems)):

@@ -1,4 +1,4 @@
-"""Overlap checks: questions that are in both the training and the held-out set."""
+"""Overlap checks: find questions that occur in both the training and the held-out set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": 
 
 @dataclass(frozen=True, slots=True)
 class NearDuplicate:
-    """A training problem that nearly repeats a held-out one; share: of its 8-grams contained."""
+    """A training problem that nearly repeats a held-out one; share: fraction of the held-out
+    question's 8-grams that it contains."""
 
     train: str
     heldout: str
@@ -37,7 +38,7 @@ class NearDuplicate:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReport:
-    """Result of `check_overlap`. train: the remaining training problems.
+    """Result of `check_overlap`. train: training problems after dropping.
 
     num_self_answering: prompts of either set that contain their own answer. contradictions: pairs
     of training rows with the same question and different answers.

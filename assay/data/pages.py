@@ -24,7 +24,7 @@ WORDS = {"+": "add {}", "-": "take {} away"}
 
 
 def _sum_of(random: Random) -> Chain:
-    # Pages mix both splits, because real web pages know nothing of splits.
+    # Pages mix both splits, as real web pages would.
     split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 

@@ -66,8 +66,8 @@ class Labelled:
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
     """Return the pair or labelled completion of a row; `Pair` and `Labelled` pass through.
 
-    A pair has ``chosen`` and ``rejected``, both text or both chat messages. Its ``prompt`` (or
-    ``question`` or ``problem``) is a key, or the common beginning of both chats. A labelled
+    A pair has ``chosen`` and ``rejected``, both text or both chat messages. The prompt is a key
+    (``prompt``, ``question`` or ``problem``), or the common beginning of both chats. A labelled
     completion has ``messages`` that end with the assistant, or a prompt and a ``completion``, and a
     ``label``, true or false. A text transcript (``Human: ...``, blank line, ``Assistant: ...``) is
     parsed as a chat.

@@ -28,7 +28,7 @@ def load_problems(
     """Open sources of problems and validate every row, up to ``limit`` rows in all.
 
     check: raises VerifierError for a problem that its verifier cannot use; such a row is bad. tags:
-    a first tag for all rows of a source, by the source's name.
+    maps a source's name to a tag that is put first on all its rows.
 
     Sources are `Source` objects or names (`assay.data.sources`); `assay.data.rows` defines the row
     formats. A row without an id is named after its file and line. Raises DataError, in one line
@@ -89,7 +89,7 @@ def _read_tagged(row: Any, where: str, default_id: str) -> Problem:
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
     """Run a check; its VerifierError becomes a DataError with the problem's location.
 
-    Errors that no row causes stay VerifierErrors: they belong to the configured default verifier.
+    Errors of the default verifier itself, which no row causes, stay VerifierErrors.
     """
     try:
         check(problem)

@@ -1,10 +1,12 @@
-"""Built-in generated requests to greet or thank somebody: general rows in addition to the sums.
+"""Built-in generated requests to greet or thank somebody: a non-mathematical task to mix with the
+sums.
 
     assay.data.requests:requests?size=2000&split=train     problems: Greet Bado.
     assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
     assay.data.requests:preferences?size=2000              pairs of answers, one of them helpful
 
-Row n depends only on the seed and n. Each name belongs to one split, as sums do (`tasks`).
+Row n depends only on the seed and n. Each name belongs to either the train or the heldout split, as
+in `tasks`.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def preferences(
 
 
 def _drawn(random: Random, split: Split) -> tuple[str, str]:
-    """Return a random verb, and a random name of the split."""
+    """Return a random verb and a random name that belongs to the split."""
     verb = random.choice(list(HELPFUL))
     while True:
         syllables = (random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(2))

@@ -22,7 +22,7 @@ _SHOWN_NAMES = 12
 class RowFacts:
     """Curriculum facts of all problems, by index; None if the settings do not use them.
 
-    hardness: larger is harder. counts: completions that passed and that were judged before the run.
+    hardness: larger is harder. counts: passed and judged completions, as recorded before the run.
     weights: relative sampling frequency.
     """
 
@@ -61,7 +61,7 @@ class FactReader:
     def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
         """Read the facts of all problems in one pass.
 
-        check_names: as `check_names`; False for a part of the rows, which need not have every name.
+        check_names: call `check_names`; False if ``problems`` is only a part of the rows.
         """
         if not self.reads:
             return RowFacts()

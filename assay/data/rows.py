@@ -116,7 +116,8 @@ def prompt_and_completion(
 ) -> tuple[Text, str]:
     """Return the prompt and the completion of a row, or those of its ``messages``.
 
-    ``messages`` must end with the assistant. They are read if the row has no key of ``given``.
+    ``messages`` must end with the assistant. ``messages`` are used only if the row has none of the
+    keys in ``given``.
     """
     if "messages" in row and not any(name in row for name in given):
         turns = read_prompt(row["messages"], where, "messages")
@@ -125,7 +126,8 @@ def prompt_and_completion(
             raise complaint(where, "messages", row["messages"], accepted)
         last: Mapping[str, Any] = turns[-1]
         if last.get("tool_calls"):
-            # Only the content is a target, so the calls would be lost without a word.
+            # Only the content is trained on, so tool calls in the message would be dropped
+            # silently.
             accepted = "a last message whose content holds all that is trained on, its calls too"
             raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")

@@ -51,7 +51,7 @@ def _sum(random: Random) -> SmallTask:
 
 
 def _program(random: Random) -> SmallTask:
-    """Two operations: without parentheses, a product binds more tightly than the first one."""
+    """Two operations. Code without parentheses is wrong if a multiplication follows an addition."""
     first, second = random.choice(("plus", "minus")), random.choice((*WORDS, "times"))
     small, large = random.randint(1, 9), random.randint(2, 9)
     inner = f"x{WORDS[first]}{small}"
@@ -77,7 +77,7 @@ def _program(random: Random) -> SmallTask:
     return SmallTask(prompt, answer, random.choice(slips), {"entry_point": "f", "tests": tests})
 
 
-# A person says a sentence; it is true of (speaker, other) where both are True for knights.
+# Each sentence, and its truth given whether (speaker, other person) are knights.
 SAID: Mapping[str, Callable[[bool, bool], bool]] = {
     "{other} is a knight": lambda speaker, other: other,
     "{other} is a knave": lambda speaker, other: not other,

@@ -196,7 +196,7 @@ def in_split(expression: str, split: Split) -> bool:
 def draw_chain(
     random: Random, split: Split, num_terms: int, max_number: int, operators: str
 ) -> Chain:
-    """Return a random expression that belongs to the split."""
+    """Draw random expressions until one belongs to the split, and return it."""
     for _ in range(10_000):
         steps = tuple(
             (random.choice(operators), random.randint(0, max_number)) for _ in range(num_terms - 1)

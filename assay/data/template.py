@@ -59,7 +59,7 @@ def render_chat(
     own: Any = type(tokenizer).apply_chat_template
     try:
         if own is not PreTrainedTokenizerBase.apply_chat_template:
-            # The class has its own renderer, as that of mistral-common: no template is run.
+            # Tokenizers such as mistral-common's render in Python code, without a Jinja template.
             with deadline(TEMPLATE_SECONDS, "the chat template"):
                 return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
         template = tokenizer.get_chat_template(None, tools or None)
@@ -68,7 +68,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # tokenizers are third-party classes
+    except Exception as error:  # Tokenizers are third-party classes
         raise TemplateFailed(cause(error)) from error
 
 

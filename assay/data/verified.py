@@ -10,17 +10,18 @@ from pydantic import BaseModel
 
 MANIFEST = "manifest.json"
 """File that a data transform writes with its rows."""
-VERIFIED, UNVERIFIED, GIVEN = "verified", "not verified", "given"
+VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN = "verified", "not verified", "unknown origin"
 
 
 def verified_words(sources: Sequence[str]) -> str:
-    """Return the status of the sources' rows, such as "verified" or "verified, given".
+    """Return the status of the sources' rows, such as "verified" or "verified, unknown origin".
 
     "verified": the data transform ``select`` removed rows that a verifier did not pass. "not
-    verified": a model wrote the rows and none was removed. "given": no manifest gives the origin.
+    verified": a model wrote the rows and none was removed. "unknown origin": no manifest records
+    one.
     """
     found = {words for source in sources for words in _found(source)}
-    return ", ".join(words for words in (VERIFIED, UNVERIFIED, GIVEN) if words in found)
+    return ", ".join(words for words in (VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN) if words in found)
 
 
 class _Input(BaseModel):
@@ -47,7 +48,7 @@ def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
         made = None
     # A damaged manifest may list itself as its input.
     if made is None or source in seen:
-        yield GIVEN
+        yield UNKNOWN_ORIGIN
         return
     if made.stage == "collect":
         yield UNVERIFIED

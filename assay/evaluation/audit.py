@@ -109,10 +109,10 @@ def audit(
 ) -> AuditResult:
     """Queue completions on which a second verifier disagrees; return the state of the audit.
 
-    second: None: judge nothing, only read labels. count: at most this many new rows, half of each
-    kind if possible. among: approximate number of completions to judge, from steps drawn at random.
-    steps: a step verifier; passes with a wrong step are queued too, at most ``count``. at, passes,
-    below: see `audit_steps`. seed: of all random draws. how: see `rejudge`.
+    second: verifier expression; None: only read labels, without judging. count: at most this many
+    new rows, half of each kind if possible. among: approximate number of completions to judge, from
+    steps drawn at random. steps: a step verifier; passes with a wrong step are queued too, at most
+    ``count``. at, passes, below: see `audit_steps`. seed: of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """

@@ -29,7 +29,7 @@ from assay.run.startup import show_startup
 from assay.session.assemble import open_verifiers, show_sampling, with_slots
 from assay.session.completion_server import find_served
 from assay.session.evaluate import Evaluation, Judge, evaluate
-from assay.session.kept_completions import KeptCompletions, keeping, settings_of
+from assay.session.evaluation_log import EvaluationLog, resumable, settings_of
 from assay.session.results import sample_lines
 from assay.session.sampling import (
     SamplingOptions,
@@ -71,9 +71,9 @@ def compare(
     both. problems: sources, each a set of its own, or rows. out_of_domain: sets outside the
     training distribution, which reveal forgetting. judge: ``pairwise``, the judge of
     ``verification.options.judge``, queried in both orders; or a verifier, whose higher reward wins.
-    max_problems: the first of each set. out: a JSONL file for all completions; it can replace ``a``
-    and ``b`` later. fitting: sources from which prompts that do not fit the context are dropped.
-    adapter: for ``b`` only, so that both models may share one base model.
+    max_problems: use only the first problems of each set. out: a JSONL file for all completions; it
+    can replace ``a`` and ``b`` later. fitting: sources from which prompts that do not fit the
+    context are dropped. adapter: for ``b`` only, so that both models may share one base model.
 
     The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
@@ -99,7 +99,7 @@ def compare(
         kept = None
         if out is not None:
             facts = _facts(configs, files, temperature, num_samples)
-            kept = stack.enter_context(KeptCompletions(Path(out), facts))
+            kept = stack.enter_context(EvaluationLog(Path(out), facts))
         file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
         adapter = options.get("adapter")
@@ -138,10 +138,10 @@ class _Set:
 
 @dataclass
 class _Measured:
-    """Result of one model on one set. kept: its completions by problem, if a judge compares them.
+    """Result of one model on one set. kept: completions by problem, for a judge that compares them.
 
-    left_out: ids of problems whose prompts do not fit. useless: error text if a thinking control
-    has no effect, because no prompt thinks.
+    left_out: ids of problems whose prompts are too long. useless: error text for a thinking control
+    without effect, because no prompt has a think block.
     """
 
     evaluation: Evaluation
@@ -209,7 +209,8 @@ def _facts(
     temperature: float,
     num_samples: int,
 ) -> dict[str, Any]:
-    """Return what the completions of each side depend on; None for a file of completions."""
+    """Return the settings that the completions of each side depend on; None for recorded
+    completions."""
     facts: dict[str, Any] = {}
     for side, config, recorded in zip("AB", configs, files, strict=True):
         sampling = configuration.at_temperature(config.sampling, temperature)
@@ -282,17 +283,15 @@ class _Unverified:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A model to sample from. file: receives every completion. keeps: a judge needs them later.
-
-    kept: completions that a killed comparison had sampled.
-    """
+    """A model to sample from. file: receives every completion. keeps: store completions for a
+    judge. kept: log of completions, which a killed comparison left."""
 
     name: str
     side: str
     sampling: SamplingConfig
     file: Any
     keeps: bool
-    kept: KeptCompletions | None = None
+    kept: EvaluationLog | None = None
 
     def measure(
         self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
@@ -337,7 +336,7 @@ def _engine(
             problems = fitted[one.name]
             useless = useless_thinking(session.renderer, problems, asked.sampling)
             with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
-                generator = keeping(session.generator, asked.kept, f"{asked.side} {one.name}")
+                generator = resumable(session.generator, asked.kept, f"{asked.side} {one.name}")
                 done = asked.measure(generator, problems, num_samples, one)
             if one.fitting:
                 done.left_out = sorted(set(_ids(one.problems)) - set(_ids(problems)))
@@ -397,8 +396,8 @@ class _Recorded:
                 self._completions.setdefault(key, []).append(row.to_judge()[1])
 
     def of(self, one: _Set) -> tuple[Generator, Sequence[Problem], int]:
-        """Return the generator of a set, its problems, and the largest number of completions of
-        one."""
+        """Return the generator of a set, its problems, and the maximum number of completions per
+        problem."""
         self._set = one.name
         every = [one.problems[n] for n in range(len(one.problems))]
         problems = [problem for problem in every if self._found(problem)]

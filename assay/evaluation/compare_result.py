@@ -97,7 +97,8 @@ class CompareResult:
     def __str__(self) -> str:
         return self.text()
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 def compared(

@@ -76,7 +76,8 @@ class Drift:
         )
         return lined(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 def drift(files: Sequence[Path | str]) -> Drift:

@@ -38,8 +38,8 @@ class Point:
     """A model at one budget and one think mode.
 
     tokens: mean length of a completion over problems, injected tokens included. stderr,
-    tokens_stderr: standard errors over problems. given: share of completions with injected tokens.
-    mode: None if rows have their own modes. accuracy: None if no completion was judged.
+    tokens_stderr: standard errors over problems. injected: share of completions with injected
+    tokens. mode: None if rows have their own modes. accuracy: None if no completion was judged.
     """
 
     mode: str | None
@@ -49,7 +49,7 @@ class Point:
     stderr: float | None
     tokens: float
     tokens_stderr: float | None
-    given: float
+    injected: float
     truncated: float
     num_problems: int
 
@@ -68,13 +68,13 @@ class Frontier:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [("mode", "budget", "accuracy", "tokens", "given", "cut at the limit")]
+        rows = [("mode", "budget", "accuracy", "tokens", "injected", "cut at the limit")]
         for one in self.points:
             accuracy = "not judged"
             if one.accuracy is not None:
                 accuracy = f"{one.accuracy:.1%}{_spread(one.stderr, '.1%')}"
             tokens = f"{one.tokens:.1f}{_spread(one.tokens_stderr, '.1f')}"
-            shares = (f"{one.given:.0%}", f"{one.truncated:.0%}")
+            shares = (f"{one.injected:.0%}", f"{one.truncated:.0%}")
             rows.append((one.mode or "as the rows", one.name, accuracy, tokens, *shares))
         if all(one.mode is None for one in self.points):
             rows = [row[1:] for row in rows]
@@ -82,7 +82,8 @@ class Frontier:
         about = f"{self.points[0].num_problems} problems, {self.num_samples} {noun} of each"
         return "\n".join([*aligned(rows), f"{about}, temperature {self.temperature:g}"])
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 @takes_sampling_options
@@ -209,11 +210,11 @@ def _measure(
     name: str,
 ) -> Point:
     lengths: list[float] = []
-    given: list[bool] = []
+    injected: list[bool] = []
 
     def look(group: Group, verdicts: Sequence[Verdict]) -> None:
         lengths.append(float(np.mean([len(one.tokens) for one in group.completions])))
-        given.extend(one.num_given > 0 for one in group.completions)
+        injected.extend(one.num_injected > 0 for one in group.completions)
 
     found = evaluate(session.generator, session.verifiers, rows, sampling, num_samples, look)
     return Point(
@@ -224,7 +225,7 @@ def _measure(
         stderr=found.stderr,
         tokens=float(np.mean(lengths)),
         tokens_stderr=stderr_of(lengths),
-        given=float(np.mean(given)),
+        injected=float(np.mean(injected)),
         truncated=found.truncated,
         num_problems=len(rows),
     )

@@ -36,7 +36,7 @@ from assay.verify.sandbox import sandbox_report
 from assay.verify.service import VerifierService
 
 KL_PROBLEMS = 64
-"""Number of the gate's problems that are sampled again for the KL."""
+"""Number of problems that are sampled again to measure the KL."""
 OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
 """Keys of a run's configuration that the gate opens; they may name Python code, which needs
 consent."""
@@ -77,7 +77,8 @@ class GateResult:
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
         return lined(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 @takes_sampling_options
@@ -130,7 +131,7 @@ def gate(
     if kinds and not quiet:
         say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
-        # After the loop the last effort stays set: the KL is measured with it.
+        # The last effort stays set after the loop, and the KL is measured with it.
         options["effort"] = effort or options.get("effort")
         compared.append(
             compare(

@@ -49,11 +49,11 @@ def comparison_checks(
 ) -> tuple[list[CompareResult], list[list[Check]]]:
     """Return the comparisons, one for each effort, with corrected p values, and their checks.
 
-    Holm's correction has two families. The sets of one comparison are one family. Canaries are the
-    other: each file, and all files together, over all efforts. Thus extra canary files do not
-    weaken the test of correctness. Each family refuses an equally good model with probability at
-    most half of `chance`, because the tests are two-sided and only a loss refuses. kinds: kinds of
-    the canaries, by set name.
+    Holm's correction is applied to two families of tests. The first has the problem sets of one
+    comparison. The second has the canary files of all efforts: each file, and all files together.
+    Thus extra canary files do not weaken the test of correctness. Within each family, an equally
+    good model fails with probability at most half of `chance`, because the tests are two-sided and
+    only a loss refuses. kinds: kinds of the canaries, by set name.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])

@@ -144,7 +144,7 @@ def rejudge(
 
     verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
     ``instead_of_rows``. steps: only these. only: step and id of the completions to judge, each
-    without its siblings. Stored replies of a judge are reused, and new ones are not stored.
+    judged without its siblings. Stored replies of a judge are reused, and new ones are not stored.
 
     Raises RunError if the run holds no rollouts.
     """

@@ -35,8 +35,8 @@ from assay.run.environment import (
     collect_environment,
     find_differences,
     hashes_of,
-    kept_source,
     read_environment,
+    saved_source,
 )
 from assay.run.metrics import is_timing
 from assay.run.rollout_log import RolloutLog
@@ -274,7 +274,7 @@ def source_changes(
         old = str((then.get(name) or {}).get("hash"))
         if old == facts["hash"] or name not in then:
             continue
-        kept, now = kept_source(folder, old), facts.get("source") or {}
+        kept, now = saved_source(folder, old), facts.get("source") or {}
         lines = [line for one in {**kept, **now} for line in _diff(one, kept, now)]
         if not kept:
             lines = [

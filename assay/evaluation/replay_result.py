@@ -102,7 +102,8 @@ class ReplayResult:
         lines += ["", "all agrees" if self.agrees else "not all agrees"]
         return escaped("\n".join(lines))
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 UNEXPLAINED = (

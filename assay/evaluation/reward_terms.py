@@ -75,7 +75,8 @@ class TermTable:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
         return lined(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__
 
 
 def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTable:

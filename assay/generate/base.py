@@ -20,18 +20,18 @@ class SoFar:
 
     newest: the newest token; None before the first. ends: the newest token is an end token or
     completes a stop string. read: returns a copy of all tokens; call it only inside the controller.
-    given: the newest token was injected, not sampled.
+    injected: the newest token was injected, not sampled.
     """
 
     num_tokens: int
     newest: int | None
     ends: bool
     read: Callable[[], Tokens]
-    given: bool = False
+    injected: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GivenTokens:
+class InjectedTokens:
     """Injected tokens that continue a completion; they are masked from the loss.
 
     replaces: number of newest tokens that are removed first. begins_turn: the tokens reply to the
@@ -43,11 +43,11 @@ class GivenTokens:
     begins_turn: bool = False
 
 
-Promise: TypeAlias = Future[GivenTokens | None]
+Promise: TypeAlias = Future[InjectedTokens | None]
 """A turn controller's pending result; its completion pauses while others continue."""
 
 
-class Guide(Protocol):
+class TurnController(Protocol):
     """A turn controller: observes one completion and may inject tokens into it.
 
     It is called before the first token, after each sampled token, and after the last injected
@@ -57,16 +57,16 @@ class Guide(Protocol):
     token.
     """
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | Promise | None:
+    def __call__(self, so_far: SoFar) -> InjectedTokens | Promise | None:
         """Return the tokens to inject, a future of them, or None to continue sampling."""
         ...
 
 
-def first_of(*guides: Guide) -> Guide:
+def first_of(*controllers: TurnController) -> TurnController:
     """Combine turn controllers: the first result that is not None is used."""
 
-    def ask(so_far: SoFar) -> GivenTokens | Promise | None:
-        answers = (guide(so_far) for guide in guides)
+    def ask(so_far: SoFar) -> InjectedTokens | Promise | None:
+        answers = (controller(so_far) for controller in controllers)
         return next((answer for answer in answers if answer is not None), None)
 
     return ask

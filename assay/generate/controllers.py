@@ -1,4 +1,4 @@
-"""The turn controllers of a generator call: limits of thinking, and tools or an environment."""
+"""The turn controllers of a generator call: thinking limits, tools, environments."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from assay.config import SamplingConfig
-from assay.generate.base import Guide, first_of
+from assay.generate.base import TurnController, first_of
 from assay.generate.slots import Asking, Waiting
 from assay.generate.thinking import ThinkControl
 from assay.types import Problem, Prompt
 
-MakeGuide: TypeAlias = "Callable[[Problem, Prompt], Guide | None]"
-"""Creates a completion's turn controller, as `Toolbox.guide` does."""
+MakeController: TypeAlias = "Callable[[Problem, Prompt], TurnController | None]"
+"""Creates a completion's turn controller, as `Toolbox.make_controller` does."""
 
 
 class TurnControllers:
@@ -27,7 +27,7 @@ class TurnControllers:
         tokenizer: Any,
         sampling: SamplingConfig,
         waiting: Sequence[Waiting],
-        make: MakeGuide | None,
+        make: MakeController | None,
     ) -> None:
         self._make = make
         asked: set[Asking] = {group.asking for group in waiting}
@@ -35,9 +35,9 @@ class TurnControllers:
         # One controller for each kind of prompt, because it caches the texts of tokens.
         self._thinking = {one: ThinkControl.of(tokenizer, sampling, *one) for one in thinking}
 
-    def of(self, group: Waiting) -> Guide | None:
+    def of(self, group: Waiting) -> TurnController | None:
         """Return the turn controller of a completion in this group, if any."""
         control = self._thinking.get(group.asking)
-        thinking = None if control is None else control.guide()
+        thinking = None if control is None else control.controller()
         own = None if self._make is None else self._make(group.problem, group.prompt)
         return own if thinking is None else thinking if own is None else first_of(thinking, own)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import OutOfMemory
-from assay.generate.base import CompletionLog, Guide
+from assay.generate.base import CompletionLog, TurnController
 from assay.generate.controllers import TurnControllers
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
@@ -102,7 +102,8 @@ class Engine:
     its prompt and index (problem, draw, sibling), the number of slots, the dtype and the thread
     count. It does not depend on its neighbors (`independent`), except in a mixture of experts.
     Models without ``eos_ids`` sample to the limit. watch: called with the stats after each decoding
-    step. guide: creates a completion's turn controller, in addition to the thinking controller.
+    step. make_controller: creates a completion's turn controller, in addition to the thinking
+    controller.
     log: holds finished completions that are not sampled again.
     """
 
@@ -128,7 +129,7 @@ class Engine:
         self.policy_version = policy_version
         self.stats = EngineStats()
         self.watch: Callable[[EngineStats], None] | None = None
-        self.guide: Callable[[Problem, Prompt], Guide | None] | None = None
+        self.make_controller: Callable[[Problem, Prompt], TurnController | None] | None = None
         self.log: CompletionLog | None = None
         config: Any = getattr(model, "config", None)
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
@@ -276,7 +277,7 @@ class Engine:
             slots=Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
-            controllers=TurnControllers(self.tokenizer, sampling, waiting, self.guide),
+            controllers=TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
             reader=PromptReader(forward.prefill, forward.reads_in_blocks, self._device),
         )
 
@@ -382,7 +383,7 @@ class Engine:
         """Remove finished completions and return the complete groups."""
         started = time.perf_counter()
         slots = call.slots
-        if slots.guided:
+        if slots.controlled:
             slots.wake()
             self.stats.wait_seconds += time.perf_counter() - started
             started = time.perf_counter()
@@ -390,14 +391,14 @@ class Engine:
         at_eos_S = np.isin(slots.tokens_S, self._eos_ids) & going_S
         chosen_S, rows = going_S, slots.rows
         # Injected tokens never end a completion, even if they contain a stop string.
-        if slots.guided:
-            chosen_S, rows = going_S & slots.newest_sampled(), slots.rows_behind_given
+        if slots.controlled:
+            chosen_S, rows = going_S & slots.newest_sampled(), slots.rows_after_injected
             at_eos_S &= chosen_S
         stopped: set[int] = set()
         if call.text_ends is not None:
             going = np.flatnonzero(chosen_S & ~at_eos_S)
             stopped = call.text_ends.found(going, slots.token_log, rows)
-        if slots.guided:
+        if slots.controlled:
             for slot in np.flatnonzero(going_S).tolist():
                 if slots.ask(slot, ends=bool(at_eos_S[slot]) or slot in stopped):
                     at_eos_S[slot] = False

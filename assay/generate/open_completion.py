@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from assay.generate.base import GivenTokens, Guide, Promise, SoFar
+from assay.generate.base import InjectedTokens, Promise, SoFar, TurnController
 from assay.generate.finish import TextEnds
 from assay.generate.slots import Waiting
 from assay.types import FinishReason, Tokens
@@ -22,7 +22,7 @@ class OpenCompletion:
     """One unfinished completion of a generator that is asked for tokens by requests.
 
     A request samples from the prompt and the tokens so far, until the turn controller injects
-    tokens or needs time; a new request then continues behind them. guide: the turn controller.
+    tokens or needs time; a new request then continues behind them. controller: the turn controller.
     text_ends: searches for stop strings; None: the request itself stops at them. num_undone: number
     of removed tokens. needs_request: no request in progress continues these tokens. promise: the
     future for which the completion is paused. reason: why the completion ended; None: it has not.
@@ -33,12 +33,12 @@ class OpenCompletion:
         group: Waiting,
         sibling: int,
         key: int,
-        guide: Guide | None = None,
+        controller: TurnController | None = None,
         text_ends: TextEnds | None = None,
         eos_ids: Container[int] = (),
     ) -> None:
         self.group, self.sibling, self.key = group, sibling, key
-        self.guide = guide
+        self.controller = controller
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.sampled: list[bool] = []
@@ -108,11 +108,11 @@ class OpenCompletion:
         elif len(self.tokens) >= limit:
             self.reason = "length"
 
-    def _answer(self, ends: FinishReason | None, answer: Promise | None) -> GivenTokens | None:
+    def _answer(self, ends: FinishReason | None, answer: Promise | None) -> InjectedTokens | None:
         """Return the tokens to inject; sets ``promise`` if they are not known yet."""
         found = answer
-        if found is None and self.guide is not None:
-            found = self.guide(self._so_far(ends))
+        if found is None and self.controller is not None:
+            found = self.controller(self._so_far(ends))
         if found is None:
             return None
         # The next request has its own seed, so this must not depend on when a future is done.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.errors import DataError, RunStopped, message
-from assay.generate.base import CompletionLog, GivenTokens, Guide, Promise, SoFar
+from assay.generate.base import CompletionLog, InjectedTokens, Promise, SoFar, TurnController
 from assay.generate.kv_cache import Extent
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
@@ -79,7 +79,7 @@ class Waiting:
 _ARRAYS = ("active_S", "waits_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S")
 _ARRAYS += ("undone_S",)
 _LOGS = ("token_log", "behavior_log", "model_log", "sampled_log")
-_LISTS = ("group", "sibling", "guides", "given", "turns", "promised", "held")
+_LISTS = ("group", "sibling", "controllers", "injected", "turns", "promised", "held")
 
 
 class Slots:
@@ -98,9 +98,9 @@ class Slots:
         self.sibling = [0] * num_rows
         # An injected token replaces the token that the sampler chose.
         # Whether any slot has had a turn controller.
-        self.guided = False
-        self.guides: list[Guide | None] = [None] * num_rows
-        self.given: list[deque[int]] = [deque() for _ in range(num_rows)]
+        self.controlled = False
+        self.controllers: list[TurnController | None] = [None] * num_rows
+        self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         self.undone_S = np.zeros(num_rows, np.int64)
         # A paused slot feeds its last token again, with the same bits; its logs are saved
@@ -121,10 +121,15 @@ class Slots:
 
     def going(self) -> np.ndarray:
         """Return for each slot whether it holds a completion that is not paused."""
-        return self.active_S & ~self.waits_S if self.guided else self.active_S
+        return self.active_S & ~self.waits_S if self.controlled else self.active_S
 
     def take(
-        self, slot: int, group: Waiting, sibling: int, key: int, guide: Guide | None = None
+        self,
+        slot: int,
+        group: Waiting,
+        sibling: int,
+        key: int,
+        controller: TurnController | None = None,
     ) -> None:
         self.active_S[slot] = True
         self.keys_S[slot] = key
@@ -134,16 +139,16 @@ class Slots:
         self.group[slot] = group
         self.sibling[slot] = sibling
         self.undone_S[slot] = 0
-        if guide is not None:
-            self.guided = True
-            self.guides[slot] = guide
+        if controller is not None:
+            self.controlled = True
+            self.controllers[slot] = controller
             self.ask(slot)
 
     def release(self, slot: int) -> None:
         self.active_S[slot] = False
-        self.group[slot] = self.guides[slot] = self.promised[slot] = None
+        self.group[slot] = self.controllers[slot] = self.promised[slot] = None
         self.waits_S[slot] = False
-        self.given[slot].clear()
+        self.injected[slot].clear()
         self.turns[slot] = []
 
     def keep(self, kept: np.ndarray) -> None:
@@ -175,10 +180,10 @@ class Slots:
     def record(self, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
         self.step += 1
         row = self.step % len(self.token_log)
-        if self.guided:
+        if self.controlled:
             self._give(row, sampled)
         tokens_S, going_S = sampled[0].astype(np.int64), self.going()
-        self.tokens_S = np.where(going_S, tokens_S, self.tokens_S) if self.guided else tokens_S
+        self.tokens_S = np.where(going_S, tokens_S, self.tokens_S) if self.controlled else tokens_S
         self.token_log[row], self.behavior_log[row], self.model_log[row] = sampled
         self.counts_S += going_S
 
@@ -190,17 +195,17 @@ class Slots:
     def draws(self) -> np.ndarray:
         """Return the index of each slot's next draw; the draw of a removed token is never
         repeated."""
-        return self.counts_S + self.undone_S if self.guided else self.counts_S
+        return self.counts_S + self.undone_S if self.controlled else self.counts_S
 
     def ask(self, slot: int, ends: bool = False) -> bool:
         """Call the slot's turn controller, unless injected tokens are queued.
 
         Return whether the completion continues: with injected tokens, or paused for a future.
         """
-        guide, queue = self.guides[slot], self.given[slot]
-        if guide is None or queue:
+        controller, queue = self.controllers[slot], self.injected[slot]
+        if controller is None or queue:
             return bool(queue)
-        answer = self.promised[slot] or guide(self._so_far(slot, ends))
+        answer = self.promised[slot] or controller(self._so_far(slot, ends))
         self.promised[slot] = None
         if isinstance(answer, Future):
             # A slot without tokens cannot pause: it has no last token to feed again.
@@ -209,7 +214,7 @@ class Slots:
                 return True
             answer = answer.result()
         if answer is not None:
-            self._take_given(slot, answer)
+            self._take_injected(slot, answer)
         return bool(queue)
 
     def _so_far(self, slot: int, ends: bool) -> SoFar:
@@ -218,12 +223,12 @@ class Slots:
         given = bool(count) and not self.newest_sampled()[slot]
         return SoFar(count, newest, ends, lambda: self.token_log[self.rows(slot), slot], given)
 
-    def _take_given(self, slot: int, given: GivenTokens) -> None:
-        self._undo(slot, given.replaces)
-        self.given[slot].extend(given.tokens)
-        if given.begins_turn:
+    def _take_injected(self, slot: int, found: InjectedTokens) -> None:
+        self._undo(slot, found.replaces)
+        self.injected[slot].extend(found.tokens)
+        if found.begins_turn:
             start = int(self.counts_S[slot])
-            self.turns[slot].append((start, start + len(given.tokens)))
+            self.turns[slot].append((start, start + len(found.tokens)))
 
     def _hold(self, slot: int, promise: Promise) -> None:
         self.promised[slot], self.waits_S[slot] = promise, True
@@ -254,7 +259,7 @@ class Slots:
         """Return for each slot whether the policy sampled its newest token."""
         return self.sampled_log[self.step % len(self.sampled_log)]
 
-    def rows_behind_given(self, slot: int) -> np.ndarray:
+    def rows_after_injected(self, slot: int) -> np.ndarray:
         """Return the part of `rows` after the last injected token."""
         rows = self.rows(slot)
         given = np.flatnonzero(~self.sampled_log[rows, slot])
@@ -263,7 +268,7 @@ class Slots:
     def _give(self, row: int, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
         """Replace sampled tokens by injected ones; these have log-probability 0."""
         self.sampled_log[row] = True
-        for slot, queue in enumerate(self.given):
+        for slot, queue in enumerate(self.injected):
             if queue:
                 for values_S, value in zip(sampled, (queue.popleft(), 0.0, 0.0), strict=True):
                     values_S[slot] = value

@@ -1,9 +1,9 @@
 """Control of thinking length: a budget that ends thinking, and a minimum before it may end.
 
-Both are implemented as a turn controller (`assay.generate.base.Guide`). At the budget a text that
-ends thinking is injected, and the answer follows. If the policy closes the block too early, the
-close tag is replaced by a text that continues thinking (budget forcing, Muennighoff et al. 2025,
-arXiv:2501.19393, section 3.2).
+Both are implemented as a turn controller (`assay.generate.base.TurnController`). At the budget a
+text that ends thinking is injected, and the answer follows. If the policy closes the block too
+early, the close tag is replaced by a text that continues thinking (budget forcing, Muennighoff et
+al. 2025, arXiv:2501.19393, section 3.2).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.config import SamplingConfig
 from assay.errors import ConfigError, message
-from assay.generate.base import GivenTokens, SoFar
+from assay.generate.base import InjectedTokens, SoFar
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
@@ -75,9 +75,9 @@ class ThinkControl:
             max_more=sampling.max_think_more,
         )
 
-    def guide(self) -> ThinkGuide:
+    def controller(self) -> ThinkController:
         """Create the turn controller of one completion."""
-        return ThinkGuide(self)
+        return ThinkController(self)
 
     def may_end_a_tag(self, token: int) -> bool:
         """Return whether a tag may end in this token; the text is decoded only then."""
@@ -91,7 +91,7 @@ class ThinkControl:
         return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 
-class ThinkGuide:
+class ThinkController:
     """Tracks whether one completion is inside a think block.
 
     Thinking tokens are the sampled tokens inside a block, its tags, and the texts injected here.
@@ -104,12 +104,12 @@ class ThinkGuide:
         self._num_more = 0
         self._num_thinking = 0
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+    def __call__(self, so_far: SoFar) -> InjectedTokens | None:
         """Return the text that ends or continues thinking, or None."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
         # Injected tokens may open and close blocks freely.
-        if so_far.given:
+        if so_far.injected:
             was_inside = self._inside
         elif was_inside:
             self._num_thinking += so_far.newest is not None
@@ -125,20 +125,20 @@ class ThinkGuide:
                 self._num_more += 1
                 self._inside = True
                 self._num_thinking = num_thinking + len(control.more)
-                return GivenTokens(control.more, num_replaced)
+                return InjectedTokens(control.more, num_replaced)
         due = control.stop_at is not None and self._num_thinking >= control.stop_at
         if not due or not self._inside or so_far.ends:
             return None
         self._num_thinking += len(control.stop)
-        return GivenTokens(control.stop)
+        return InjectedTokens(control.stop)
 
     def _look(self, so_far: SoFar) -> int:
         """Update whether the block is open; return the start of the last tag in the text."""
         control, newest = self._control, so_far.newest
-        if newest is None or not (so_far.given or control.may_end_a_tag(newest)):
+        if newest is None or not (so_far.injected or control.may_end_a_tag(newest)):
             return 0
         tokens = so_far.read()
-        if not so_far.given:
+        if not so_far.injected:
             tail = control.text_of(tokens[-control.longest_tag :])
             # Most of these tokens end no tag, so the full text is not decoded.
             if control.think.open_block(tail)[1] == (0, 0):

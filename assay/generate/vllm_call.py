@@ -99,10 +99,10 @@ class VllmCall:
                 sibling = group.todo.popleft()
                 number = group.first_sibling + sibling
                 key = completion_key(seed, problem.id, problem.draw, number)
-                guide = self.controllers.of(group)
+                controller = self.controllers.of(group)
                 # Without a controller vLLM searches for stop strings, so nothing is streamed.
-                ends = None if guide is None else text_ends
-                self._settle(OpenCompletion(group, sibling, key, guide, ends, self.eos_ids))
+                ends = None if controller is None else text_ends
+                self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
 
     @property
     def is_open(self) -> bool:
@@ -193,8 +193,8 @@ class VllmCall:
             )
 
     def _params(self, one: OpenCompletion) -> dict[str, Any]:
-        sampling, guided = self.sampling, one.guide is not None
-        stop = [] if guided else [*sampling.stop]
+        sampling, controlled = self.sampling, one.controller is not None
+        stop = [] if controlled else [*sampling.stop]
         return {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or 0,
@@ -212,7 +212,7 @@ class VllmCall:
             "stop_token_ids": list(self.eos_ids) or None,
             "logprobs": 0,
             "detokenize": bool(stop),
-            "output_kind": self.client.output_kind(self.streams or guided),
+            "output_kind": self.client.output_kind(self.streams or controlled),
         }
 
     def _finish(self, one: OpenCompletion, reason: FinishReason) -> None:

@@ -32,7 +32,7 @@ from assay.errors import (
     message,
 )
 from assay.generate.base import CompletionLog
-from assay.generate.controllers import MakeGuide, TurnControllers
+from assay.generate.controllers import MakeController, TurnControllers
 from assay.generate.engine import EngineStats
 from assay.generate.forward import check_close, probe_tokens, probed_ids
 from assay.generate.memory import default_kv_mib
@@ -95,7 +95,7 @@ class VllmEngine:
     importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
     expected: returns the expected result of `probe`; None: the caller compares. marks: environment
     variables that identify vLLM's processes, so that they are ended if this process is killed.
-    None: vLLM runs in this process and takes it over. watch, guide, log: see `Engine`.
+    None: vLLM runs in this process and takes it over. watch, make_controller, log: see `Engine`.
     """
 
     exact = False
@@ -117,7 +117,7 @@ class VllmEngine:
         self.stats = EngineStats()
         self.watch: Callable[[EngineStats], None] | None = None
         self.on_event: Callable[..., None] = lambda kind, **facts: None
-        self.guide: MakeGuide | None = None
+        self.make_controller: MakeController | None = None
         self.log: CompletionLog | None = None
         self.policy_version = 0
         self._facts, self._seed = facts, seed
@@ -221,7 +221,7 @@ class VllmEngine:
             self.tokenizer,
             sampling,
             group_size,
-            TurnControllers(self.tokenizer, sampling, waiting, self.guide),
+            TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
             self.stats,
             eos_ids=self._facts.eos_ids,
             policy_version=self.policy_version,

@@ -13,23 +13,23 @@ class Heartbeat(threading.Thread):
     """Thread that reports ``progress`` rows.
 
     now: returns the current row; None: nothing to report.
-    tell: receives the kind and the row.
+    notify: receives the kind and the row.
     """
 
     def __init__(
         self,
         now: Callable[[], Mapping[str, Any] | None],
-        tell: Callable[[str, Mapping[str, Any]], None],
+        notify: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         super().__init__(name="run-heartbeat", daemon=True)
-        self._now, self._tell = now, tell
+        self._now, self._notify = now, notify
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(SECONDS):
             row = self._now()
             if row is not None and row["seconds"] >= SECONDS:
-                self._tell("progress", row)
+                self._notify("progress", row)
 
     def end(self) -> None:
         """Stop reporting."""

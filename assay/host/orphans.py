@@ -48,8 +48,8 @@ def new_family() -> str:
 
 
 @dataclass(frozen=True)
-class Remains:
-    """Mark and temporary folder of one worker."""
+class WorkerMark:
+    """Environment mark and temporary folder of one worker, by which its orphans are found."""
 
     family: str
     number: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -61,10 +61,10 @@ class Remains:
         return {VARIABLE: f"{self.family}-{self.number}", "TMPDIR": self.folder}
 
 
-def clear(remains: Collection[Remains]) -> None:
+def end_orphans(marks: Collection[WorkerMark]) -> None:
     """Kill the marked processes and delete the folders of dead workers."""
-    _end_marked(tuple(f"{VARIABLE}={each.family}-{each.number}" for each in remains))
-    for each in remains:
+    _end_marked(tuple(f"{VARIABLE}={each.family}-{each.number}" for each in marks))
+    for each in marks:
         remove_temporary(Path(each.folder))
 
 
@@ -81,13 +81,13 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def watched(remains: Remains) -> Generator[None]:
+def watched(mark: WorkerMark) -> Generator[None]:
     """Kill marked processes at the end of the context, or if this process is killed."""
-    watcher = start_watcher(remains.family)
+    watcher = start_watcher(mark.family)
     try:
         yield
     finally:
-        clear([remains])
+        end_orphans([mark])
         watcher.kill()
         watcher.wait()
 

@@ -32,12 +32,12 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), "package.module:object"))
-    with deadline(IMPORT_SECONDS, f"importing {name.partition(':')[0]}"), _kept_alive():
+    with deadline(IMPORT_SECONDS, f"importing {name.partition(':')[0]}"), _exit_raises():
         return find_object(name, where, error)
 
 
 @contextmanager
-def _kept_alive() -> Generator[None]:
+def _exit_raises() -> Generator[None]:
     """Convert ``os._exit`` in this thread to SystemExit."""
     # A module that calls ``os._exit`` during import would end the command silently with an
     # arbitrary exit code, and 0 would mean success.

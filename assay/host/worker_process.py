@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from assay.host.orphans import Remains
+from assay.host.orphans import WorkerMark
 
 # Seconds to start an interpreter.
 START_DEADLINE = 120.0
@@ -71,12 +71,12 @@ class WorkerProcess:
     """
 
     def __init__(self, module: str, family: str) -> None:
-        self.remains = Remains(family)
+        self.mark = WorkerMark(family)
         self.channel, theirs = socket.socketpair()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
         environment = {
             **os.environ,
-            **self.remains.environment,
+            **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OMP_NUM_THREADS": "1",
         }

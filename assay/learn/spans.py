@@ -75,7 +75,7 @@ class SpanTeacher:
                 own = tokens[first : first + int(shape.length_R[row])]
                 read = self._read(own, batch.prompts[number].numpy(), prompt.text)
                 if read.cuts:
-                    given.append(Completion.given(str(row), read.tokens))
+                    given.append(Completion.from_tokens(str(row), read.tokens))
                     places.append((first, read))
             if given:
                 groups.append(Group(problem, prompt, tuple(given)))

@@ -16,7 +16,7 @@ from assay.model.family import Decoder, NotLean
 SMALL, LARGE = 32, 96
 
 
-def kept_bytes(model: Any, lean: bool = True) -> float:
+def saved_bytes(model: Any, lean: bool = True) -> float:
     """Return the activation memory of one layer, in bytes per token.
 
     The lean decoder saves the layer's input, the heads, the attention output, the residual after
@@ -30,7 +30,7 @@ def kept_bytes(model: Any, lean: bool = True) -> float:
         layer = None
     if layer is None:
         layers = model.config.get_text_config().num_hidden_layers
-        return (_kept(model, LARGE) - _kept(model, SMALL)) / (LARGE - SMALL) / layers
+        return (_saved(model, LARGE) - _saved(model, SMALL)) / (LARGE - SMALL) / layers
     width = layer.output[0].shape[0]
     keys = layer.key[0].shape[0] + layer.value[0].shape[0]
     queries = layer.query[0].shape[0]
@@ -42,7 +42,7 @@ def kept_bytes(model: Any, lean: bool = True) -> float:
     return numbers * layer.key[0].element_size()
 
 
-def _kept(model: Any, num_tokens: int) -> float:
+def _saved(model: Any, num_tokens: int) -> float:
     """Return the bytes that autograd saves in one forward pass over ``num_tokens``, without
     weights."""
     kept: dict[int, int] = {}

@@ -47,9 +47,12 @@ class Head:
             found = f"an output head of type {type(linear).__name__}"
             raise ModelError(message(type(inner).__name__, found, "a plain linear output head"))
         config = inner.config.get_text_config()
-        scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
-        scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
-        softcap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+        # Cohere.
+        scale = getattr(config, "logit_scale", None) or 1.0
+        # Granite.
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        # Gemma 2.
+        softcap = getattr(config, "final_logit_softcapping", None)
         return cls(linear.weight, linear.bias, scale, softcap)
 
     def product(self, hidden_BD: Tensor, room: HeadRoom, name: str = "logits") -> Tensor:

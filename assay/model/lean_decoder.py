@@ -81,7 +81,7 @@ def _positions(rectangle: Any) -> Tensor:
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _Saved:
     """Tensors that a layer saves for its backward pass, in addition to its input.
 
     heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the same
@@ -135,8 +135,8 @@ class _LayerStep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, frame: Frame, layer: Layer, *parameters: Tensor) -> Tensor:
-        out, kept = _layer_forward(x, frame, layer)
-        ctx.save_for_backward(x, *(() if frame.recompute else kept.tensors()))
+        out, saved = _layer_forward(x, frame, layer)
+        ctx.save_for_backward(x, *(() if frame.recompute else saved.tensors()))
         ctx.frame, ctx.layer = frame, layer
         return out
 
@@ -144,8 +144,8 @@ class _LayerStep(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, *tensors = ctx.saved_tensors
         frame, layer = ctx.frame, ctx.layer
-        kept = _layer_forward(x, frame, layer)[1] if frame.recompute else _Kept(*tensors)
-        grad_x, found = _layer_backward(grads[0], x, kept, frame, layer)
+        saved = _layer_forward(x, frame, layer)[1] if frame.recompute else _Saved(*tensors)
+        grad_x, found = _layer_backward(grads[0], x, saved, frame, layer)
         return grad_x, None, None, *(found.get(id(one)) for one in _parameters(layer))
 
 
@@ -167,7 +167,7 @@ class _FinalNorm(torch.autograd.Function):
         return *ctx.operations.norm_backward(grads[0], x, norm), None, None
 
 
-def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept]:
+def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Saved]:
     do = frame.operations
     weight, bias = _stack(layer)
     normed = do.norm(x, layer.attention_norm)
@@ -193,11 +193,11 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept
     out = F.linear(product, *layer.down)
     _add_adapters(layer, ("down",), [out], product)
     out += middle
-    return out, _Kept(heads, None if heads is raw else raw, attended, lse, middle, gate, up)
+    return out, _Saved(heads, None if heads is raw else raw, attended, lse, middle, gate, up)
 
 
 def _layer_backward(
-    grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
+    grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the gradient of the layer's input, and its parameters' gradients by the parameter's
     id."""
@@ -206,11 +206,11 @@ def _layer_backward(
     adapters = layer.adapters
     grad_product = grad @ layer.down[0]
     pulled = _pull(adapters.get("down"), grad, grad_product)
-    product, grad_gate, grad_up = do.gated_backward(grad_product, kept.gate, kept.up)
+    product, grad_gate, grad_up = do.gated_backward(grad_product, saved.gate, saved.up)
     _map_backward(found, layer.down, grad, product)
     _adapter_backward(found, adapters.get("down"), grad, pulled, product)
     del product, grad_product
-    normed = do.norm(kept.middle, layer.mlp_norm)
+    normed = do.norm(saved.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
     _map_backward(found, layer.up, grad_up, normed)
     grad_normed = torch.mm(grad_up, layer.up[0]).addmm_(grad_gate, layer.gate[0])
@@ -218,35 +218,35 @@ def _layer_backward(
         pulled = _pull(adapters.get(name), part, grad_normed)
         _adapter_backward(found, adapters.get(name), part, pulled, normed)
     grad_middle, found[id(layer.mlp_norm[0])] = do.norm_backward(
-        grad_normed, kept.middle, layer.mlp_norm
+        grad_normed, saved.middle, layer.mlp_norm
     )
     grad_middle += grad
-    grad_x, by_attention = _attention_backward(grad_middle, x, kept, frame, layer)
+    grad_x, by_attention = _attention_backward(grad_middle, x, saved, frame, layer)
     return grad_x.add_(grad_middle), found | by_attention
 
 
 def _attention_backward(
-    grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
+    grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the gradient of the attention block's input before its norm, and its parameters'
     gradients."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
-    _map_backward(found, layer.output, grad, kept.attended)
+    _map_backward(found, layer.output, grad, saved.attended)
     grad_flat = grad @ layer.output[0]
     pulled = _pull(layer.adapters.get("output"), grad, grad_flat)
-    _adapter_backward(found, layer.adapters.get("output"), grad, pulled, kept.attended)
+    _adapter_backward(found, layer.adapters.get("output"), grad, pulled, saved.attended)
     grad_attended = grad_flat.view(len(x), -1, frame.width)
-    grad_heads = torch.empty_like(kept.heads)
+    grad_heads = torch.empty_like(saved.heads)
     parts = _heads(grad_heads, sizes)
-    attended = kept.attended.view_as(grad_attended), kept.lse
-    heads = _heads(kept.heads, sizes)
+    attended = saved.attended.view_as(grad_attended), saved.lse
+    heads = _heads(saved.heads, sizes)
     do.attend_backward(frame.segments, grad_attended, heads, attended, frame.scale, parts)
     do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
-    if kept.raw is not None and layer.query_norm and layer.key_norm:
+    if saved.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)
-        for grad_part, raw_part, norm in zip(parts, _heads(kept.raw, sizes), norms, strict=False):
+        for grad_part, raw_part, norm in zip(parts, _heads(saved.raw, sizes), norms, strict=False):
             grad_raw, found[id(norm[0])] = do.norm_backward(grad_part, raw_part, norm)
             grad_part.copy_(grad_raw)
     flat = grad_heads.flatten(1)

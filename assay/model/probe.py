@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 from assay.host.startup import doing
-from assay.model.activations import kept_bytes
+from assay.model.activations import saved_bytes
 from assay.model.decoder import hidden_states
 from assay.model.family import hidden_tokens, unwrap
 from assay.model.head import Head
@@ -192,7 +192,7 @@ class Probe:
 
     def cost_of_modules(self) -> str:
         """Describe the memory and time of the modules relative to the lean decoder."""
-        lean, modules = (kept_bytes(self.model, is_lean) / 1024 for is_lean in (True, False))
+        lean, modules = (saved_bytes(self.model, is_lean) / 1024 for is_lean in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
         device = str(self.batch.device)
         clock = processor_seconds if device == "cpu" else time.perf_counter

@@ -112,7 +112,7 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
                 own = np.append(text.tokens[shared:], 0)
                 places.append(first + text.places - (shared - 1))
                 first += len(own)
-                rows.append(Completion.given(f"{number}/{len(rows)}", own.astype(np.int32)))
+                rows.append(Completion.from_tokens(f"{number}/{len(rows)}", own.astype(np.int32)))
             prompt = Prompt("", part.texts[0].tokens[:shared].astype(np.int32))
             packed.append(Group(Problem(str(number), ""), prompt, tuple(rows)))
     texts = [text for group in groups for text in group.texts]

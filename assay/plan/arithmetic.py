@@ -61,7 +61,7 @@ def units_from_rates(
 
     A forward pass takes 2 operations per token and weight of a matrix product. The backward pass
     takes 4, or 2 where the weight is frozen. Attention is left out, so estimates for contexts of
-    thousands of tokens are too low. lean: whether an update takes the lean path.
+    thousands of tokens are too low. lean: whether updates use the lean decoder.
     """
     maps, trained, size = 0, 0, 0
     embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
@@ -92,8 +92,8 @@ def units_from_rates(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Upper bound on the duration of a run: every completion has the maximum length, and every
-    group is learned from.
+    """Upper bound on a run's duration. It assumes that every completion has the maximum length and
+    every group carries gradient.
 
     evaluations: seconds of all evaluations together. minutes: the configured limit of the run's
     wall time. keys: configuration keys that shorten the run.
@@ -145,7 +145,8 @@ def expect(
 ) -> Expected | None:
     """Estimate the duration of a configured run; None for a stage whose rows were not counted.
 
-    work: of a stage that trains on rows of a data set. num_heldout: problems in one evaluation.
+    work: the rows' sizes, for a stage that trains on a data set. num_heldout: problems in one
+    evaluation.
     """
     if config.drawing is not None:
         slots, stage = config.engine.slots, config.drawing

@@ -124,11 +124,11 @@ class Decision:
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the recommendation of the first rule that holds, and the reasons against all other
-    methods.
+    """Return the method of the first rule whose condition holds, and a reason against every other
+    method.
 
-    If the recommendation is a prerequisite, it is also the reason against every method without a
-    specific objection.
+    If the recommended method must come first (such as a cold start), this is also the reason
+    against every method without an objection of its own.
     """
     known = known_of(facts)
     figures = figures_of(known)
@@ -149,7 +149,8 @@ def decide(facts: Facts) -> Decision:
 
 
 def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[Setting, ...]:
-    """Return the table's settings for a method; values that depend on facts are computed here."""
+    """Return the settings that the table gives for a method; values that depend on facts are
+    computed here."""
     size, tokens = best_group_size(facts), facts.mean_tokens or facts.max_tokens
     most = min(KL_OF_A_TOKEN, KL_OF_A_COMPLETION / tokens)
     values = {
@@ -176,9 +177,10 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 
 
 def best_group_size(facts: Facts) -> int:
-    """Return the smallest group size, from the present one on, whose groups are mixed often enough.
+    """Return the smallest group size, at least the current one, at which enough groups have both
+    passed and failed completions.
 
-    Return the present size if no pass rates are known, or if no larger size helps.
+    Without pass rates, or if no larger size helps, return the current size.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]
     enough = (size for size in sizes if (facts.mixed_share(size) or 0) >= LIMITS["FEW_MIXED"])
@@ -238,7 +240,8 @@ def first_row(
 
 
 def holds(when: str, known: Mapping[str, Any]) -> bool:
-    """Whether all comparisons of a condition hold. A comparison with an unknown fact does not."""
+    """Whether all comparisons of a condition hold. A comparison with an unknown fact counts as
+    false."""
     return not when or all(_compare(one.split(), known) for one in when.split(" and "))
 
 
@@ -305,10 +308,11 @@ def number(value: Any) -> str:
 
 
 def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
-    """Ask for the facts that decide. Optional questions propose "?", which means unknown.
+    """Ask a person for the facts that determine the method. An optional question proposes "?"
+    (unknown).
 
-    ask: a function with the signature of `typer.prompt`. Questions that the earlier answers make
-    irrelevant are skipped.
+    ask: a function with the signature of `typer.prompt`. Questions made irrelevant by earlier
+    answers are skipped.
     """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():

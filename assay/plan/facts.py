@@ -25,11 +25,11 @@ Reward = Literal[
     "nothing",
 ]
 CHECKED = ("answer", "tests")
-"""Rewards that a rule decides."""
+"""Reward sources that check a completion by a rule."""
 LEARNED = ("judge", "reward_model")
-"""Rewards that a model estimates."""
+"""Reward sources that ask a model."""
 ONLINE = (*CHECKED, *LEARNED)
-"""Rewards that can be computed for a new completion."""
+"""Reward sources that can judge a newly sampled completion."""
 SHARES = {"pass_at_1", "pass_at_k", "false_accepts", "false_rejects", "not_judged"}
 SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
@@ -176,7 +176,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
         found["reward"] = "texts"
     elif config.reward_model is not None:
         found["reward"] = "pairs"
-    elif config.preference is not None and config.preference.given:
+    elif config.preference is not None and config.preference.pair_sources:
         found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
     # The stage samples completions and judges them, possibly to build preference pairs.
     else:
@@ -207,7 +207,7 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
         return {"num_demonstrations": len(load_traces(config.traces, on_bad_row=on_bad_row))}
     sources: Sequence[str] = ()
     if config.preference is not None:
-        sources = config.preference.given
+        sources = config.preference.pair_sources
     elif config.reward_model is not None:
         sources = config.reward_model.rows
     if not sources:

@@ -24,7 +24,7 @@ from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.products import packed_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
-from assay.model.activations import kept_bytes
+from assay.model.activations import saved_bytes
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean, is_lean
@@ -39,7 +39,7 @@ ROW_MULTIPLE = 8
 MAX_PROBLEMS_AT_ONCE = 512
 # Expected padding as a share of a rectangular batch whose row lengths are spread widely.
 PADDING = (1 - MUCH_SHORTER) / 2
-# Bytes per token of a cached teacher's top-k entry, in memory and on disk.
+# Bytes per token of one cached top-k logit of a teacher, in memory and on disk.
 KEPT = 20
 # Memory that the allocator loses to fragmentation when layers run as modules, as a share of the
 # activations. glibc cuts a tensor
@@ -65,7 +65,7 @@ class MemoryPlan:
     Parts in `START`, `GENERATION`, `ASKING` and `UPDATE` exist only during that phase. A teacher
     that is queried once, before the first step, counts in `ASKING_ONCE` (key ``asked``).
     workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
-    device. Neither is part of the total.
+    device. The total includes neither.
     """
 
     parts: Mapping[str, float]
@@ -166,7 +166,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def reference_bytes(model: Any) -> int:
-    """Return the bytes of a reference: a copy of the trained parameters."""
+    """Return the bytes of a reference, which is a copy of the trained parameters."""
     return _bytes(_trained(model))
 
 
@@ -182,7 +182,7 @@ def teacher_bytes(teacher: Any, model: Any) -> int:
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
-    """Return the bytes of a critic with its own layers: all trained, with optimizer state."""
+    """Return the bytes of a separate critic: weights, gradients and optimizer state."""
     layers = _critic_layers(model)
     return _bytes(layers) + sum(_state_bytes(config, layers))
 
@@ -200,7 +200,7 @@ def _critic_layers(model: Any) -> list[Any]:
     decoder = decoder_of(model)
     if not hasattr(model, "disable_adapter"):
         return list(decoder.parameters())
-    # The critic's copy merges adapters into the base weights.
+    # The critic is a copy with the adapters merged into the base weights.
     return [p for p in decoder.parameters() if not p.requires_grad]
 
 
@@ -286,7 +286,7 @@ def _update_parts(
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    layer_bytes = kept_bytes(model, lean)
+    layer_bytes = saved_bytes(model, lean)
     by_modules = device == "cpu" and not (lean and is_lean(model))
     checkpointed = config.model.activation_checkpointing
     kept = layers * width * size if checkpointed else layers * layer_bytes

@@ -1,4 +1,4 @@
-"""Propose a pilot: a first run small enough to be cheap, yet large enough to decide something."""
+"""Propose a pilot: a cheap first run, large enough to show whether the full run is worth it."""
 
 from __future__ import annotations
 

@@ -123,11 +123,12 @@ def _key(name: str) -> str:
 def run_decision(
     config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
 ) -> str:
-    """Render the page of a starting run, from the facts of its plan or else from its configuration.
+    """Render ``decision.md`` at the start of a run, from its plan's facts if there is a plan, else
+    from its configuration.
 
     The plan is the page next to the configuration file. It must belong to this file, or to the file
-    whose pilot this is. It must also have the same reward, or recommend the run's stage. Values of
-    the configuration replace planned values.
+    whose pilot this is. Its reward must equal the run's, or it must recommend the run's stage.
+    Values in the configuration take precedence over planned ones.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))

@@ -12,7 +12,8 @@ import numpy as np
 from assay.config import TrainConfig
 
 FORWARD_SHARE = 1 / 3
-"""The forward pass as a share of forward and backward. A group without gradient needs no more."""
+"""The forward pass as a share of forward and backward. A group without gradient needs only this
+part."""
 DRAWS = 20
 
 
@@ -147,8 +148,8 @@ def estimate_given(
 ) -> StepSeconds:
     """Estimate the seconds of a step that trains on tokens of a data set.
 
-    row_tokens: prompt tokens per learned token. asked: learned tokens that the teacher scores once,
-    before the first step; 0: it scores every step.
+    row_tokens: number of prompt tokens per learned token. asked: learned tokens that the teacher
+    scores once, before the first step; 0: it scores every step.
     """
     settings = config.sft or config.distill or config.pretrain
     assert settings is not None

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from assay.curation.output import MANIFEST, Manifest, read_manifest
-from assay.data.verified import GIVEN, verified_words
+from assay.data.verified import UNKNOWN_ORIGIN, verified_words
 from assay.host.files import write_atomic
 from assay.recipes.manifest import TINY, RecipeManifest, StageRow
 from assay.report.loaded import LoadedRun, load_run
@@ -111,9 +111,9 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     if len(modes) > 1:
         note += " think = empty: answers without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
-    said = ["traces"] if {*taught.values()} - {"", GIVEN} else []
+    said = ["traces"] if {*taught.values()} - {"", UNKNOWN_ORIGIN} else []
     if said:
-        note += " traces: training data that were verified, not verified, or given."
+        note += " traces: training data that were verified, not verified, or of unknown origin."
     head = ["stage", "", "from", *said, *(("problems", "think")[n] for n in shown), *series]
     head += [f"gained, {leading}", f"mean tokens, {leading}"]
     cells: list[list[str]] = []

@@ -21,7 +21,15 @@ from assay.types import Status
 
 READABLE = (
     *("step", "problem_id", "prompt", "text", "status", "reward", "score", "components"),
-    *("extracted", "detail", "reason", "advantage", "num_tokens", "num_think_tokens", "num_given"),
+    *(
+        "extracted",
+        "detail",
+        "reason",
+        "advantage",
+        "num_tokens",
+        "num_think_tokens",
+        "num_injected",
+    ),
     *("finish_reason", "policy_version", "verifier", "judge_seconds", "tags"),
     *("draw", "group_id", "completion_id"),
 )
@@ -58,7 +66,7 @@ class LoadedRun:
         step: a step, or ``"last"``; None: all steps. problem: id of a problem. status: ``passed``,
         ``failed`` or ``not_judged``. worst, best: number of judged completions with the lowest or
         highest rewards; ties are ordered newest first. columns: columns of the rollout log
-        (docs/rollouts.md), and ``num_tokens``, ``num_given`` (injected tokens) and ``advantage``
+        (docs/rollouts.md), and ``num_tokens``, ``num_injected`` (injected tokens) and ``advantage``
         (mean over the completion's tokens).
 
             run.rollouts(step="last", worst=5)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.config import TrainConfig, dump
-from assay.data.verified import GIVEN, verified_words
+from assay.data.verified import UNKNOWN_ORIGIN, verified_words
 from assay.host.files import disk_full_as, write_atomic
 from assay.report.charts import Chart, make_charts
 from assay.report.loaded import LoadedRun, load_run
@@ -110,7 +110,7 @@ def _state_html(ended: str | None) -> str:
 def _subtitle(summary: LoadedRun) -> list[str]:
     config, created = summary.config, str(summary.environment.get("created") or "")[:10]
     model, rows = f"model {config.model.path}", f"on {', '.join(config.rows)}"
-    if (verified := verified_words(config.traces)) not in ("", GIVEN):
+    if (verified := verified_words(config.traces)) not in ("", UNKNOWN_ORIGIN):
         rows += f" ({verified})"
     return [stage_words(config), model, rows, created]
 

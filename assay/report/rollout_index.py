@@ -186,7 +186,8 @@ def _stamp(path: Path) -> Stamp | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    except OSError:  # listed as damaged
+    except OSError:
+        # Listed as damaged.
         return (0, 0, 1)
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -208,7 +209,7 @@ def _narrow(table: pa.Table | None, step: int) -> pa.Table:
         "policy_version": table.column("policy_version"),
         # As long as the tokens, and a fraction of their size.
         "num_tokens": pc.list_value_length(table.column("sampled")),
-        "num_given": pa.array(DERIVED["num_given"][1](table.column("sampled")), pa.int32()),
+        "num_injected": pa.array(DERIVED["num_injected"][1](table.column("sampled")), pa.int32()),
         "num_turns": pc.list_value_length(table.column("turn_ends")).fill_null(0),
         "advantage": pa.array(DERIVED["advantage"][1](table.column("advantages")), pa.float64()),
         "conflict": _spreads(table.column("components").to_pylist()),
@@ -232,7 +233,7 @@ _SCHEMA = pa.schema(
         ("finish_reason", pa.string()),
         ("policy_version", pa.int64()),
         ("num_tokens", pa.int32()),
-        ("num_given", pa.int32()),
+        ("num_injected", pa.int32()),
         ("num_turns", pa.int32()),
         ("advantage", pa.float64()),
         ("conflict", pa.float64()),

@@ -140,8 +140,8 @@ def _rollout_html(row: Row) -> str:
     status = row["status"] if row["status"] in LABELS else "failed"
     ending = {"eos": "", "stop_string": ", stop string", "length": ", truncated"}
     facts = [f"{len(row['tokens'] or ())} tokens{ending.get(row['finish_reason'], '')}"]
-    if given := sum(not one for one in row["sampled"] or ()):
-        facts.append(f"{given} of them injected")
+    if injected := sum(not one for one in row["sampled"] or ()):
+        facts.append(f"{injected} of them injected")
     if len(row["turn_ends"] or ()) > 1:
         facts.append(f"{len(row['turn_ends'])} turns")
     if row["token_versions"]:

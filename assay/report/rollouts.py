@@ -101,8 +101,8 @@ def _facts(row: Row) -> Iterator[str]:
     yield from (f"{name} {value:.4g}" for name, value in (row["components"] or {}).items())
     if row["advantage"] is not None:
         yield f"advantage {row['advantage']:+.3g}"
-    given = f" ({row['num_given']} of them injected)" if row["num_given"] else ""
-    yield f"{row['num_tokens']} tokens{given}, {row['finish_reason']}"
+    injected = f" ({row['num_injected']} of them injected)" if row["num_injected"] else ""
+    yield f"{row['num_tokens']} tokens{injected}, {row['finish_reason']}"
     # For code, the extracted answer is the whole program, which the text already shows.
     if row["extracted"] is not None:
         said = repr(row["extracted"])

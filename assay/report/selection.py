@@ -70,7 +70,7 @@ class Selection:
                 [self.tag in (tags or ()) for tags in table.column("tags").to_pylist()]
             )
         if self.injected:
-            mask &= _numpy(table.column("num_given")) > 0
+            mask &= _numpy(table.column("num_injected")) > 0
         if self.conflict:
             mask &= _numpy(table.column("conflict")) >= CONFLICT
         return mask

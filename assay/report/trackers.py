@@ -272,7 +272,7 @@ def check_trackers(log: LogConfig) -> None:
     if "wandb" in log.to and not log.offline and os.environ.get("WANDB_MODE", "online") == "online":
         try:
             importlib.import_module("wandb").login(verify=False)
-        except Exception as error:  # W&B has no API key and no terminal to ask for one
+        except Exception as error:  # w&B has no API key and no terminal to ask for one
             remedy = "run: wandb login, or set log.offline = true"
             raise UserError(f"log.to: W&B has no API key ({cause(error)}); {remedy}") from error
 

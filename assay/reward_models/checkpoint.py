@@ -178,6 +178,7 @@ def _cached_snapshot(name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     try:
         found = try_to_load_from_cache(name, "config.json")
-    except ValueError:  # not the form of a hub name
+    except ValueError:
+        # Not the form of a hub name.
         return None
     return Path(found).parent if isinstance(found, str) else None

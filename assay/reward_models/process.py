@@ -107,7 +107,8 @@ class ProcessRewardModel(LearnedReward):
     def _row_or_part(self, problem: Problem, completion: Completion) -> _Row | Part:
         try:
             return self._row(problem, completion)
-        except VerifierError as error:  # only this row is faulty, and the others are judged
+        except VerifierError as error:
+            # Only this row is faulty, and the others are judged.
             return Part.not_judged("error", str(error))
 
     def _row(self, problem: Problem, completion: Completion) -> _Row | Part:

@@ -122,7 +122,8 @@ class RewardModel(LearnedReward):
     ) -> Encoded:
         try:
             return encoder.encode(problem, completion, self.options["reads"])
-        except VerifierError as error:  # only this row is faulty, and the others are judged
+        except VerifierError as error:
+            # Only this row is faulty, and the others are judged.
             return Encoded(None, str(error))
 
     def _score(self, logits: Sequence[float]) -> float:

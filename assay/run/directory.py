@@ -97,7 +97,7 @@ class Run:
         self._config_before = config
         self._stop = StopSignal()
         self.clock.check = self._stop.check
-        self._heartbeat = Heartbeat(self.clock.now, self._journals.tell)
+        self._heartbeat = Heartbeat(self.clock.now, self._journals.notify)
         self._paused: str | None = None
         GlobalRandomState.seed(config.run.seed)
         every, limit = config.evaluation.every, config.run.max_minutes
@@ -212,7 +212,7 @@ class Run:
             self._rollout_metrics["sampling/temperature"] = settings.temperature
             self.why_not_judged = most_common_reason(verdicts)
         shard = {"step": self.step + 1, "path": str(self.rollouts.path(self.step + 1))}
-        self._journals.tell("rollouts", {**shard, "groups": groups, "verdicts": verdicts})
+        self._journals.notify("rollouts", {**shard, "groups": groups, "verdicts": verdicts})
 
     def recorded(self, step: int) -> Recorded | None:
         """Return the recorded rollouts of a step, without specs; None if there are none."""
@@ -283,7 +283,7 @@ class Run:
 
     def note(self, text: str) -> None:
         """Send a line for people to the listeners."""
-        self._journals.tell("notes", {"text": text})
+        self._journals.notify("notes", {"text": text})
 
     def listen(self, listener: Listener) -> None:
         """Send every row from now on to a listener, after it is in the run directory; see
@@ -442,7 +442,8 @@ class Run:
         check_has_use(self.folder, self.step, self.num_steps, harmful, early)
         now = surroundings.collect_environment(self.config)
         environment = surroundings.read_environment(self.folder)
-        if environment is None:  # the run was killed while it was created
+        if environment is None:
+            # The run was killed while it was created.
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}

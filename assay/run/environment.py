@@ -199,7 +199,7 @@ def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[
     }
 
 
-def kept_source(run: Path, hash: str) -> dict[str, str]:
+def saved_source(run: Path, hash: str) -> dict[str, str]:
     """Return the saved source of a user verifier by module."""
     files = sorted((run / SOURCES / re.sub(r"\W", "", hash)).glob("*.py"))
     return {file.stem: file.read_text("utf-8") for file in files}

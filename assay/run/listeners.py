@@ -35,24 +35,24 @@ class Journals:
     def __init__(self, folder: Path, failed: Callable[[str, str], None]) -> None:
         names = ("metrics", "evaluations", "events")
         self._files = {name: Journal(folder / f"{name}.jsonl") for name in names}
-        self._ears: list[_Ear] = []
+        self._threads: list[_ListenerThread] = []
         self._failed = failed
 
     def listen(self, listener: Listener) -> None:
         """Send all rows from now on to a listener."""
-        ear = _Ear(listener, self._failed)
-        ear.start()
-        self._ears.append(ear)
+        thread = _ListenerThread(listener, self._failed)
+        thread.start()
+        self._threads.append(thread)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Append a row to a journal, then notify the listeners."""
         self._files[name].append(row)
-        self.tell(name, dict(row))
+        self.notify(name, dict(row))
 
-    def tell(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Notify the listeners of data that is already in the directory, or in no journal."""
-        for ear in self._ears:
-            ear.tell(kind, row)
+    def notify(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Notify the listeners, without writing to a journal."""
+        for thread in self._threads:
+            thread.notify(kind, row)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return all rows of a journal."""
@@ -69,31 +69,31 @@ class Journals:
 
     def close(self) -> None:
         """Wait briefly for the listeners, then close the files."""
-        ears, self._ears = self._ears, []
-        for ear in ears:
-            ear.close()
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.close()
         for file in self._files.values():
             file.close()
 
 
-class _Ear(threading.Thread):
+class _ListenerThread(threading.Thread):
     """Thread and queue of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
         super().__init__(name="run-listener", daemon=True)
         self._listener, self._failed = listener, failed
         self._waiting: queue.Queue[tuple[str, Mapping[str, Any]] | None] = queue.Queue(MOST_WAITING)
-        self._deaf = False
+        self._dropped = False
 
-    def tell(self, kind: str, row: Mapping[str, Any]) -> None:
-        if not self._deaf:
+    def notify(self, kind: str, row: Mapping[str, Any]) -> None:
+        if not self._dropped:
             try:
                 self._waiting.put_nowait((kind, row))
             except queue.Full:
                 self._give_up(f"it is {MOST_WAITING} rows behind")
 
     def run(self) -> None:
-        while not self._deaf and (item := self._waiting.get()) is not None:
+        while not self._dropped and (item := self._waiting.get()) is not None:
             try:
                 self._listener(*item)
             except (Exception, SystemExit) as error:  # user code, or a terminal that is closed
@@ -101,13 +101,13 @@ class _Ear(threading.Thread):
 
     def close(self) -> None:
         patience = getattr(self._listener, "close_seconds", CLOSE_SECONDS)
-        if not self._deaf and not self._waiting.full():
+        if not self._dropped and not self._waiting.full():
             self._waiting.put_nowait(None)
             self.join(patience)
-        if self.is_alive() and not self._deaf:
+        if self.is_alive() and not self._dropped:
             self._give_up(f"it did not end within {patience:g} s")
 
     def _give_up(self, why: str) -> None:
-        self._deaf = True
+        self._dropped = True
         name = getattr(self._listener, "__name__", type(self._listener).__name__)
         self._failed(name, why)

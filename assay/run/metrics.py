@@ -197,10 +197,10 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     }
     if any(completion.think.mode != "off" for completion in completions):
         metrics["length/think"] = float(np.mean([one.num_think_tokens for one in completions]))
-    given_R = np.array([one.num_given for one in completions])
-    if given_R.any():
-        metrics["length/given"] = float(np.mean(given_R > 0))
-        metrics["tokens/given"] = float(given_R.sum())
+    injected_R = np.array([one.num_injected for one in completions])
+    if injected_R.any():
+        metrics["length/injected"] = float(np.mean(injected_R > 0))
+        metrics["tokens/injected"] = float(injected_R.sum())
     if any(completion.said for completion in completions):
         metrics["length/turns"] = float(np.mean([one.num_turns for one in completions]))
         metrics["tool_calls/unread"] = float(sum(map(_num_unread_calls, completions)))

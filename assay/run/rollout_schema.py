@@ -84,7 +84,8 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "verifier": (_TEXT, lambda row: row.verdict.verifier),
     "verifier_hash": (_TEXT, lambda row: row.hash_of(row.verdict.verifier)),
     "judge_seconds": (_DOUBLE, lambda row: row.verdict.seconds),
-    "sampling": (_TEXT, lambda row: row.sampling),  # JSON
+    # JSON.
+    "sampling": (_TEXT, lambda row: row.sampling),
 }
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
 LEARNED_COLUMNS = tuple(name for name, (_, of_row) in _COLUMNS.items() if of_row is None)
@@ -250,13 +251,13 @@ def _means(column: pa.ChunkedArray) -> list[float | None]:
     return [None if one is None or not len(one) else float(one.mean()) for one in lists]
 
 
-def _counts_of_given(column: pa.ChunkedArray) -> list[int]:
+def _counts_of_injected(column: pa.ChunkedArray) -> list[int]:
     return [0 if one is None else int((~one).sum()) for one in _values_of(column, _BOOLS)]
 
 
 DERIVED: Mapping[str, tuple[str, Callable[[pa.ChunkedArray], list[Any]]]] = {
     "num_tokens": ("tokens", _lengths),
-    "num_given": ("sampled", _counts_of_given),
+    "num_injected": ("sampled", _counts_of_injected),
     "advantage": ("advantages", _means),
 }
 """Summaries of long columns for readers of rollouts: name, source column, function."""

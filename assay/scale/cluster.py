@@ -20,7 +20,7 @@ from typing import Any
 
 from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
-from assay.host.orphans import VARIABLE, Remains, new_family, watched
+from assay.host.orphans import VARIABLE, WorkerMark, new_family, watched
 from assay.host.removal import remove_temporary
 
 # Timeout of a connection to the cluster's port.
@@ -77,10 +77,10 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
         options |= local
     else:
         options["address"] = address
-    with _signals_kept(), environment(marks):
+    with _restored_signals(), environment(marks):
         try:
             ray.init(**options)
-        except Exception as error:  # Ray raises a plain Exception for a node that starts too late
+        except Exception as error:  # ray raises a plain Exception for a node that starts too late
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
@@ -116,15 +116,15 @@ def end(handles: Sequence[Any]) -> None:
     """Stop actors. Gives up after a short time if the cluster does not answer."""
     ray = import_ray()
 
-    def tell() -> None:
+    def stop() -> None:
         for handle in handles:
             # The actor or the cluster may be dead already.
             with suppress(Exception):
                 ray.kill(handle)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    teller.join(END_SECONDS)
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    stopper.join(END_SECONDS)
 
 
 def check_alive() -> None:
@@ -206,8 +206,8 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
     # Marked processes are stopped with ``stack``, or when this process is killed, because Ray
     # leaves some of its processes running.
-    remains = Remains(new_family(), "cluster", str(folder))
-    stack.enter_context(watched(remains))
+    mark = WorkerMark(new_family(), "cluster", str(folder))
+    stack.enter_context(watched(mark))
     cores = os.cpu_count() or 1
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
@@ -216,7 +216,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
         "include_dashboard": False,
         "_temp_dir": str(folder),
     }
-    marks = {VARIABLE: remains.environment[VARIABLE]}
+    marks = {VARIABLE: mark.environment[VARIABLE]}
     # At Ray's default niceness, any other process of the machine would run before the actors.
     if NICENESS not in os.environ:
         marks[NICENESS] = "0"
@@ -251,7 +251,7 @@ def _namespace() -> str:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _restored_signals() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -265,7 +265,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _close(ray: Any) -> None:
-    with _signals_kept():
+    with _restored_signals():
         ray.shutdown()
 
 

@@ -116,7 +116,8 @@ class Server:
         except ConnectionResetError:
             # The client has disconnected, so there is no reader for a response.
             return
-        except HTTPException:  # no endpoint has this path and method
+        except HTTPException:
+            # No endpoint has this path and method.
             found = f"found {scope['method']} {scope['path']}"
             said = f"{found}; accepted: {self.accepted}, /health, /metrics"
             response = json_response(self.complaint(said), 404)

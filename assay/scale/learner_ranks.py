@@ -19,7 +19,7 @@ from torch.distributed import (
 
 from assay.config import ScaleConfig
 from assay.errors import WorkerDied, cause
-from assay.host.orphans import Remains, new_family, watched
+from assay.host.orphans import WorkerMark, new_family, watched
 from assay.learn.ranks import ALONE, Ranks
 from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 
@@ -104,9 +104,9 @@ def open_ranks(
     store, meeting = _meet(ray, settings, size, stack)
     path = [folder or os.getcwd() for folder in sys.path]
     sent = ray.put(RankOpening(build, meeting, torch.get_num_threads(), device, path))
-    members = [spawn(ray, LearnerRank, settings) for _ in range(1, size)]
-    stack.callback(end, members)
-    running = [member.run.remote(sent, rank) for rank, member in enumerate(members, 1)]
+    actors = [spawn(ray, LearnerRank, settings) for _ in range(1, size)]
+    stack.callback(end, actors)
+    running = [actor.run.remote(sent, rank) for rank, actor in enumerate(actors, 1)]
     with environment(meeting.environment):
         ranks = Ranks.join(store, 0, size, settings.patience, device, lambda: _reason(ray, running))
     stack.callback(_dismiss, ray, ranks, running)
@@ -116,9 +116,9 @@ def open_ranks(
 def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple[Store, Meeting]:
     """Open the store, and return it with its address."""
     if is_local(settings):
-        remains = Remains(new_family(), "ranks")
-        stack.enter_context(watched(remains))
-        meeting = Meeting(size, settings.patience, f"{remains.folder}/store")
+        mark = WorkerMark(new_family(), "ranks")
+        stack.enter_context(watched(mark))
+        meeting = Meeting(size, settings.patience, f"{mark.folder}/store")
         return meeting.store(), meeting
     host, limit = ray.util.get_node_ip_address(), timedelta(seconds=settings.patience)
     store = TCPStore(host, 0, size, True, limit, wait_for_workers=False)
@@ -145,7 +145,7 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
-        except Exception as error:  # Ray raises several types for an actor that died
+        except Exception as error:  # ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
     # A rank that ended because another one was lost does not count if that one has reported.
     return min(reasons)[1] if reasons else ""

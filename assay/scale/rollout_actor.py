@@ -166,7 +166,7 @@ class RolloutActor:
             )
         tools = open_tools(opening.tools, engine.tokenizer, opening.in_chat)
         if tools is not None:
-            engine.guide = tools.guide
+            engine.make_controller = tools.make_controller
         return engine
 
     def load(self, sent: Sent) -> Loaded:

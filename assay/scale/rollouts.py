@@ -40,7 +40,7 @@ MOST_LOST = 3
 
 
 @dataclass(eq=False)
-class Member:
+class ActorState:
     """State of one actor of the pool.
 
     pending: reference of the outstanding call. doing: description of the call; "" while idle.
@@ -118,10 +118,10 @@ class ActorGenerator:
         self._closed = False
         # Number of lost actors since the last finished group.
         self._num_lost = 0
-        self._listened = self._checked = time.monotonic()
+        self._received = self._checked = time.monotonic()
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
-        self._members = [self._spawn(n) for n in range(settings.rollout_actors)]
+        self._actors = [self._spawn(n) for n in range(settings.rollout_actors)]
 
     @property
     def render(self) -> Callable[[Problem], Prompt]:
@@ -150,7 +150,7 @@ class ActorGenerator:
         try:
             while waiting or self._is_sampling:
                 self._share_out(waiting, asked, (sampling, group_size, first_sibling, cutoff))
-                for place, group in self._hear(waiting):
+                for place, group in self._receive(waiting):
                     group = replace(group, problem=problems[place], prompt=asked[place][2])
                     found[place] = group
                     stats.num_completions += len(group.completions)
@@ -164,16 +164,16 @@ class ActorGenerator:
                     self.watch(stats)
         finally:
             # After an exception, busy actors are replaced, because their results have no reader.
-            for member in self._members:
-                if member.doing == "sampling":
-                    self._replace(member)
+            for actor in self._actors:
+                if actor.doing == "sampling":
+                    self._replace(actor)
         return [found[n] for n in range(len(asked)) if cutoff is None or n in found]
 
     def sleep(self) -> None:
         """Release the memory of idle actors that only sampling needs."""
-        for member in self._members:
-            if not member.doing:
-                member.handle.sleep.remote()
+        for actor in self._actors:
+            if not actor.doing:
+                actor.handle.sleep.remote()
 
     def load_policy(self, weights: Weights) -> None:
         """Send the weights to all actors and verify that each actor has loaded them."""
@@ -195,7 +195,7 @@ class ActorGenerator:
     def take_metrics(self) -> dict[str, float]:
         """Return the sampling time and speed of each actor since the last call."""
         found: dict[str, float] = {}
-        for number, one in enumerate(self._members, 1):
+        for number, one in enumerate(self._actors, 1):
             if one.seconds:
                 found[f"time/rollout_actor_{number}"] = one.seconds
                 found[f"speed/rollout_actor_{number}"] = one.tokens / one.seconds
@@ -205,50 +205,50 @@ class ActorGenerator:
     def close(self) -> None:
         """Stop the actors. A waiting call raises WorkerDied."""
         self._closed = True
-        end([member.handle for member in self._members])
+        end([actor.handle for actor in self._actors])
 
     def _send(self, prepared: Prepared) -> None:
         self._held, self.policy_version = prepared, prepared.version
-        for member in self._members:
-            if not member.doing:
-                member.ask("loading", member.handle.load.remote(prepared.ref))
+        for actor in self._actors:
+            if not actor.doing:
+                actor.ask("loading", actor.handle.load.remote(prepared.ref))
 
     def _wait_for_loads(self) -> None:
-        while any(member.doing for member in self._members):
-            self._hear(deque())
+        while any(actor.doing for actor in self._actors):
+            self._receive(deque())
 
     def _send_limit(self, cutoff: OversamplingCutoff, group: Group) -> None:
         """Report a finished group to the oversampling cutoff. Sends a lower limit to the actors."""
         before = cutoff.limit
         cutoff.ended(group)
         if cutoff.limit is not None and cutoff.limit != before:
-            for member in self._members:
-                if member.doing == "sampling":
-                    member.handle.lower.remote(cutoff.limit)
+            for actor in self._actors:
+                if actor.doing == "sampling":
+                    actor.handle.lower.remote(cutoff.limit)
 
     @property
     def _is_sampling(self) -> bool:
-        return any(member.doing == "sampling" for member in self._members)
+        return any(actor.doing == "sampling" for actor in self._actors)
 
-    def _spawn(self, number: int) -> Member:
-        actor = spawn(self._ray, RolloutActor, self._settings)
-        member = Member(f"rollout actor {number + 1}", actor)
-        member.ask("opening its model", member.handle.open.remote(self._opening_ref))
-        return member
+    def _spawn(self, number: int) -> ActorState:
+        handle = spawn(self._ray, RolloutActor, self._settings)
+        actor = ActorState(f"rollout actor {number + 1}", handle)
+        actor.ask("opening its model", actor.handle.open.remote(self._opening_ref))
+        return actor
 
     def _share_out(self, waiting: deque[int], asked: Sequence[Any], how: tuple[Any, ...]) -> None:
         """Distribute the waiting problems equally over idle actors."""
-        idle = [member for member in self._members if not member.doing]
-        for number, member in enumerate(idle):
+        idle = [actor for actor in self._actors if not actor.doing]
+        for number, actor in enumerate(idle):
             count = -(-len(waiting) // (len(idle) - number))
             if not count:
                 return
             places = [waiting.popleft() for _ in range(count)]
-            member.share, member.progress = {*places}, (0, 0)
-            member.handle.begin.remote(ShareAsked([asked[n] for n in places], *how))
-            member.ask("sampling", member.handle.take.remote())
+            actor.share, actor.progress = {*places}, (0, 0)
+            actor.handle.begin.remote(ShareAsked([asked[n] for n in places], *how))
+            actor.ask("sampling", actor.handle.take.remote())
 
-    def _hear(self, waiting: deque[int]) -> list[tuple[int, Group]]:
+    def _receive(self, waiting: deque[int]) -> list[tuple[int, Group]]:
         """Wait up to `LOOK` seconds for results. Returns the finished groups.
 
         The share of a lost actor returns to the front of the queue.
@@ -257,64 +257,64 @@ class ActorGenerator:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
         # The time in which this process did not wait for results must not count as a stall.
-        for member in self._members:
-            member.since = min(now, member.since + now - self._listened)
-        refs = {member.pending: member for member in self._members if member.doing}
+        for actor in self._actors:
+            actor.since = min(now, actor.since + now - self._received)
+        refs = {actor.pending: actor for actor in self._actors if actor.doing}
         ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=LOOK)
         groups: list[tuple[int, Group]] = []
         for ref in ready:
-            member = refs[ref]
+            actor = refs[ref]
             try:
-                groups += self._take_in(member, answer(ref, member.name, ANSWER_SECONDS))
+                groups += self._take_in(actor, answer(ref, actor.name, ANSWER_SECONDS))
             except ActorLost as lost:
-                self._lose(member, str(lost), waiting)
-        for member in self._members:
-            if member.doing and time.monotonic() - member.since > self._settings.patience:
+                self._lose(actor, str(lost), waiting)
+        for actor in self._actors:
+            if actor.doing and time.monotonic() - actor.since > self._settings.patience:
                 seconds = f"{self._settings.patience:g} s (scale.patience)"
-                self._lose(member, f"{member.doing}: no progress in {seconds}", waiting)
+                self._lose(actor, f"{actor.doing}: no progress in {seconds}", waiting)
         if not ready or now - self._checked > LOOK:
             check_alive()
             self._checked = time.monotonic()
-        self._listened = time.monotonic()
+        self._received = time.monotonic()
         return groups
 
-    def _take_in(self, member: Member, said: Any) -> list[tuple[int, Group]]:
+    def _take_in(self, actor: ActorState, said: Any) -> list[tuple[int, Group]]:
         """Process an actor's result. Raises ActorLost if its weights are stale."""
         if isinstance(said, Taken):
-            return self._take_groups(member, said)
+            return self._take_groups(actor, said)
         if isinstance(said, Loaded):
-            self._check_loaded(member, said)
-        if self._held is not None and member.version != self.policy_version:
-            member.ask("loading", member.handle.load.remote(self._held.ref))
+            self._check_loaded(actor, said)
+        if self._held is not None and actor.version != self.policy_version:
+            actor.ask("loading", actor.handle.load.remote(self._held.ref))
         else:
-            member.rest()
+            actor.rest()
         return []
 
-    def _take_groups(self, member: Member, taken: Taken) -> list[tuple[int, Group]]:
+    def _take_groups(self, actor: ActorState, taken: Taken) -> list[tuple[int, Group]]:
         for _, group in taken.groups:
             versions = {one.policy_version for one in group.completions}
             if versions != {self.policy_version}:
                 found = f"policy {sorted(versions)} in place of {self.policy_version}"
                 raise ActorLost(f"it is stale: it sampled from {found}")
-        fresh = [(place, group) for place, group in taken.groups if place in member.share]
-        member.share -= {place for place, _ in fresh}
-        member.count(fresh)
+        fresh = [(place, group) for place, group in taken.groups if place in actor.share]
+        actor.share -= {place for place, _ in fresh}
+        actor.count(fresh)
         progress = taken.num_steps, taken.num_completions
-        if fresh or progress != member.progress:
-            member.since = time.monotonic()
-        member.progress = progress
+        if fresh or progress != actor.progress:
+            actor.since = time.monotonic()
+        actor.progress = progress
         self._num_lost = 0 if fresh else self._num_lost
         if taken.done:
-            member.rest()
+            actor.rest()
             # The oversampling cutoff canceled the remaining groups of the share.
-            member.share = set()
+            actor.share = set()
             if self._cutoff is not None:
                 self._cutoff.tokens += taken.given_up
         else:
-            member.pending = member.handle.take.remote()
+            actor.pending = actor.handle.take.remote()
         return fresh
 
-    def _check_loaded(self, member: Member, loaded: Loaded) -> None:
+    def _check_loaded(self, actor: ActorState, loaded: Loaded) -> None:
         """Compare an actor's report with the weights sent. Raises ActorLost if they differ."""
         assert self._held is not None
         if loaded.version != self.policy_version:
@@ -327,22 +327,22 @@ class ActorGenerator:
             check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)
         except (ModelError, RuntimeError) as error:
             raise ActorLost(f"it is stale: on fixed tokens, {error}") from error
-        member.version = loaded.version
+        actor.version = loaded.version
 
-    def _lose(self, member: Member, why: str, waiting: deque[int]) -> None:
+    def _lose(self, actor: ActorState, why: str, waiting: deque[int]) -> None:
         """Replace a lost actor. Its unfinished problems return to the queue."""
         check_alive()
-        waiting.extendleft(sorted(member.share, reverse=True))
+        waiting.extendleft(sorted(actor.share, reverse=True))
         self._num_lost += 1
-        self.on_event("actor_lost", actor=member.name, doing=member.doing, why=why)
-        if self._num_lost > MOST_LOST * len(self._members):
+        self.on_event("actor_lost", actor=actor.name, doing=actor.doing, why=why)
+        if self._num_lost > MOST_LOST * len(self._actors):
             raise WorkerDied(
-                f"{member.name}: {why}; {self._num_lost} rollout actors were lost one after the"
+                f"{actor.name}: {why}; {self._num_lost} rollout actors were lost one after the"
                 " other, and nothing was sampled"
             )
-        self._replace(member)
+        self._replace(actor)
 
-    def _replace(self, member: Member) -> None:
-        end([member.handle])
-        number = self._members.index(member)
-        self._members[number] = self._spawn(number)
+    def _replace(self, actor: ActorState) -> None:
+        end([actor.handle])
+        number = self._actors.index(actor)
+        self._actors[number] = self._spawn(number)

@@ -56,7 +56,7 @@ class RoutedCall:
     trouble: str = ""
     seconds: float = 0.0
 
-    def hear(self, said: Any, part: str) -> None:
+    def add(self, said: Any, part: str) -> None:
         """Count a reply (part: ``message``), or an event of a stream (``delta``).
 
         Raises EndpointFailure if it is invalid.
@@ -104,12 +104,12 @@ class Upstream:
             async with self.client.asking(self.endpoint.url, sent, self.endpoint.key()) as reply:
                 if not body.get("stream"):
                     raw = await reply.whole()
-                    call.hear(json.loads(raw), "message")
+                    call.add(json.loads(raw), "message")
                     yield raw
                     return
                 async for event, said in reply.events():
                     if said is not None:
-                        call.hear(said, "delta")
+                        call.add(said, "delta")
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:
@@ -173,7 +173,7 @@ class RouteServer(Server):
                 routed.ended = str(refused)
                 raise
             finally:
-                self._tell(routed)
+                self._report(routed)
 
     def counts(self) -> Iterator[str]:
         """Yield the counters of all calls by model and reason."""
@@ -184,7 +184,7 @@ class RouteServer(Server):
                     labels = f'model="{model}",reason="{reason}"'
                     yield f"assay_route_{what}_total{{{labels}}} {value:.10g}"
 
-    def _tell(self, routed: Routed) -> None:
+    def _report(self, routed: Routed) -> None:
         """Count a request and write its log line."""
         row: dict[str, Any] = {"time": round(time.time(), 3), "ended": routed.ended}
         row |= {"hardness": routed.hardness, "unknown": routed.unknown, "calls": []}

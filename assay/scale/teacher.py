@@ -132,9 +132,9 @@ class ActorTeacher(TeacherElsewhere):
         self._settings = settings
         self._ray = import_ray()
         self._opening = self._ray.put(opening)
-        self._members = [self._spawn() for _ in range(settings.teacher_actors)]
+        self._actors = [self._spawn() for _ in range(settings.teacher_actors)]
         # All calls start before the first wait, so that the actors load in parallel.
-        about = [one.about.remote() for one in self._members]
+        about = [one.about.remote() for one in self._actors]
         known = [
             self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
         ]
@@ -155,11 +155,11 @@ class ActorTeacher(TeacherElsewhere):
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
         """Split a batch into runs of adjacent groups, one per actor. Returns results in order."""
-        batch, many = replace(batch.to("cpu"), problems=()), len(self._members)
+        batch, many = replace(batch.to("cpu"), problems=()), len(self._actors)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]
         parts = [(n, batch.select_groups(share)) for n, share in enumerate(shares) if share]
-        refs = [ask(self._members[number], part) for number, part in parts]
+        refs = [ask(self._actors[number], part) for number, part in parts]
         return [
             self._answer(number, ref, lambda one, part=part: ask(one, part))
             for (number, part), ref in zip(parts, refs, strict=True)
@@ -175,9 +175,9 @@ class ActorTeacher(TeacherElsewhere):
                 check_alive()
                 why = str(lost)
                 warn(f"{who} is replaced: {why}")
-                end([self._members[number]])
-                self._members[number] = self._spawn()
-                ref = again(self._members[number])
+                end([self._actors[number]])
+                self._actors[number] = self._spawn()
+                ref = again(self._actors[number])
         remedy = "find the cause, then continue with assay train --resume RUN"
         raise WorkerDied(
             f"{who}: {why}; it was replaced {MOST_LOST} times without success; {remedy}"

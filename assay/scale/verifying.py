@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.config import ScaleConfig, TrainConfig
 from assay.generate.vllm_engine import check_vllm
-from assay.host.orphans import Remains, clear, new_family, start_watcher
+from assay.host.orphans import WorkerMark, end_orphans, new_family, start_watcher
 from assay.host.terminal import warn
 from assay.host.worker_process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost
 from assay.scale.cluster import (
@@ -85,7 +85,7 @@ class VerifierActor:
             return 0, ""
         said = worker.last_words()
         code = worker.kill()
-        clear([worker.remains])
+        end_orphans([worker.mark])
         return code, said
 
     def _there(self) -> Worker:
@@ -99,12 +99,12 @@ class RemoteWorker(Worker):
 
     def __init__(self, handle: Any, family: str, actors: VerifierActors) -> None:
         self.handle = handle
-        self.remains = Remains(family)
+        self.mark = WorkerMark(family)
         self.num_waiting = 0
         self.ready = False
         self.since = time.monotonic()
         self._actors = actors
-        self._heard: deque[Any] = deque()
+        self._received: deque[Any] = deque()
         self._words = ""
         self._ray = import_ray()
         self._starting: Any = None
@@ -119,7 +119,7 @@ class RemoteWorker(Worker):
             return
         if self._starting is None:
             self.start(options)
-        self._actors.hear_of_sandbox(*self._answer(self._starting, START_DEADLINE))
+        self._actors.warn_of_sandbox(*self._answer(self._starting, START_DEADLINE))
         self.ready = True
 
     def send(self, num_answers: int, *request: Any) -> None:
@@ -130,7 +130,7 @@ class RemoteWorker(Worker):
 
     def reply(self, seconds: float, is_stale: Callable[[], bool]) -> Any:
         """Wait for the next answer and return its data. Raises Lost, as a local worker does."""
-        while not self._heard:
+        while not self._received:
             ref = self.handle.replies.remote(seconds)
             while not self._ray.wait([ref], timeout=STALE)[0]:
                 taken = time.monotonic() - self.since
@@ -138,11 +138,11 @@ class RemoteWorker(Worker):
                     raise Lost("stale", "no caller waits for its result")
                 if taken > seconds + IMPORT_DEADLINE + ANSWER_SECONDS:
                     raise self._lost(f"no answer in {taken:.0f} s")
-            self._heard.extend(self._answer(ref, ANSWER_SECONDS))
+            self._received.extend(self._answer(ref, ANSWER_SECONDS))
             self.since = time.monotonic()
             self._actors.num_lost = 0
         self.num_waiting -= 1
-        return self._heard.popleft()
+        return self._received.popleft()
 
     def last_words(self) -> str:
         """Return the worker's standard error output from before its greeting."""
@@ -189,7 +189,7 @@ class VerifierActors:
     def __init__(self, settings: ScaleConfig, options: dict[str, Any]) -> None:
         self._settings, self._options = settings, options
         self._ray = import_ray()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.num_lost = 0
         self._idle = deque(self._spawn_actor() for _ in range(settings.verifier_actors or 0))
 
@@ -204,10 +204,10 @@ class VerifierActors:
         """Return an actor to the pool after its worker has ended."""
         self._idle.append(handle)
 
-    def hear_of_sandbox(self, host: str, trouble: str) -> None:
+    def warn_of_sandbox(self, host: str, trouble: str) -> None:
         """Warn once per machine, on standard error, that the sandbox does not work there."""
-        if trouble and host not in self._told:
-            self._told.add(host)
+        if trouble and host not in self._warned:
+            self._warned.add(host)
             why = " ".join(trouble.split())
             found = f"verifier actors on {host} have no sandbox ({why})"
             warn(f"{found}: programs are not judged there")

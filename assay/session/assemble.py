@@ -132,7 +132,7 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
         context_length=loaded.context_length,
     )
     if tools is not None:
-        generator.guide = tools.guide
+        generator.make_controller = tools.make_controller
     settled = config.model_copy(update={"engine": generator.settings})
     return Session(settled, loaded, renderer, generator, verifiers)
 

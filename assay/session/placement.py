@@ -16,7 +16,7 @@ import torch
 from assay.config import ModelConfig, TrainConfig, tool_settings
 from assay.errors import ConfigError, message
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
-from assay.host.orphans import Remains, new_family, watched
+from assay.host.orphans import WorkerMark, new_family, watched
 from assay.learn.ranks import ALONE, Ranks
 from assay.model.adapters import merged
 from assay.model.load import LoadedModel, load_model
@@ -36,8 +36,8 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
     if scale.rollout_actors is None:
         if facts is None:
             return session
-        remains = Remains(new_family(), "vllm")
-        stack.enter_context(watched(remains))
+        mark = WorkerMark(new_family(), "vllm")
+        stack.enter_context(watched(mark))
         vllm = VllmEngine(
             facts,
             engine.render,
@@ -46,9 +46,9 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
             threads=torch.get_num_threads(),
             as_sent=as_sent,
             expected=engine.plain_probe,
-            marks=remains.environment,
+            marks=mark.environment,
         )
-        vllm.guide = engine.guide
+        vllm.make_controller = engine.make_controller
         stack.callback(vllm.close)
         return replace(session, actors=vllm)
     corpus = tuple(map(absolute, config.tools.corpus))

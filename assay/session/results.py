@@ -142,8 +142,8 @@ class SampleResult:
             if sample["prompt"] != last_prompt:
                 last_prompt = sample["prompt"]
                 lines += ["=== prompt ===", sample["prompt"]]
-            given = f" ({sample['given']} of them injected)" if sample.get("given") else ""
-            how = f"{sample['tokens']} tokens{given}, {sample['finish_reason']}"
+            injected = f" ({sample['injected']} of them injected)" if sample.get("injected") else ""
+            how = f"{sample['tokens']} tokens{injected}, {sample['finish_reason']}"
             facts = [how, sample["status"]]
             facts += [self.remedy] if self.remedy and sample["status"] == UNJUDGED else []
             facts += [f"{name} {value:g}" for name, value in sample["components"].items()]
@@ -167,7 +167,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "completion": completion.text,
         **completion.think.row_keys,
         "tokens": len(completion.tokens),
-        "given": completion.num_given,
+        "injected": completion.num_injected,
         **({"said": completion.said} if completion.said else {}),
         "finish_reason": completion.finish_reason if completion.failure is None else None,
         "status": verdict.status if verdict else UNJUDGED,

@@ -124,8 +124,8 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         data |= {"verifier": verifier, "verifier_by_tag": {}}
     data["mixture"] = _sampling_of_parts(data.get("mixture", {}), options)
     if allow:
-        kept_allow = tree.get("verification", {}).get("allow", ())
-        tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
+        earlier_allow = tree.get("verification", {}).get("allow", ())
+        tree["verification"] = {**tree.get("verification", {}), "allow": [*earlier_allow, *allow]}
     sampling = dict(tree.get("sampling", {}))
     if (max_tokens := options.get("max_tokens")) is not None:
         sampling["max_tokens"] = max_tokens

@@ -42,7 +42,7 @@ from assay.session.assemble import (
 from assay.session.consent import open_config
 from assay.session.evaluate import Evaluation, sample_each
 from assay.session.evaluate import evaluate as measure
-from assay.session.kept_completions import KeptCompletions, keeping, settings_of
+from assay.session.evaluation_log import EvaluationLog, resumable, settings_of
 from assay.session.learners import rate_words
 from assay.session.results import (
     DryRun,
@@ -193,13 +193,13 @@ def evaluate(
         sink, kept = None, None
         if out is not None:
             facts = settings_of(session.config, sampling, num_samples)
-            kept = stack.enter_context(KeptCompletions(Path(out), facts))
+            kept = stack.enter_context(EvaluationLog(Path(out), facts))
             file = stack.enter_context(open(out, "w", encoding="utf-8"))
             sink = lambda *judged: file.writelines(sample_lines(*judged))  # noqa: E731
         watch = show_sampling(session.generator, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
             return measure(
-                *(keeping(session.generator, kept), session.verifiers, rows, sampling),
+                *(resumable(session.generator, kept), session.verifiers, rows, sampling),
                 *(num_samples, sink),
                 sampling_of=lambda problem: session.config.sampling_of(problem.tags, sampling),
             )

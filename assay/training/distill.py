@@ -104,7 +104,7 @@ def taught_words(config: TrainConfig) -> str:
     if config.teacher is not None and config.teacher.url is not None:
         teacher += f" at {config.teacher.url}"
     if settings.keep is not None:
-        teacher += f", whose {settings.keep_top} likeliest tokens are kept in {settings.keep}"
+        teacher += f", whose top {settings.keep_top} logits are cached in {settings.keep}"
     return f"{divergence_of(config)} from {teacher}{beside}"
 
 

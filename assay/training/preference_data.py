@@ -191,7 +191,7 @@ class ExampleReader:
         completions = list[Completion]()
         for number, ((side, text), tokens) in enumerate(zip(texts.items(), replies, strict=True)):
             self._check_length(f"{where} {side}", len(prompt.tokens) + len(tokens))
-            completions.append(Completion.given(f"{id}/{number}", tokens, text))
+            completions.append(Completion.from_tokens(f"{id}/{number}", tokens, text))
         problem = Problem(id, preference.prompt, source=where, think=preference.think)
         if isinstance(preference, Labelled):
             verdict = GOOD if preference.desirable else BAD
@@ -286,4 +286,4 @@ class ExampleReader:
         tokens = self.renderer.encode_rendered(prompt, text, ended)[1]
         if not len(tokens):
             raise complaint(row.source, "completion", text, "text that has some tokens")
-        return Completion.given(row.source, tokens, text), verdict
+        return Completion.from_tokens(row.source, tokens, text), verdict

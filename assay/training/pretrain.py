@@ -149,7 +149,7 @@ class Pieces(Sequence[Group]):
             return [self[n] for n in range(len(self))[index]]
         first, length = int(self._first[index]), int(self.lengths[index])
         tokens = self._tokens[first : first + 1 + length]
-        learned = Completion.given(f"piece-{index}/0", tokens[1:])
+        learned = Completion.from_tokens(f"piece-{index}/0", tokens[1:])
         return Group(Problem(f"piece-{index}", ""), Prompt("", tokens[:1]), (learned,))
 
 

@@ -189,6 +189,6 @@ def trace_groups(
         problem = Problem(
             id=f"trace-{number}", prompt=trace.prompt, source=trace.source, think=trace.think
         )
-        learned = Completion.given(f"trace-{number}/0", completion, trace.completion)
+        learned = Completion.from_tokens(f"trace-{number}/0", completion, trace.completion)
         groups.append(Group(problem, prompt, (replace(learned, sampled=said),)))
     return groups

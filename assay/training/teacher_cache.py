@@ -133,10 +133,10 @@ class LogitCache:
     def check_room(self, groups: Sequence[Group], max_gib: float) -> None:
         """Raise ConfigError if these groups would need more disk space than ``max_gib``."""
         tokens = sum(len(group.completions[0].tokens) for group in groups)
-        count = self.about["likeliest"]
+        count = self.about["top_k"]
         needed = tokens * (count * TOKEN_BYTES + 4) / GIB
         if needed > max_gib:
-            found = f"{max_gib:g} GiB for {tokens} tokens with {count} likeliest each"
+            found = f"{max_gib:g} GiB for {tokens} tokens and their top {count} logits"
             accepted = f"at least {needed:.3g}"
             remedy = "raise it, or lower distill.keep_top"
             raise ConfigError(message("distill.keep_gib", found, accepted, remedy))
@@ -186,7 +186,7 @@ class TeacherCache:
             "teacher": config.teacher and _name_of(config.teacher),
             "tokenizer": tokens_hash(session.loaded.tokenizer),
             "temperature": settings.temperature,
-            "likeliest": settings.keep_top,
+            "top_k": settings.keep_top,
         }
         self.cache = LogitCache(Path(settings.keep).expanduser(), about)
         lacking = self.cache.lacks(groups)

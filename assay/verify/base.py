@@ -285,7 +285,8 @@ def _source_of(module: str) -> bytes:
     """Return a module's source. For a package, return the source of all its files and tables."""
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:  # the module is the script that was started, or unknown
+    except ValueError:
+        # The module is the script that was started, or unknown.
         return b""
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""

@@ -190,10 +190,10 @@ def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         accepted = "the address of assay verifier serve, as http://host:8765"
         raise VerifierError(message(f"{OPTIONS}.url", "nothing", accepted))
     try:
-        told = _ask(known, "GET", f"/verifiers/{name}", time.monotonic() + FIRST_SECONDS)
+        facts = _ask(known, "GET", f"/verifiers/{name}", time.monotonic() + FIRST_SECONDS)
     except EndpointFailure as failure:
         raise VerifierError(f"verifier remote:{name}: {failure.detail}") from failure
-    if not isinstance(told, dict):
+    if not isinstance(facts, dict):
         found = f"{known['url']}: the server's reply is not a JSON object; {REMEDY}"
         raise VerifierError(f"verifier remote:{name}: {found}")
-    return {key: told[key] for key in ("version", "hash") if key in told}
+    return {key: facts[key] for key in ("version", "hash") if key in facts}

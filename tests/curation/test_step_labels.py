@@ -1,4 +1,5 @@
-"""Step labels by rollouts: exact on a scripted generator, the same when killed, and learned from."""
+"""Step labels by rollouts: exact on a scripted generator, the same when killed, and learned
+from."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ WRONG = "2+3 is 5\n5+4 is 8\nSo 8"
 
 
 def goes_on(problem: Problem, sibling: int) -> str:
-    """After a right beginning three of four rollouts end well, after the second step all; never after 8."""
+    """After a right beginning three of four rollouts end well, after the second step all; never
+    after 8."""
     begun = problem.spec[PREFIX]
     if "is 8" in begun:
         return "So 8"
@@ -292,7 +294,7 @@ def test_a_rollout_behind_a_step_has_no_budget_and_keeps_its_line(
     }
     run_stage("label_steps", tree, world.folder / "out")
     assert ["Be brief." in group.prompt.text for group in seen] == [False, True]
-    assert all(one.num_given == 0 for group in seen for one in group.completions)
+    assert all(one.num_injected == 0 for group in seen for one in group.completions)
 
 
 def test_a_device_holds_no_earlier_labels() -> None:

@@ -29,10 +29,10 @@ def test_the_manifest_of_a_selection_says_verified(tmp_path: Path) -> None:
 )
 def test_a_damaged_manifest_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    assert verified_words([str(tmp_path)]) == "given"
+    assert verified_words([str(tmp_path)]) == "unknown origin"
 
 
 def test_a_manifest_that_names_itself_as_its_input_ends(tmp_path: Path) -> None:
     made = {**MADE, "stage": "join", "inputs": [{"source": str(tmp_path)}]}
     (tmp_path / "manifest.json").write_text(json.dumps(made))
-    assert verified_words([str(tmp_path)]) == "given"
+    assert verified_words([str(tmp_path)]) == "unknown origin"

@@ -37,7 +37,7 @@ def test_a_point_for_each_budget_and_mode(world: World) -> None:
         ("opened", "none", None),
         ("empty", "none", None),
     ]
-    shares = [one.given for one in found.points]
+    shares = [one.injected for one in found.points]
     assert shares[0] >= shares[1] > 0 == shares[2] == shares[3]
     for one in found.points:
         assert one.num_problems == 4 and 0 < one.tokens <= 16

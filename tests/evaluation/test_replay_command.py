@@ -1,4 +1,5 @@
-"""`assay run replay`: a recorded step is judged and taken again, bit for bit, and every flip explained."""
+"""`assay run replay`: a recorded step is judged and taken again, bit for bit, and every flip
+explained."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from assay.errors import RunError, UserError
 from assay.evaluation.replay import _copy, replay, start_of
 from assay.evaluation.replay_result import ReplayResult
 from assay.generate import vllm_engine
-from assay.run.environment import kept_source
+from assay.run.environment import saved_source
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.training.api import train
 from assay.verify.learned.store import JudgeStore
@@ -130,7 +131,7 @@ def test_a_replay_after_a_change_of_the_verifier_explains_every_flip(
     tree = world.tree(data={"verifier": "my_length:reward"}, rl={"steps": 2})
     run = Path(train(tree, quiet=True).run)
     (hash,) = {row["verifier_hash"] for row in read_columns(_shard(run), ["verifier_hash"]) or ()}
-    assert kept_source(run, hash) == {"my_length": GENEROUS}
+    assert saved_source(run, hash) == {"my_length": GENEROUS}
     assert "source" not in (run / "environment.json").read_text(encoding="utf-8")
 
     mine.write_text(STRICT, encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Given tokens: a forced choice at their position, on every path; they have no log-probability and end nothing."""
+"""Given tokens: a forced choice at their position, on every path; they have no log-probability and
+end nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from test_independence import EARLY, through_module
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import engine as engine_module
 from assay.generate import forward as forward_module
-from assay.generate.base import GivenTokens, Guide, SoFar
+from assay.generate.base import InjectedTokens, SoFar, TurnController
 from assay.generate.captured import CapturedForward
 from assay.generate.engine import Engine
 from assay.generate.forward import Choice
@@ -46,10 +47,10 @@ class AtPlaces:
     def __init__(self, places: Sequence[int] = PLACES, replaces: int = 0) -> None:
         self.places, self.replaces = list(places), replaces
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+    def __call__(self, so_far: SoFar) -> InjectedTokens | None:
         if self.places and so_far.num_tokens >= self.places[0]:
             del self.places[0]
-            return GivenTokens(GIVEN, min(self.replaces, so_far.num_tokens))
+            return InjectedTokens(GIVEN, min(self.replaces, so_far.num_tokens))
         return None
 
 
@@ -59,23 +60,23 @@ class AtEnds:
     def __init__(self) -> None:
         self.told: list[SoFar] = []
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+    def __call__(self, so_far: SoFar) -> InjectedTokens | None:
         self.told.append(so_far)
         ends = [one for one in self.told if one.ends]
-        return GivenTokens(GIVEN) if so_far.ends and len(ends) == 1 else None
+        return InjectedTokens(GIVEN) if so_far.ends and len(ends) == 1 else None
 
 
-def guided(engine: Engine, guide: Any = AtPlaces) -> Engine:
-    engine.guide = lambda problem, prompt: guide()
+def controlled(engine: Engine, controller: Any = AtPlaces) -> Engine:
+    engine.make_controller = lambda problem, prompt: controller()
     return engine
 
 
-def some_guided(problem: Problem, prompt: Prompt) -> Guide | None:
+def some_controlled(problem: Problem, prompt: Prompt) -> TurnController | None:
     """Of some prompts only, at places and with replaced tokens."""
     return None if len(prompt.tokens) % 3 == 0 else AtPlaces((3, 9, 20), len(prompt.tokens) % 4)
 
 
-def often_guided(problem: Problem, prompt: Prompt) -> Guide | None:
+def often_controlled(problem: Problem, prompt: Prompt) -> TurnController | None:
     """Of some prompts only, so often that a slot that moves has tokens left to be given."""
     return None if len(prompt.tokens) % 3 == 0 else AtPlaces(range(len(prompt.tokens) % 7, 90, 7))
 
@@ -92,7 +93,7 @@ def is_given(length: int) -> np.ndarray:
 def test_given_tokens_stand_where_they_were_put(family: str) -> None:
     model = tiny_model(family=family)
     sampling = SamplingConfig(max_tokens=40, temperature=0.9)
-    engine = guided(engine_of(model, eos_ids=()))
+    engine = controlled(engine_of(model, eos_ids=()))
     for group in engine.generate([problem_of(n) for n in LENGTHS], sampling, 3):
         for one in group.completions:
             given = is_given(40)
@@ -107,7 +108,7 @@ def test_given_tokens_stand_where_they_were_put(family: str) -> None:
 
 def test_tokens_before_the_first_injected_one_do_not_change() -> None:
     plain = completions_of(engine_of(eos_ids=()).generate([problem_of(9)], SAMPLING, 4))
-    engine = guided(engine_of(eos_ids=()), lambda: AtPlaces((7,)))
+    engine = controlled(engine_of(eos_ids=()), lambda: AtPlaces((7,)))
     for name, one in completions_of(engine.generate([problem_of(9)], SAMPLING, 4)).items():
         assert one.tokens[:7].tolist() == plain[name].tokens[:7].tolist()
         assert one.tokens[7:10].tolist() == [*GIVEN]
@@ -115,9 +116,10 @@ def test_tokens_before_the_first_injected_one_do_not_change() -> None:
 
 @pytest.mark.parametrize("replaces", [1, 2, 8, 20])
 def test_removed_tokens_leave_no_trace_and_no_draw_is_used_twice(replaces: int) -> None:
-    """Every sampled token is the one that a plain pass over what is left gives for the next draw."""
+    """Every sampled token is the one that a plain pass over what is left gives for the next
+    draw."""
     model, place = tiny_model(), 8
-    engine = guided(engine_of(model, eos_ids=(), seed=5), lambda: AtPlaces((place,), replaces))
+    engine = controlled(engine_of(model, eos_ids=(), seed=5), lambda: AtPlaces((place,), replaces))
     (group,) = engine.generate([problem_of(9)], SAMPLING, 2)
     kept = max(0, place - replaces)
     for sibling, one in enumerate(group.completions):
@@ -137,12 +139,12 @@ def test_removed_tokens_leave_no_trace_and_no_draw_is_used_twice(replaces: int) 
     ("family", "lean"), [("llama", True), ("llama", False), ("qwen3", True), ("gpt2", False)]
 )
 def test_bits_do_not_depend_on_neighbors(family: str, lean: bool, num_slots: int) -> None:
-    """Some of the neighbors are guided too, and some are not; few slots are taken again."""
+    """Some of the neighbors are controlled too, and some are not; few slots are taken again."""
     settings = EngineConfig(num_slots=num_slots)
     engine = engine_of(tiny_model(family=family), eos_ids=EARLY, seed=3, settings=settings)
     if not lean:
         through_module(engine)
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     check_neighbors_change_nothing(engine, LENGTHS, SAMPLING, (2, 5, 3))
 
 
@@ -150,7 +152,7 @@ def test_slots_that_move_keep_their_guides() -> None:
     """Idle rows are left out, and what goes on changes its slot."""
     sixteen, few = EngineConfig(num_slots=16), SamplingConfig(max_tokens=90)
     found, expected = (engine_of(eos_ids=EARLY, settings=sixteen) for _ in range(2))
-    found.guide = expected.guide = often_guided
+    found.make_controller = expected.make_controller = often_controlled
     rows = found._choice.row_counts
     assert len(rows) > 1
     expected._choice = Choice(expected._choice.forward, rows[:1], rows[0], True, ())
@@ -168,7 +170,7 @@ def test_compiled_steps_serve_given_tokens(monkeypatch: pytest.MonkeyPatch) -> N
     model = wide_model()
     engine = engine_of(model, eos_ids=EARLY)
     assert engine.path == "compiled"
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     check_neighbors_change_nothing(engine, LENGTHS[:4], SAMPLING, (2, 5))
     check_the_same(engine, lean_engine(model, monkeypatch))
 
@@ -181,7 +183,7 @@ def test_captured_steps_serve_given_tokens(shared: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(forward_module, "ways_through", lambda *rest: ways)
     engine = engine_of(model, eos_ids=EARLY)
     assert engine.path == "captured"
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     check_the_same(engine, plain)
     assert recorder.num_replays > recorder.num_captures
 
@@ -192,7 +194,7 @@ def lean_engine(model: Any, monkeypatch: pytest.MonkeyPatch) -> Engine:
         ways = (lambda: LeanForward(model),)
         patch.setattr(forward_module, "ways_through", lambda *rest: ways)
         engine = engine_of(model, eos_ids=EARLY)
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     assert engine.path == "lean"
     return engine
 
@@ -217,7 +219,7 @@ def test_a_given_token_ends_nothing(
     """Neither an end token nor a stop string among what is given, whatever is sampled behind it."""
     monkeypatch.setattr("test_injected_tokens.GIVEN", given)
     sampling = SamplingConfig(max_tokens=20, stop=("I",))  # token 73
-    engine = guided(engine_of(), lambda: AtPlaces((1,)))
+    engine = controlled(engine_of(), lambda: AtPlaces((1,)))
     (group,) = engine.generate([problem_of(9)], sampling, 6)
     for one in group.completions:
         assert one.tokens[1:4].tolist() == [*given]
@@ -232,7 +234,7 @@ def test_a_completion_goes_on_behind_its_end() -> None:
         stop = () if rest["eos_ids"] else tuple("aeiou tn")
         sampling = SamplingConfig(max_tokens=60, stop=stop)
         plain = completions_of(engine_of(**rest).generate([problem_of(9)], sampling, 4))
-        engine = guided(engine_of(**rest), AtEnds)
+        engine = controlled(engine_of(**rest), AtEnds)
         longer = completions_of(engine.generate([problem_of(9)], sampling, 4))
         assert {one.finish_reason for one in plain.values()} & {"eos", "stop_string"}
         for name, one in longer.items():
@@ -244,19 +246,19 @@ def test_a_completion_goes_on_behind_its_end() -> None:
 
 
 def test_given_tokens_count_up_to_the_limit() -> None:
-    engine = guided(engine_of(eos_ids=()), lambda: AtPlaces((4,)))
+    engine = controlled(engine_of(eos_ids=()), lambda: AtPlaces((4,)))
     (group,) = engine.generate([problem_of(9)], SamplingConfig(max_tokens=6), 2)
     for one in group.completions:
         assert one.tokens[4:].tolist() == [*GIVEN[:2]] and one.finish_reason == "length"
 
 
 def test_without_a_guide_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a guide needs costs nothing where there is none."""
+    """What a controller needs costs nothing where there is none."""
 
     def fails(*rest: Any) -> None:
         raise AssertionError("asked")
 
-    for name in ("ask", "wake", "_give", "newest_sampled", "rows_behind_given"):
+    for name in ("ask", "wake", "_give", "newest_sampled", "rows_after_injected"):
         monkeypatch.setattr(engine_module.Slots, name, fails)
     (group,) = engine_of().generate([problem_of(9)], SamplingConfig(max_tokens=6), 2)
     assert all(one.sampled.all() for one in group.completions)

@@ -72,11 +72,11 @@ def test_a_limit_from_elsewhere_holds_too() -> None:
 
 
 def test_a_completion_that_waits_is_given_up_and_its_slot_serves_again() -> None:
-    """Its guide's promise is never kept. Prompts of 60 tokens and more leave room for fewer than
-    11 tokens, one of 40 for 30."""
+    """Its controller's promise is never kept. Prompts of 60 tokens and more leave room for fewer
+    than 11 tokens, one of 40 for 30."""
     never: Future[Any] = Future()
 
-    def guide(problem: Any, prompt: Any) -> Any:
+    def controller(problem: Any, prompt: Any) -> Any:
         waits = len(prompt.tokens) == 40
 
         def ask(so_far: SoFar) -> Any:
@@ -86,7 +86,7 @@ def test_a_completion_that_waits_is_given_up_and_its_slot_serves_again() -> None
 
     settings = EngineConfig(num_slots=2)
     engine = engine_of(settings=settings, eos_ids=(), context_length=70)
-    engine.guide = guide
+    engine.make_controller = controller
     cutoff = OversamplingCutoff(2)
     problems = [problem_of(n) for n in (40, 60, 61, 62)]
     groups = engine.generate(problems, SamplingConfig(), 1, cutoff=cutoff)

@@ -1,4 +1,5 @@
-"""The model's own cache: completions alone, injected and removed tokens, pauses, what is refused."""
+"""The model's own cache: completions alone, injected and removed tokens, pauses, what is
+refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from generate_fakes import (
     plain_logprobs,
     problem_of,
 )
-from test_injected_tokens import AtPlaces, guided
+from test_injected_tokens import AtPlaces, controlled
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import ModelError
@@ -48,7 +49,9 @@ def test_greedy_tokens_are_those_of_generate(name: str) -> None:
 @pytest.mark.parametrize("replaces", [0, 1, 4])
 def test_a_recurrent_state_goes_back_when_tokens_are_removed(replaces: int) -> None:
     model = family_model("mamba2")
-    engine = guided(engine_of(model, settings=FEW, eos_ids=()), lambda: AtPlaces((6,), replaces))
+    engine = controlled(
+        engine_of(model, settings=FEW, eos_ids=()), lambda: AtPlaces((6,), replaces)
+    )
     for group in engine.generate([problem_of(n) for n in (5, 11)], SAMPLING, 2):
         for one in group.completions:
             plain_LV = plain_logprobs(model, group, one).numpy()

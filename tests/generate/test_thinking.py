@@ -1,4 +1,5 @@
-"""Budgets of thinking: in the words of a script, where every case can be written down, and in the engine."""
+"""Budgets of thinking: in the words of a script, where every case can be written down, and in the
+engine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from assay.config import SamplingConfig
 from assay.errors import ConfigError
-from assay.generate.base import GivenTokens, SoFar
+from assay.generate.base import InjectedTokens, SoFar
 from assay.generate.thinking import ThinkControl
 from assay.testing import byte_tokenizer
 from assay.types import Prompt, ThinkFormat
@@ -31,12 +32,12 @@ def control_of(think: ThinkFormat = OPENED, **rest: Any) -> ThinkControl:
 
 def told(script: str, control: ThinkControl, ends: bool = True, limit: int = 200) -> str:
     """What becomes of a policy that says the script, byte by byte, whatever is given between."""
-    guide, tokens, words = control.guide(), np.zeros(0, np.int32), list(script.encode())
+    controller, tokens, words = control.controller(), np.zeros(0, np.int32), list(script.encode())
 
     def ask(newest: int | None, at_end: bool) -> bool:
         nonlocal tokens
         asked = 0
-        while found := guide(SoFar(len(tokens), newest, at_end, tokens.copy, asked > 0)):
+        while found := controller(SoFar(len(tokens), newest, at_end, tokens.copy, asked > 0)):
             kept = tokens[: len(tokens) - found.replaces]
             tokens = np.append(kept, np.array(found.tokens, np.int32))
             newest, at_end, asked = int(tokens[-1]), False, asked + 1
@@ -167,43 +168,46 @@ def test_only_sampled_thinking_tokens_count() -> None:
     assert found.partition(call)[2] == "<think>" + "b" * 13 + STOPPED + "b" * 27
     for inside in (True, False):
         script = ["<think>aaaaa" if inside else "<think>a</think>b", answer, "x" * 60]
-        guide, said = control.guide(), np.zeros(0, np.int32)
+        controller, said = control.controller(), np.zeros(0, np.int32)
         stopped_at = None
         for number, part in enumerate(script):
             words = np.array(list(part.encode()), np.int32)
             for size in [len(words)] if number == 1 else [1] * len(words):
                 said, words = np.append(said, words[:size]), words[size:]
                 so_far = SoFar(len(said), int(said[-1]), False, said.copy, number == 1)
-                if guide(so_far) is not None and stopped_at is None:
+                if controller(so_far) is not None and stopped_at is None:
                     stopped_at = len(said)
         assert stopped_at == (12 + 250 + 28 if inside else None)
 
 
 def test_the_least_length_counts_no_answers_of_tools() -> None:
     control = control_of(min_think=20, max_think_more=9)
-    guide, said = control.guide(), np.array(list(b"a" * 4 + b"=" * 100), np.int32)
+    controller, said = control.controller(), np.array(list(b"a" * 4 + b"=" * 100), np.int32)
     for size in range(5):
-        assert guide(SoFar(size, int(said[size - 1]) if size else None, False, said.copy)) is None
-    assert guide(SoFar(104, int(said[-1]), False, said.copy, given=True)) is None
+        assert (
+            controller(SoFar(size, int(said[size - 1]) if size else None, False, said.copy)) is None
+        )
+    assert controller(SoFar(104, int(said[-1]), False, said.copy, injected=True)) is None
     end = b"</think>"
     for size in range(1, len(end) + 1):
         text = np.append(said, np.array(list(end[:size]), np.int32))
-        found = guide(SoFar(len(text), int(text[-1]), False, text.copy))
+        found = controller(SoFar(len(text), int(text[-1]), False, text.copy))
     assert found is not None and found.replaces == len(end), "four tokens of thinking are few"
 
 
 class Answers:
-    """A guide that closes the block after five tokens, answers at length, and opens another."""
+    """A controller that closes the block after five tokens, answers at length, and opens
+    another."""
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+    def __call__(self, so_far: SoFar) -> InjectedTokens | None:
         text = b"</think>" + b"y" * 30 + b"<think>"
-        return GivenTokens([*text], begins_turn=True) if so_far.num_tokens == 5 else None
+        return InjectedTokens([*text], begins_turn=True) if so_far.num_tokens == 5 else None
 
 
 def test_the_engine_leaves_a_second_block_what_the_first_has_left() -> None:
     sampling = SamplingConfig(max_tokens=120, think_budget=40, think_stop_text=STOP)
     engine = engine_of(eos_ids=(), render=thinking)
-    engine.guide = lambda problem, prompt: Answers()
+    engine.make_controller = lambda problem, prompt: Answers()
     (group,) = engine.generate([problem_of(9)], sampling, 2)
     for one in group.completions:
         given = np.flatnonzero(~one.sampled)

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from generate_fakes import completions_of, engine_of, problem_of, render
 from test_independence import EARLY
-from test_injected_tokens import GIVEN, AtEnds, AtPlaces, often_guided, some_guided
+from test_injected_tokens import GIVEN, AtEnds, AtPlaces, often_controlled, some_controlled
 from test_waiting_completions import Late, late_some
 from vllm_fake import SamplingEngine, fake_vllm
 
 from assay.config import EngineConfig, SamplingConfig, ToolsConfig
 from assay.errors import RunStopped
 from assay.generate import vllm_call, vllm_engine
-from assay.generate.base import Guide, Promise, SoFar
+from assay.generate.base import Promise, SoFar, TurnController
 from assay.generate.engine import Engine
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.sampler import key_at, uniforms
 from assay.generate.turns.environment import Environment
-from assay.generate.turns.guide import ChatFormatter, TurnGuide
+from assay.generate.turns.reply_controller import ChatFormatter, ReplyController
 from assay.generate.turns.toolbox import open_tools
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.weights import Weights
@@ -40,7 +40,7 @@ FACTS = ("id", "text", "finish_reason", "num_think_tokens", "policy_version", "t
 THINK = ThinkFormat("opened", "{", "}")
 STOP_TEXT = {"think_stop_text": "!{close}", "think_more_text": "~~"}
 Render = Callable[[Problem], Prompt]
-MakeGuide = Callable[[Problem, Prompt], Guide | None]
+MakeController = Callable[[Problem, Prompt], TurnController | None]
 
 
 class KeyedEngine(SamplingEngine):
@@ -93,14 +93,15 @@ def check_equal(one: Completion, other: Completion) -> None:
 def check_all_equal(
     engine: Engine,
     vllm: VllmEngine,
-    guide: MakeGuide | None,
+    controller: MakeController | None,
     sampling: SamplingConfig = SAMPLING,
     problems: Sequence[Problem] | None = None,
-    again: MakeGuide | None = None,
+    again: MakeController | None = None,
 ) -> dict[str, Completion]:
-    """Sample from both and compare every completion. again: the guide of vLLM; default: the same."""
+    """Sample from both and compare every completion. again: the controller of vLLM; default: the
+    same."""
     problems = [problem_of(n) for n in LENGTHS] if problems is None else problems
-    engine.guide, vllm.guide = guide, again or guide
+    engine.make_controller, vllm.make_controller = controller, again or controller
     expected = completions_of(engine.generate(problems, sampling, 3))
     found = completions_of(vllm.generate(problems, sampling, 3))
     assert found.keys() == expected.keys()
@@ -125,21 +126,21 @@ def test_injected_and_replaced_tokens(vllm: Any, replaces: int, temperature: flo
     assert vllm.made[0].aborted, "a request is stopped where tokens are injected"
 
 
-@pytest.mark.parametrize("guide", [some_guided, often_guided, lambda *_: AtEnds()])
+@pytest.mark.parametrize("controller", [some_controlled, often_controlled, lambda *_: AtEnds()])
 @pytest.mark.parametrize("stop", [(), STOPS])
 def test_some_completions_have_controllers(
-    vllm: Any, guide: MakeGuide, stop: tuple[str, ...]
+    vllm: Any, controller: MakeController, stop: tuple[str, ...]
 ) -> None:
-    found = check_all_equal(*both(), guide, SamplingConfig(max_tokens=40, stop=stop))
+    found = check_all_equal(*both(), controller, SamplingConfig(max_tokens=40, stop=stop))
     assert any(not one.sampled.all() for one in found.values())
 
 
 def test_waiting_completions(vllm: Any) -> None:
     """The engine is given the same tokens at once; neither may depend on when a future is done."""
     engine, its = both()
-    check_all_equal(engine, its, some_guided, again=late_some)
-    ends: MakeGuide = lambda *_: AtEnds()  # noqa: E731
-    again: MakeGuide = lambda *_: Late(AtEnds())  # noqa: E731
+    check_all_equal(engine, its, some_controlled, again=late_some)
+    ends: MakeController = lambda *_: AtEnds()  # noqa: E731
+    again: MakeController = lambda *_: Late(AtEnds())  # noqa: E731
     stops = SamplingConfig(max_tokens=40, stop=STOPS)
     check_all_equal(engine, its, ends, stops, again=again)
 
@@ -157,7 +158,7 @@ class Bad:
 
 def test_an_exception_of_a_controller_ends_both(vllm: Any) -> None:
     for one in both():
-        one.guide = lambda problem, prompt: Bad()
+        one.make_controller = lambda problem, prompt: Bad()
         with pytest.raises(ValueError, match="gone"):
             one.generate([problem_of(9)], SAMPLING, 2)
     assert not vllm.made[0].waiting, "no request is left that nobody reads"
@@ -174,7 +175,7 @@ def test_a_controller_that_never_answers_is_named(
     vllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, its = both()
-    its.guide = lambda problem, prompt: Silent()
+    its.make_controller = lambda problem, prompt: Silent()
     monkeypatch.setattr(vllm_call, "PATIENCE", 0.01)
     with pytest.raises(RunStopped, match="found 2 completions that wait for a tool"):
         its.generate([problem_of(9)], SAMPLING, 2)
@@ -229,9 +230,11 @@ class Game:
         return f"[{self.secret}{len(said)}]"
 
 
-def turns_with(respondent: Any) -> MakeGuide:
+def turns_with(environment: Any) -> MakeController:
     formatter = ChatFormatter(byte_tokenizer(), "{result}\n")
-    return lambda problem, prompt: TurnGuide(formatter, respondent(problem, prompt), prompt.think)
+    return lambda problem, prompt: ReplyController(
+        formatter, environment(problem, prompt), prompt.think
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"think_budget": 9, **STOP_TEXT}])
@@ -241,19 +244,20 @@ def test_an_environment_plays_alike(vllm: Any, settings: dict[str, Any]) -> None
 
     problems = [replace(problem_of(n), spec={"answer": f"s{n}"}) for n in LENGTHS]
     sampling = SamplingConfig(max_tokens=60, stop=STOPS, **settings)
-    guide = turns_with(lambda problem, prompt: Game.respondent(problem, prompt.think))
-    found = check_all_equal(*both(render=thinking), guide, sampling, problems)
+    controller = turns_with(lambda problem, prompt: Game.open_conversation(problem, prompt.think))
+    found = check_all_equal(*both(render=thinking), controller, sampling, problems)
     assert any(len(one.turn_ends) > 1 for one in found.values())
     assert any("[s40" in one.text for one in found.values())
 
 
 def test_tools_answer_alike(vllm: Any) -> None:
-    """Of an untrained model any text before ``!`` is a call, mostly of a tool that does not exist."""
+    """Of an untrained model any text before ``!`` is a call, mostly of a tool that does not
+    exist."""
     settings = ToolsConfig(names=("calculator",), call="{tool}{input}!", result="={result};")
     tools = open_tools(settings, byte_tokenizer(), in_chat=False)
     assert tools is not None
     found = check_all_equal(
-        *both(eos_ids=()), tools.guide, SamplingConfig(max_tokens=160, stop=("$",))
+        *both(eos_ids=()), tools.make_controller, SamplingConfig(max_tokens=160, stop=("$",))
     )
     assert sum("=error: there is no tool" in one.text for one in found.values()) > 2
 
@@ -278,7 +282,7 @@ def test_a_cutoff_takes_the_same_groups(vllm: Any) -> None:
 def test_the_prompt_of_a_continued_request_is_all_tokens_so_far(vllm: Any) -> None:
     """So vLLM's prefix cache holds its beginning."""
     _, its = both(eos_ids=())
-    its.guide = lambda problem, prompt: AtPlaces((5,))
+    its.make_controller = lambda problem, prompt: AtPlaces((5,))
     (group,) = its.generate([problem_of(9)], SAMPLING, 1)
     (_, first, _), (_, second, params) = vllm.made[0].asked
     assert first == group.prompt.tokens.tolist()

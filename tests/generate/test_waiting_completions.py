@@ -1,4 +1,5 @@
-"""Completions that wait for their guide, as for a tool: nothing but time tells them from others."""
+"""Completions that wait for their controller, as for a tool: nothing but time tells them from
+others."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from test_injected_tokens import (
     AtEnds,
     AtPlaces,
     is_given,
-    some_guided,
+    some_controlled,
 )
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import RunStopped
-from assay.generate.base import GivenTokens, Guide, Promise, SoFar
+from assay.generate.base import InjectedTokens, Promise, SoFar, TurnController
 from assay.generate.engine import Engine
 from assay.generate.finish import turns_of
 from assay.generate.forward import Choice
@@ -47,13 +48,15 @@ POOL = ThreadPoolExecutor(4)
 
 
 class Late:
-    """Answers as another guide does, later; and now and then promises nothing."""
+    """Answers as another controller does, later; and now and then promises nothing."""
 
-    def __init__(self, guide: Guide, seconds: Sequence[float] = (0.0, 0.001, 0.004)) -> None:
-        self.guide, self.seconds = guide, seconds
+    def __init__(
+        self, controller: TurnController, seconds: Sequence[float] = (0.0, 0.001, 0.004)
+    ) -> None:
+        self.controller, self.seconds = controller, seconds
 
     def __call__(self, so_far: SoFar) -> Promise | None:
-        answer = self.guide(so_far)
+        answer = self.controller(so_far)
         if answer is None and so_far.num_tokens % 5:
             return None
         return POOL.submit(self._later, answer)
@@ -63,9 +66,9 @@ class Late:
         return answer
 
 
-def late_some(problem: Problem, prompt: Prompt) -> Guide | None:
-    guide = some_guided(problem, prompt)
-    return None if guide is None else Late(guide)
+def late_some(problem: Problem, prompt: Prompt) -> TurnController | None:
+    controller = some_controlled(problem, prompt)
+    return None if controller is None else Late(controller)
 
 
 def tokens_of(engine: Engine, lengths: Sequence[int] = LENGTHS, **rest: Any) -> dict[str, Any]:
@@ -97,16 +100,16 @@ def test_a_waiting_completion_has_the_bits_of_one_that_never_waits(
     engine = engine_of(tiny_model(family=family), eos_ids=EARLY, seed=3, settings=settings)
     if not lean:
         through_module(engine)
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     expected = tokens_of(engine)
-    engine.guide, waited = late_some, waits_counted(monkeypatch)
+    engine.make_controller, waited = late_some, waits_counted(monkeypatch)
     assert tokens_of(engine) == expected
     assert len(waited) > 10
 
 
 def test_bits_do_not_depend_on_neighbors() -> None:
     engine = engine_of(tiny_model(), eos_ids=EARLY, seed=3, settings=EngineConfig(num_slots=4))
-    engine.guide = late_some
+    engine.make_controller = late_some
     check_neighbors_change_nothing(engine, LENGTHS, SAMPLING, (2, 4))
 
 
@@ -114,9 +117,9 @@ def test_bits_do_not_depend_on_neighbors() -> None:
 def test_compiled_steps_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(wide_model(), eos_ids=EARLY)
     assert engine.path == "compiled"
-    engine.guide = some_guided
+    engine.make_controller = some_controlled
     expected = tokens_of(engine, LENGTHS[:4])
-    engine.guide, waited = late_some, waits_counted(monkeypatch)
+    engine.make_controller, waited = late_some, waits_counted(monkeypatch)
     assert tokens_of(engine, LENGTHS[:4]) == expected and waited
 
 
@@ -135,8 +138,8 @@ def test_slots_that_wait_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self, kept)
 
     monkeypatch.setattr(Slots, "keep", keep)
-    found.guide = lambda problem, prompt: Late(AtPlaces((3, 9, 20)), (0.02,))
-    expected.guide = lambda problem, prompt: AtPlaces((3, 9, 20))
+    found.make_controller = lambda problem, prompt: Late(AtPlaces((3, 9, 20)), (0.02,))
+    expected.make_controller = lambda problem, prompt: AtPlaces((3, 9, 20))
     assert tokens_of(found) == tokens_of(expected)
     assert any(moved)
     assert found.stats.wait_seconds > 0
@@ -151,22 +154,22 @@ def test_a_promise_of_no_tokens_changes_nothing() -> None:
 
     engine = engine_of(eos_ids=EARLY)
     expected = tokens_of(engine, stop=("e",))
-    engine.guide = lambda problem, prompt: Nothing()
+    engine.make_controller = lambda problem, prompt: Nothing()
     assert tokens_of(engine, stop=("e",)) == expected
     assert {bits[3] for bits, _ in expected.values()} >= {"eos", "length"}
 
 
 def test_a_paused_completion_continues_after_its_end() -> None:
     engine = engine_of(eos_ids=EARLY)
-    engine.guide = lambda problem, prompt: AtEnds()
+    engine.make_controller = lambda problem, prompt: AtEnds()
     expected = tokens_of(engine)
-    engine.guide = lambda problem, prompt: Late(AtEnds())
+    engine.make_controller = lambda problem, prompt: Late(AtEnds())
     assert tokens_of(engine) == expected
 
 
 def test_a_promise_before_the_first_token_is_waited_for() -> None:
     engine = engine_of(eos_ids=())
-    engine.guide = lambda problem, prompt: Late(AtPlaces())
+    engine.make_controller = lambda problem, prompt: Late(AtPlaces())
     (group,) = engine.generate([problem_of(9)], SAMPLING, 2)
     assert PLACES[0] == 0
     for one in group.completions:
@@ -179,14 +182,14 @@ def test_others_go_on_while_one_waits() -> None:
 
     class Waits:
         def __call__(self, so_far: SoFar) -> Promise | None:
-            return promise if so_far.num_tokens == 5 and not so_far.given else None
+            return promise if so_far.num_tokens == 5 and not so_far.injected else None
 
     def neighbor_ended(stats: Any) -> None:
         if stats.num_completions == 1 and not promise.done():
-            promise.set_result(GivenTokens([71]))
+            promise.set_result(InjectedTokens([71]))
 
     engine = engine_of(eos_ids=())
-    engine.guide = lambda problem, prompt: Waits() if problem.id == "p9" else None
+    engine.make_controller = lambda problem, prompt: Waits() if problem.id == "p9" else None
     engine.watch = neighbor_ended
     first, second = engine.generate([problem_of(9), problem_of(4)], SAMPLING, 1)
     assert first.completions[0].tokens[5] == 71 and not first.completions[0].sampled[5]
@@ -197,12 +200,12 @@ def test_turns_are_told_of_a_completion() -> None:
     """Where what was given begins a turn, the policy's words lie between."""
 
     class Turns(AtPlaces):
-        def __call__(self, so_far: SoFar) -> GivenTokens | None:
+        def __call__(self, so_far: SoFar) -> InjectedTokens | None:
             answer = super().__call__(so_far)
-            return answer and GivenTokens(answer.tokens, begins_turn=so_far.num_tokens != 12)
+            return answer and InjectedTokens(answer.tokens, begins_turn=so_far.num_tokens != 12)
 
     engine = engine_of(eos_ids=())
-    engine.guide = lambda problem, prompt: Turns()
+    engine.make_controller = lambda problem, prompt: Turns()
     (group,) = engine.generate([problem_of(9)], SamplingConfig(max_tokens=20), 2)
     for one in group.completions:
         assert one.turn_ends == (5, 20)
@@ -212,14 +215,15 @@ def test_turns_are_told_of_a_completion() -> None:
 
 
 def test_a_budget_of_thinking_and_a_guide_both_give() -> None:
-    """The budget's text stands in the block; the guide's tokens where the completion would have ended."""
+    """The budget's text stands in the block; the controller's tokens where the completion would
+    have ended."""
     sampling = SamplingConfig(max_tokens=60, think_budget=12, think_stop_text="!{close}")
 
     def opened(problem: Problem) -> Prompt:
         return replace(render(problem), think=ThinkFormat("opened"))
 
     engine = engine_of(eos_ids=EARLY, render=opened)
-    engine.guide = lambda problem, prompt: Late(AtEnds())
+    engine.make_controller = lambda problem, prompt: Late(AtEnds())
     (group,) = engine.generate([problem_of(9)], sampling, 8)
     stop = list(b"!</think>")
     given = [one.tokens[~one.sampled].tolist() for one in group.completions]
@@ -245,6 +249,8 @@ def test_a_promise_that_is_never_kept_ends_the_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("assay.generate.slots.PATIENCE", 0.05)
     engine = engine_of(eos_ids=())
     never: Promise = Future()
-    engine.guide = lambda problem, prompt: lambda so_far: never if so_far.num_tokens == 5 else None
+    engine.make_controller = lambda problem, prompt: (
+        lambda so_far: never if so_far.num_tokens == 5 else None
+    )
     with pytest.raises(RunStopped, match=r"2 completions .* within 0\.05 seconds"):
         engine.generate([problem_of(9)], SAMPLING, 2)

@@ -1,4 +1,5 @@
-"""A teacher with another tokenizer: spans against a slow aligner, their gradient against enumeration."""
+"""A teacher with another tokenizer: spans against a slow aligner, their gradient against
+enumeration."""
 
 from __future__ import annotations
 
@@ -168,7 +169,7 @@ def a_batch(texts: list[str | list[int]], student: str = "bytes", given: Any = (
         tokens = (
             text if isinstance(text, list) else [*encoded(tokenizer, text), tokenizer.eos_token_id]
         )
-        one = Completion.given(f"p#0/{n}", np.array(tokens, np.int32))
+        one = Completion.from_tokens(f"p#0/{n}", np.array(tokens, np.int32))
         one.sampled[[place for place in given if place < len(tokens)]] = False
         rows.append(one)
     group = Group(Problem("p", "Why?"), prompt, tuple(rows))
@@ -281,7 +282,8 @@ def test_what_a_teacher_would_never_say_still_has_a_gradient() -> None:
 
 
 def joined(teacher: Tensor, completion: int) -> list[float]:
-    """The teacher's score of a completion's spans: token 1 is never an end, but at the last place."""
+    """The teacher's score of a completion's spans: token 1 is never an end, but at the last
+    place."""
     tokens, scores = COMPLETIONS[completion], token_logprobs(teacher, [completion]).tolist()
     if tokens[0] == 1:
         return [GOES_ON, sum(scores) - 0.3]  # as a tokenizer with one token for both would have it
@@ -289,8 +291,8 @@ def joined(teacher: Tensor, completion: int) -> list[float]:
 
 
 def test_its_expected_gradient_is_that_of_the_reverse_kl_over_spans() -> None:
-    """At each state where a span begins, sum_s q(s) log(q(s) / p(s)) over the spans that may follow; no
-    state counts for where it leads to."""
+    """At each state where a span begins, sum_s q(s) log(q(s) / p(s)) over the spans that may
+    follow; no state counts for where it leads to."""
     tables, teacher = random_tables(), random_tables(1).detach()
     row = algorithm("on_policy_distillation", aggregation="constant_length", length_divisor=1.0)
     total = torch.zeros((), dtype=torch.float64)

@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.config import LoraConfig
 from assay.model import decoder
-from assay.model.activations import kept_bytes
+from assay.model.activations import saved_bytes
 from assay.model.adapters import add_adapter
 from assay.model.decoder import hidden_states, module_hidden_states
 from assay.model.family import Decoder, NotLean
@@ -179,7 +179,7 @@ def test_adapters_in_bfloat16_are_as_near_the_truth_as_pefts(family: str) -> Non
 
 
 def test_adapters_keep_nothing_beside_the_lean_way() -> None:
-    assert kept_bytes(adapted("qwen2")) == kept_bytes(a_model("qwen2"))
+    assert saved_bytes(adapted("qwen2")) == saved_bytes(a_model("qwen2"))
     found: list[int] = []
     for model in (a_model(), adapted("llama")):
         parameters = {id(one) for one in model.parameters()}

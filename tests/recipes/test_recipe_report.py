@@ -59,15 +59,15 @@ def test_each_stage_says_whether_its_traces_were_verified(world: World) -> None:
     folder = Path(world.run(world.file(tree)).folder)
     text = (folder / "report.md").read_text()
     for stage, told in (
-        ("cold", "given"),
+        ("cold", "unknown origin"),
         ("right_only", "verified"),
         ("any", "not verified"),
-        ("both", "verified, given"),
+        ("both", "verified, unknown origin"),
     ):
         (row,) = (line for line in text.splitlines() if line.startswith(f"| {stage} | sft | "))
         assert row.split(" | ")[2:4] == ["start", told]
         page = (folder / stage / "report.html").read_text()
-        assert (f"({told})" in page) == (told != "given")
+        assert (f"({told})" in page) == (told != "unknown origin")
     assert "| reason | rl | cold |  |" in text
 
 

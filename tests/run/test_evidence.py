@@ -17,7 +17,7 @@ from assay.run.evidence import NUM_ROLLOUTS
 from assay.run.figure import draw_series
 from assay.run.guard import Guard
 
-SICK_FROM = 10
+FAULTY_FROM = 10
 JUMP = {"action": "stop", "window": 4, "limit": 5.0}
 
 
@@ -38,8 +38,8 @@ def go_on(run: Run, until: int, guard: Guard) -> None:
     while run.step < until and run.stop_reason is None:
         groups, verdicts = make_rollouts(run.step + 1)
         run.record(groups, verdicts)
-        sick = run.step + 1 >= SICK_FROM
-        run.finish_step(make_update(groups, **{"optimizer/grad_norm": 30.0 if sick else 1.0}))
+        is_faulty = run.step + 1 >= FAULTY_FROM
+        run.finish_step(make_update(groups, **{"optimizer/grad_norm": 30.0 if is_faulty else 1.0}))
         guard.check(run)
 
 
@@ -53,7 +53,7 @@ def stopped_run(tmp_path: Path) -> Path:
     with pytest.raises(RunStopped) as error, Run.create(config, quiet=True) as run:
         go_on(run, 12, Guard(config.guard))
     assert "\n" not in str(error.value)
-    assert f"step {SICK_FROM}: optimizer/grad_norm jumped from 1 to 30" in str(error.value)
+    assert f"step {FAULTY_FROM}: optimizer/grad_norm jumped from 1 to 30" in str(error.value)
     assert f"assay run rollback {run.folder} --to 8 && assay train --resume" in str(error.value)
     return run.folder
 
@@ -104,8 +104,8 @@ def test_a_killed_run_is_stopped_at_the_same_step(tmp_path: Path, killed_after: 
 def test_a_run_killed_before_the_guard_was_asked_is_stopped_on_resume(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with suppress(Killed), Run.create(config, quiet=True) as run:
-        go_on(run, SICK_FROM - 1, Guard(config.guard))
-        groups, verdicts = make_rollouts(SICK_FROM)
+        go_on(run, FAULTY_FROM - 1, Guard(config.guard))
+        groups, verdicts = make_rollouts(FAULTY_FROM)
         run.record(groups, verdicts)
         run.finish_step(make_update(groups, **{"optimizer/grad_norm": 30.0}))
         run.save_checkpoint()
@@ -125,7 +125,7 @@ def test_a_pause_ends_normally_and_a_note_continues(tmp_path: Path) -> None:
     config = config_of(tmp_path, action="pause")
     with Run.create(config, quiet=True) as run:
         go_on(run, 12, Guard(config.guard))
-    assert run.step == SICK_FROM and run.checkpoints.steps()[-1] == SICK_FROM
+    assert run.step == FAULTY_FROM and run.checkpoints.steps()[-1] == FAULTY_FROM
     assert spoken(run.folder)[0]["kind"] == "guard_pause"
     ended = json.loads((run.folder / "events.jsonl").read_text().splitlines()[-1])
     assert ended["reason"].startswith("paused by the guard: optimizer/grad_norm jumped")

@@ -1,4 +1,4 @@
-"""Each built-in rule speaks on the series of a sick run, and keeps silent on a healthy neighbor."""
+"""Each built-in rule fires on the series of a faulty run, and not on a healthy neighbor's."""
 
 from __future__ import annotations
 
@@ -88,17 +88,19 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "sick", "well", "options"), CASES, ids=[one[0] for one in CASES])
+@pytest.mark.parametrize(
+    ("name", "faulty", "healthy", "options"), CASES, ids=[one[0] for one in CASES]
+)
 def test_a_rule_tells_the_sick_from_the_healthy(
-    name: str, sick: Series, well: Series, options: dict[str, Any]
+    name: str, faulty: Series, healthy: Series, options: dict[str, Any]
 ) -> None:
-    found = ask(name, sick, **options)
+    found = ask(name, faulty, **options)
     assert found is not None and found.series
     rule = RULES[name]
     known = {"key": rule.key, "limit": 1.0, "window": rule.window, "why": "x"}
     said = rule.says.format(metric=found.series[0], **known, **found.numbers)
     assert "{" not in said and len(said) < 400
-    assert ask(name, well, **options) is None
+    assert ask(name, healthy, **options) is None
 
 
 # Completions that passed, of 64, in the first 49 steps of a run of 8 groups of 8 on GSM8K. Held-out

@@ -37,7 +37,7 @@ def test_all_is_told_and_was_written_before(
 ) -> None:
     heard: Told = []
     written: list[bool] = []
-    tell = listeners.Journals.tell
+    notify = listeners.Journals.notify
 
     def checked(journals: listeners.Journals, kind: str, row: Mapping[str, Any]) -> None:
         if kind == "rollouts":
@@ -46,9 +46,9 @@ def test_all_is_told_and_was_written_before(
             rows = journals.rows(kind)
             written.append(bool(rows) and rows[-1].get("kind") == row.get("kind"))
             written.append(bool(rows) and rows[-1]["step"] == row["step"])
-        tell(journals, kind, row)
+        notify(journals, kind, row)
 
-    monkeypatch.setattr(listeners.Journals, "tell", checked)
+    monkeypatch.setattr(listeners.Journals, "notify", checked)
     folder = run_with(tmp_path, lambda *told: heard.append(told))
     assert [kind for kind, _ in heard] == [
         *("rollouts", "metrics", "rollouts", "metrics", "evaluations", "notes", "events"),

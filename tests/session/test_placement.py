@@ -31,11 +31,11 @@ def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPat
     """They work in another folder. What is no file is a name of the hub, or a source."""
     told: list[Any] = []
 
-    def hire(engine: Any, opening: Any, *_: Any) -> Any:
+    def spawn(engine: Any, opening: Any, *_: Any) -> Any:
         told.append(opening)
         return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(placement, "ActorGenerator", hire)
+    monkeypatch.setattr(placement, "ActorGenerator", spawn)
     monkeypatch.chdir(world.folder)
     (world.folder / "texts.txt").write_text("a text")
     tools = {"names": ["search"], "corpus": ["texts.txt", "mine:texts"]}
@@ -104,21 +104,21 @@ def test_while_nobody_listens_no_actor_is_overdue(monkeypatch: pytest.MonkeyPatc
         clock[0] += 1.0
         return [], refs
 
-    crew: Any = object.__new__(rollouts.ActorGenerator)
-    member = rollouts.Member("rollout actor 1", None)
-    member.ask("loading", "a ref")
-    crew.__dict__ |= {"_members": [member], "_closed": False, "_listened": clock[0]}
-    crew._checked = clock[0]
-    crew._settings = ScaleConfig(rollout_actors=1, patience=10.0)
-    crew._ray = SimpleNamespace(wait=wait)
-    crew._lose = lambda member, why, waiting: lost.append(why)
+    pool: Any = object.__new__(rollouts.ActorGenerator)
+    actor = rollouts.ActorState("rollout actor 1", None)
+    actor.ask("loading", "a ref")
+    pool.__dict__ |= {"_actors": [actor], "_closed": False, "_received": clock[0]}
+    pool._checked = clock[0]
+    pool._settings = ScaleConfig(rollout_actors=1, patience=10.0)
+    pool._ray = SimpleNamespace(wait=wait)
+    pool._lose = lambda actor, why, waiting: lost.append(why)
     monkeypatch.setattr(rollouts, "check_alive", lambda: None)
     for seconds in (0.0, 500.0, 500.0):  # of learning, and it listens for a second after each
         clock[0] += seconds
-        crew._hear(deque())
-    assert not lost and clock[0] - member.since == 3.0
+        pool._receive(deque())
+    assert not lost and clock[0] - actor.since == 3.0
     for _ in range(8):
-        crew._hear(deque())
+        pool._receive(deque())
     assert lost == ["loading: no progress in 10 s (scale.patience)"]
 
 
@@ -151,12 +151,12 @@ def test_a_cluster_that_is_gone_is_no_verifiers_fault(monkeypatch: pytest.Monkey
     monkeypatch.setattr(verifying, "check_alive", dead)
     monkeypatch.setattr(verifying, "import_ray", lambda: None)
     handle = SimpleNamespace(start=SimpleNamespace(remote=lambda options: None))
-    actors: Any = SimpleNamespace(num_lost=0, hear_of_sandbox=None)
+    actors: Any = SimpleNamespace(num_lost=0, warn_of_sandbox=None)
 
-    def hire(family: str) -> Any:
+    def spawn(family: str) -> Any:
         return verifying.RemoteWorker(handle, family, actors)
 
-    pool = Pool(threading.RLock(), lambda *_: None, lambda *_, **__: None, 1, 5.0, {}, hire)
+    pool = Pool(threading.RLock(), lambda *_: None, lambda *_, **__: None, 1, 5.0, {}, spawn)
     with pytest.raises(WorkerDied, match="lost its raylet"):
         pool.describe("mine:reward")
     pool.close()

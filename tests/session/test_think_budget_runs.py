@@ -1,4 +1,5 @@
-"""Runs with a thinking budget: what is logged, learned and resumed, and what the commands show and refuse."""
+"""Runs with a thinking budget: what is logged, learned and resumed, and what the commands show and
+refuse."""
 
 from __future__ import annotations
 
@@ -72,15 +73,15 @@ def test_a_run_goes_on_bit_by_bit_from_its_log(
             assert not np.array(row[name])[~sampled].any(), name
         assert "think_budget" in row["sampling"]
     metrics = rows_of(killed, "metrics")
-    given = [row for row in metrics if "length/given" in row]
-    assert given and all(0 < row["length/given"] <= 1 for row in given)
+    given = [row for row in metrics if "length/injected" in row]
+    assert given and all(0 < row["length/injected"] <= 1 for row in given)
     assert all(
-        row["tokens/trained"] <= row["tokens/generated"] - row["tokens/given"] for row in given
+        row["tokens/trained"] <= row["tokens/generated"] - row["tokens/injected"] for row in given
     )
     assert all(row["mismatch/mean"] < 1e-4 for row in metrics)
     assert "of them injected" in write_report(killed).read_text(encoding="utf-8")
     shown = assay.load_run(killed).rollouts()
-    assert sum(shown["num_given"]) == sum(row.get("tokens/given", 0) for row in metrics)
+    assert sum(shown["num_injected"]) == sum(row.get("tokens/injected", 0) for row in metrics)
 
 
 def how_of(world: World) -> list[str]:
@@ -99,8 +100,8 @@ def test_sample_and_evaluate_hold_to_a_budget(world: World) -> None:
     model, how = world.folder / "model", {"overrides": how_of(world), "quiet": True}
     free = assay.sample(model, "1 + 1 =", answer="2", num_samples=6, **how)
     held = assay.sample(model, "1 + 1 =", answer="2", num_samples=6, think_budget=6, **how)
-    assert not any(one["given"] for one in free.samples)
-    assert any(one["given"] == 2 for one in held.samples)
+    assert not any(one["injected"] for one in free.samples)
+    assert any(one["injected"] == 2 for one in held.samples)
     assert "(2 of them injected)" in str(held) and "injected" not in str(free)
     found = assay.evaluate(
         model, [{"question": "1 + 1 =", "answer": "2"}], num_samples=4, temperature=1.0, effort="low",
@@ -138,7 +139,7 @@ def test_a_budget_of_a_command_takes_the_place_of_the_runs_and_leaves_its_line(
     ):
         samples = assay.sample(run, "1 + 1 =", **asked, **how).samples
         assert all(("Be brief." in one["prompt"]) == line for one in samples)
-        assert any(one["given"] for one in samples) == given
+        assert any(one["injected"] for one in samples) == given
 
 
 def test_a_row_whose_budget_cannot_be_is_refused_before_anything_is_sampled(world: World) -> None:

@@ -179,7 +179,7 @@ def test_kto_warns_of_unbalanced_weights(world: World, capsys: pytest.CaptureFix
 
 def test_pairs_or_problems_are_needed(world: World) -> None:
     for key, value in (("reference_every", 3), ("judge", "pairwise")):
-        with pytest.raises(ConfigError, match=rf"preference\.{key}: found .* with given pairs"):
+        with pytest.raises(ConfigError, match=rf"preference\.{key}: found .* with existing pairs"):
             train(preference_tree(world, preference={key: value}), quiet=True)
     tree = preference_tree(world, preference={"pairs": []})
     with pytest.raises(ConfigError, match=r"preference\.pairs: missing"):

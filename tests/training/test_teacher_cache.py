@@ -1,4 +1,4 @@
-"""A teacher whose likeliest tokens are kept on disk: what is kept, found again, and refused."""
+"""A cache of a teacher's top-k logits is written, read again, and refused for another teacher."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_few_tokens_teach_too_and_the_teacher_is_asked_once(
     with pq.ParquetFile(path) as file:
         table = file.read()
         about = json.loads(file.schema_arrow.metadata[b"assay"])
-    assert about["likeliest"] == 16 and about["teacher"] == str(world.folder / "teacher")
+    assert about["top_k"] == 16 and about["teacher"] == str(world.folder / "teacher")
     row = {name: table.column(name)[0].as_py() for name in table.column_names}
     assert len(row["tokens"]) == len(row["logprobs"]) == 16 * len(row["rest"])
     monkeypatch.setattr(teachers, "load_model", lambda *_: pytest.fail("the teacher was loaded"))
@@ -77,7 +77,8 @@ class Killed(BaseException):
 
 
 def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits: what was kept is not asked again, and the rest is asked in the same parts."""
+    """To the same bits: what was kept is not asked again, and the rest is asked in the same
+    parts."""
     monkeypatch.setattr(cache_module, "PART", 3)
     whole = train(kept_tree(world, "whole"), quiet=True)
     files = sorted((world.folder / "kept").iterdir())
@@ -153,7 +154,7 @@ def test_cached_logits_of_another_setting_are_refused(world: World) -> None:
     head = f"distill.keep {place}: found "
     changes = {
         "temperature 1.0, and not 2.0": {"temperature": 2.0},
-        "likeliest 16, and not 8": {"keep_top": 8},
+        "top_k 16, and not 8": {"keep_top": 8},
     }
     for found, change in changes.items():
         assert complaint(kept_tree(world, **change)).startswith(head + found + "; accepted: ")
@@ -190,7 +191,7 @@ def test_a_disk_bound_that_is_too_small_is_told_before_the_teacher_is_loaded(
     said = complaint(kept_tree(world, keep_gib=1e-6))
     assert said.startswith("distill.keep_gib: found 1e-06 GiB for ")
     assert said.endswith(
-        " likeliest each; accepted: at least 3.81e-06; raise it, or lower distill.keep_top"
+        " logits; accepted: at least 3.81e-06; raise it, or lower distill.keep_top"
     )
     assert not (world.folder / "kept").exists()
 
@@ -221,7 +222,7 @@ def given(*texts: str) -> list[Group]:
     tokens = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
     prompt = Prompt("", np.zeros(1, np.int32))
     return [
-        Group(Problem(f"p{n}", ""), prompt, (Completion.given(f"p{n}/0", one, text),))
+        Group(Problem(f"p{n}", ""), prompt, (Completion.from_tokens(f"p{n}/0", one, text),))
         for n, (one, text) in enumerate(zip(tokens, texts, strict=True))
     ]
 

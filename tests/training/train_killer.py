@@ -112,7 +112,7 @@ def distill_tree(world: World) -> dict[str, Any]:
 
 
 def kept_tree(world: World) -> dict[str, Any]:
-    """The same on traces, of which the teacher's likeliest tokens are kept in four files."""
+    """The same on traces, with the teacher's top-k logits cached in four files."""
     tree = distill_tree(world)
     settings = {"traces": [str(world.folder / "traces.jsonl")], "tokens_per_step": 8}
     return {**tree, "distill": {**settings, "epochs": 3, "keep": "in attempt()", "keep_top": 16}}

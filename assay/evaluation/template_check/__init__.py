@@ -1,1 +1,1 @@
-"""`assay model check-template`: what training makes of a chat template, token by token."""
+"""`assay model check-template`: show how training tokenizes and masks a chat, and check it."""

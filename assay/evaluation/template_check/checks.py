@@ -1,4 +1,4 @@
-"""The checks of a chat template: training's tokens against those that the template writes."""
+"""Checks of a chat template: compare training's tokens with those of the rendered template."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from assay.evaluation.template_check.layout import TokenRow
 
 Status = Literal["ok", "note", "failed"]
 AROUND = 4
-"""Tokens that a message quotes from where two rows differ."""
+"""Number of tokens that a message quotes at the first difference of two rows."""
 
 
 @dataclass(frozen=True)
 class CheckLine:
-    """The result of a check. line: what was found, at which token, and what to do."""
+    """Result of a check. line: the finding, its token, and the remedy."""
 
     name: str
     status: Status
@@ -41,10 +41,11 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class Laid:
-    """What the checks read: the conversation's rows, with and without reasoning.
+    """The conversation's rows, with and without reasoning, as input of the checks.
 
     rl: the whole conversation, for each of `TemplateConversation.modes`. sft: its first question
-    and answer. served_ids: tokens at which a server stops; None: the model names none.
+    and answer. served_ids: end tokens of a model server, from the model's configuration; None: not
+    configured.
     """
 
     conversation: TemplateConversation
@@ -64,12 +65,12 @@ class Laid:
 
     @property
     def end_id(self) -> int | None:
-        """The token that training puts behind a reply."""
+        """The end token that training appends to a reply."""
         return self.conversation.renderer.end_id
 
     @property
     def end(self) -> str:
-        """Its text."""
+        """Text of the end token."""
         return self.show([] if self.end_id is None else [self.end_id])
 
     def encode(self, text: str) -> list[int]:
@@ -82,21 +83,23 @@ class Laid:
         return str(self.conversation.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def answered(self, thinks: bool) -> tuple[str, str]:
-        """Return the template's text of the first answer's chat up to its content, and the rest."""
+        """Render the chat of the first answer; return the text before the answer's content, and the
+        rest."""
         reply = self.conversation.answer(thinks)
         text = self.conversation.text([*self.conversation.asked, reply], tools=False)
         start, found, rest = text.rpartition(ANSWERS[0])
         return start + found, rest
 
     def finished(self, thinks: bool) -> list[int]:
-        """Return the template's tokens of the first answer's chat, through its end token."""
+        """Return the template's tokens of the chat up to the end token of the first answer."""
         text, rest = self.answered(thinks)
-        # Templates write a line break, or the end of the text, behind the end token.
+        # Some templates write a line break or an end-of-text token after the end token.
         before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
         return self.encode(text + before + end if end else text)
 
     def difference(self, ours: Sequence[int], theirs: Sequence[int]) -> str:
-        """Describe the first difference of training's tokens and the template's; "": none."""
+        """Describe the first difference between training's and the template's tokens; "" if
+        equal."""
         pairs = enumerate(zip_longest(ours, theirs))
         place = next((n for n, (one, other) in pairs if one != other), None)
         if place is None:
@@ -117,7 +120,7 @@ def all_checks(laid: Laid) -> list[CheckLine]:
 
 
 def _end(laid: Laid) -> Iterator[CheckLine]:
-    """The end token: written by the template, trained on, and known to servers."""
+    """Check that the end token is in the template, trained on, and known to servers."""
     name = "end token"
     _, rest = laid.answered(False)
     if laid.end_id is None:
@@ -154,7 +157,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _masks(laid: Laid) -> Iterator[CheckLine]:
-    """The loss: on every token that the policy writes, and on no other."""
+    """Check that the loss covers exactly the tokens that the policy samples."""
     name = "loss mask"
     for row in laid.rows:
         for place, token in enumerate(row.tokens):
@@ -170,7 +173,8 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
         is_rl = row.name.startswith("rl")
         written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
         if is_rl and (RESULT not in given or EXPRESSION not in said):
-            continue  # the call was not answered, which has a check of its own
+            # An unanswered call is reported by another check.
+            continue
         asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
         for text, held, what in (
             *((text, said, "is not trained on") for text in written),
@@ -187,7 +191,7 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _prompt(laid: Laid) -> Iterator[CheckLine]:
-    """The generation prompt: what the template writes before a reply, and nothing else."""
+    """Check that the generation prompt is exactly the template's text before a reply."""
     name, think = "generation prompt", laid.conversation.bare_prompt.think
     block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
     prompt = re.sub(block, "", laid.conversation.bare_prompt.text)
@@ -212,13 +216,13 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _reply(laid: Laid) -> Iterator[CheckLine]:
-    """A supervised row: the tokens of the template's finished chat."""
+    """Check that a supervised row has the tokens of the template's finished chat."""
     conversation, think = laid.conversation, laid.conversation.bare_prompt.think
     for thinks, row in laid.sft.items():
         name = "thinking of a reply" if thinks else "reply"
         text, _ = laid.answered(thinks)
         theirs = laid.finished(thinks)
-        # Some templates write no end: the next turn's first token ends a reply.
+        # Some templates have no end token: the first token of the next turn ends a reply.
         ours = row.ids if laid.answered(thinks)[1].strip() else row.ids[: len(theirs)]
         found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
@@ -239,7 +243,8 @@ def _reply(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _turns(laid: Laid) -> Iterator[CheckLine]:
-    """Prefixes: the turns of a completion are the template's text of the same messages."""
+    """Check that every turn's tokens are a prefix of the template's tokens for the later
+    messages."""
     conversation = laid.conversation
     first = next(iter(laid.rl.values()))
     injected = laid.show([one.id for one in first.tokens if one.kind == "injected"])
@@ -269,10 +274,8 @@ def _turns(laid: Laid) -> Iterator[CheckLine]:
 
 @dataclass(frozen=True)
 class _Broken:
-    """The first prompt that does not continue the turns before. number: from 2.
-
-    found: the difference. by_thinking: only think blocks differ.
-    """
+    """The first turn whose prompt does not extend the earlier turns. number: of the turn, from 2.
+    found: description of the difference. by_thinking: only think blocks differ."""
 
     number: int
     found: str
@@ -281,7 +284,7 @@ class _Broken:
 
 
 def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Status, str]:
-    """Judge a template that drops the think blocks of earlier turns."""
+    """Check a template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
     has_environment = conversation.config.tools.environment is not None
@@ -299,7 +302,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
     messages = conversation.messages(thinks)
     places = [n for _, n in conversation.replies() if n > len(conversation.asked)]
     ends = row.ends("injected")[-len(places) :]
-    # A think block that the settings add to every prompt, and not the template.
+    # The think block that `data.think`, not the template, appends to every prompt.
     block = conversation.prompt.text[len(conversation.text(conversation.asked, True)) :]
     for number, (place, end) in enumerate(zip(places, ends, strict=True), 2):
         behind_user = messages[place - 1]["role"] == "user"
@@ -321,7 +324,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
 
 
 def _bos(laid: Laid) -> Iterator[CheckLine]:
-    """The first token of a text: once at most."""
+    """Check that the BOS token occurs at most once."""
     bos: Any = laid.conversation.tokenizer.bos_token_id
     ids = laid.conversation.prompt.tokens.tolist()
     if bos is not None and ids[:2] == [bos, bos]:

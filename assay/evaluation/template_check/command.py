@@ -1,4 +1,4 @@
-"""Check the chat template of a model: what training makes of it, token by token."""
+"""Check the chat template of a model: how training tokenizes and masks a conversation."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class TemplateCheck:
 def check_template(
     model: str, *, overrides: Sequence[str] = (), trust_run: bool = False
 ) -> TemplateCheck:
-    """Lay a conversation out as training does and check it; no weights are loaded.
+    """Tokenize and mask a conversation as training does, and check the result; loads no weights.
 
     model: a model folder, a hub name, a run, or a folder with a tokenizer alone. overrides:
-    settings as ``KEY=VALUE``, such as ``data.think=opened``. The settings of a run are its own.
+    settings as ``KEY=VALUE``, such as ``data.think=opened``. For a run, its own settings apply.
     Raises ModelError without a tokenizer or a chat template.
     """
     silence_transformers()
@@ -113,13 +113,13 @@ def _described(source: ModelSource) -> Any:
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        except Exception:  # a damaged or absent file: a tokenizer alone can be checked too
+        except Exception:  # damaged or absent: a tokenizer alone can be checked too
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
-    """Yield a line per few tokens, all of one kind; ``+`` marks the tokens that are trained on."""
+    """Yield lines of a few tokens of one kind each; ``+`` marks trained tokens."""
     before: tuple[str, bool] | None = None
     width = WIDTH
     for token in tokens:
@@ -133,7 +133,7 @@ def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
         else:
             yield "|", "plain"
         yield text, STYLES[token.kind]
-        # The next line begins behind a line break of the text.
+        # Start a new output line after a line break in the text.
         width = WIDTH if token.text.endswith("\n") else width + len(text) + 1
         before = mark
     yield "\n", "plain"

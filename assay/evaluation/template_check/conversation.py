@@ -56,7 +56,7 @@ class TemplateConversation:
     def of(cls, config: TrainConfig, tokenizer: Any) -> TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
         template refuses a plain question."""
-        # The user's own tools may need a network. Only the format of calls matters here.
+        # Only the format of calls matters here, and a user's own tools may need a network.
         only = {"names": (TOOL,), "environment": None}
         toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
         assert toolbox is not None
@@ -107,7 +107,7 @@ class TemplateConversation:
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """The ways in which replies are laid out: plain (False), with reasoning (True)."""
+        """Whether replies have reasoning: False, True, or both variants."""
         think = self.bare_prompt.think.mode
         return (False,) if think == "empty" else (True,) if think == "opened" else (False, True)
 
@@ -118,7 +118,7 @@ class TemplateConversation:
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        """The system message and the first question."""
+        """The messages before the first reply: the system message and the first question."""
         return _asked(self.config, self.has_system)
 
     def messages(self, thinks: bool) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ class TemplateConversation:
         """Return the call as the chat template writes it, or in the configured format."""
         if not self.in_template:
             return self._calling()["content"]
-        # The header of a reply, and a think block that the template adds, precede both.
+        # A reply's header, and a think block from the template, precede content and calls alike.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))
@@ -179,8 +179,8 @@ class TemplateConversation:
         return self._before_end(called[start:]).strip()
 
     def _call_behind_thought(self) -> str:
-        """Return the first reply with its reasoning in the content, as the template joins it to
-        the call; "": the template does not write both."""
+        """Return the first reply, with its reasoning inside the content, as the template renders it
+        before a call; "" if the template drops the content of a call."""
         if not self.in_template:
             return ""
         if self.thought_key:
@@ -211,7 +211,7 @@ class TemplateConversation:
 
     @property
     def _thoughts(self) -> tuple[str, str, str]:
-        """The reasoning of each reply; an answer inside a reply that has called has none."""
+        """The reasoning of each reply. An answer in the same reply as a call has none."""
         return (THOUGHTS[0], "", THOUGHTS[2]) if self.is_inline else THOUGHTS
 
     def _thinking(self, reply: Mapping[str, Any], thought: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class TemplateConversation:
         if self.thought_key and not self.is_inline:
             return {**reply, self.thought_key: thought}
         text = reply_text({"content": reply["content"], "reasoning": thought})
-        # A template puts its own separator between a content and calls.
+        # The template writes its own separator between content and calls.
         return {**reply, "content": text.rstrip() if "tool_calls" in reply else text}
 
 

@@ -1,8 +1,5 @@
-"""Lay the conversation out by the code that training uses: turn controller, slots, masks.
-
-Nothing here encodes or masks by itself, so that the tokens that are shown are those that a run
-trains on.
-"""
+"""Tokenize and mask the conversation with training's own code: turn controller, slots, masks. This
+module encodes and masks nothing itself, so the displayed tokens are those of a run."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from assay.evaluation.template_check.conversation import (
     THOUGHTS,
     TemplateConversation,
 )
-from assay.generate.base import Guide, first_of
+from assay.generate.base import TurnController, first_of
 from assay.generate.finish import finished_completion
 from assay.generate.slots import Slots, Waiting
-from assay.generate.turns.guide import ChatFormatter, TurnGuide
+from assay.generate.turns.reply_controller import ChatFormatter, ReplyController
 from assay.learn.advantages import loss_masks
 from assay.learn.algorithms import algorithm
 from assay.learn.losses import token_weights
@@ -34,12 +31,13 @@ from assay.types import Completion, Group, Message, Problem
 
 Kind = Literal["prompt", "sampled", "injected"]
 LIMIT = 1 << 14
-"""Tokens of the conversation; it has a few hundred."""
+"""Maximum tokens of the conversation, which has a few hundred."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its text. kind: who writes it. trained: whether the loss includes it."""
+    """A token and its text. kind: its author, such as the policy or a tool. trained: whether the
+    loss includes it."""
 
     id: int
     text: str
@@ -76,16 +74,19 @@ class TokenRow:
 
 
 def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[int]) -> TokenRow:
-    """Play the conversation as RL samples it, with a policy that says the planned replies.
+    """Build the RL row: replay the conversation through the engine, with fixed replies as the
+    policy.
 
     thinks: with reasoning in every reply. After the tool, an environment asks the second question.
     """
     problem = Problem("conversation", tuple(conversation.asked), source="conversation")
     prompt = conversation.prompt
-    tool = conversation.toolbox.guide(problem, prompt)
-    environment = TurnGuide(ChatFormatter(conversation.tokenizer), _SecondQuestion(), prompt.think)
-    guide = first_of(tool, environment)
-    completion = _played(conversation, problem, guide, thinks, eos_ids)
+    tool = conversation.toolbox.make_controller(problem, prompt)
+    environment = ReplyController(
+        ChatFormatter(conversation.tokenizer), _SecondQuestion(), prompt.think
+    )
+    controller = first_of(tool, environment)
+    completion = _played(conversation, problem, controller, thinks, eos_ids)
     group = Group(problem, prompt, (completion, completion))
     batch = pack([group], [[GOOD, BAD]])
     trained_T, _ = loss_masks(batch, algorithm("grpo"))
@@ -95,7 +96,7 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
 
 
 def sft_row(conversation: TemplateConversation, thinks: bool) -> TokenRow:
-    """Lay the first question and answer out as a supervised row. thinks: with its reasoning."""
+    """Build a supervised row from the first question and answer. thinks: with reasoning."""
     thought = {"reasoning_content": THOUGHTS[1]} if thinks else {}
     answer = {"role": "assistant", "content": ANSWERS[0], **thought}
     trace = read_trace({"messages": [*conversation.asked, answer]}, "conversation", "conversation")
@@ -108,7 +109,7 @@ def sft_row(conversation: TemplateConversation, thinks: bool) -> TokenRow:
 
 
 class _SecondQuestion:
-    """An environment that answers the first turn that is no call."""
+    """Environment that asks the second question after the first turn without a call."""
 
     def __init__(self) -> None:
         self.has_asked = False
@@ -124,15 +125,15 @@ class _SecondQuestion:
 def _played(
     conversation: TemplateConversation,
     problem: Problem,
-    guide: Guide,
+    controller: TurnController,
     thinks: bool,
     eos_ids: Sequence[int],
 ) -> Completion:
-    """Feed the replies' tokens to an engine slot, which asks the turn controller at each token."""
+    """Feed the replies' tokens to an engine slot, which calls the turn controller at each token."""
     prompt = conversation.prompt
     group = Waiting(0, problem, prompt, LIMIT, todo=deque([0]))
     slots = Slots(1, 1, LIMIT)
-    slots.take(0, group, 0, 0, guide)
+    slots.take(0, group, 0, 0, controller)
     history = conversation.messages(thinks)
     for text, place in conversation.replies(thinks):
         before = history[:place]
@@ -143,10 +144,11 @@ def _played(
             if slots.waits_S[0]:
                 slots.wake()
                 slots.ask(0, ends=token in eos_ids)
-            if slots.given[0]:
-                break  # a call is answered where it ends, before the rest of the plan
-        while slots.given[0]:
-            # The slot replaces whatever is sampled here by the injected token.
+            if slots.injected[0]:
+                # The tool answers at the end of a call, before the rest of the planned reply.
+                break
+        while slots.injected[0]:
+            # Any token will do: the slot replaces it by the injected one.
             _record(slots, 0)
             slots.ask(0)
     rows = slots.rows(0)

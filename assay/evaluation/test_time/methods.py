@@ -146,12 +146,12 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
     """Return the node to expand, following the largest upper bound from the root."""
     node = search.root
     while node in below:
-        likeliest = max(child.logprob for child in below[node])
-        total = sum(exp(child.logprob - likeliest) for child in below[node])
+        best = max(child.logprob for child in below[node])
+        total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])
 
         def bound(
-            child: Node, total: float = total, spread: float = spread, top: float = likeliest
+            child: Node, total: float = total, spread: float = spread, top: float = best
         ) -> float:
             prior, visits = exp(child.logprob - top) / total, search.visits[child]
             return search.values[child] / visits + spread * prior / (1 + visits)

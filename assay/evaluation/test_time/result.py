@@ -133,4 +133,5 @@ class SearchResult:
             lines.append(f"trees: {self.out}")
         return lined(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    # What a notebook shows.
+    __repr__ = __str__

@@ -94,11 +94,13 @@ def search(
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):
-            session, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
+            session, node_scorer, rows = _open(
+                asked, config, sampling, problems, max_problems, stack
+            )
         check_thinking(session.renderer, rows, session.config.sampling, asks_thinking(options))
         show_sampling(session.generator, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
-        drawer = _drawer(session, sampling, step, asked.shape, guide)
+        drawer = _drawer(session, sampling, step, asked.shape, node_scorer)
         started = time.perf_counter()
         searching = Searching(
             drawer, session.verifiers, asked.methods, asked.budgets, asked.shape, file
@@ -145,10 +147,10 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
-    _check_unguided(asked.methods, sampling, [None])
+    _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
-    guide = _guide(asked, config, stack)
-    judges = [verifiers, *([guide] if guide else [])]
+    scorer = _open_scorer(asked, config, stack)
+    judges = [verifiers, *([scorer] if scorer else [])]
 
     def check(problem: Problem) -> None:
         for judge in judges:
@@ -159,11 +161,11 @@ def _open(
         rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
     session = open_sampling(with_slots(config, None), verifiers, stack)
     fitting = fit_heldout(rows, session)
-    _check_unguided(asked.methods, sampling, {row.effort for row in fitting})
-    return session, guide, fitting
+    _check_no_injection(asked.methods, sampling, {row.effort for row in fitting})
+    return session, scorer, fitting
 
 
-def _check_unguided(
+def _check_no_injection(
     methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
 ) -> None:
     """Raise for settings that inject tokens if a method draws single steps."""
@@ -205,7 +207,7 @@ def _check_budgets(budgets: Sequence[int], longest: int) -> None:
         raise ConfigError(message("--budget", "none", f"a number of tokens, at least {longest}"))
 
 
-def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | None:
+def _open_scorer(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | None:
     """Open the scorer. Raises if a method needs one that is missing or unsuitable."""
     needing = [name for name in asked.methods if name not in UNSCORED]
     trees = [name for name in asked.methods if name not in SAMPLED]
@@ -215,15 +217,15 @@ def _guide(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | Non
             remedy = f"without one choose --method {UNSCORED[0]}"
             raise ConfigError(message(what, "no --scorer", SCORERS, remedy))
         return None
-    guide = open_scorer(asked.scorer, asked.reduce, config, stack)
-    if trees and not guide.scores_beginnings:
+    scorer = open_scorer(asked.scorer, asked.reduce, config, stack)
+    if trees and not scorer.scores_beginnings:
         found = f"{asked.scorer}, which judges only whole completions"
         accepted = (
             "a process model, a reward model, or your own function that judges partial completions"
         )
         remedy = f"or choose among {', '.join(SAMPLED)}"
         raise VerifierError(message(f"--scorer for --method {trees[0]}", found, accepted, remedy))
-    return guide
+    return scorer
 
 
 def _drawer(
@@ -231,7 +233,7 @@ def _drawer(
     sampling: SamplingConfig,
     step: str | None,
     shape: Shape,
-    guide: Scorer | None,
+    scorer: Scorer | None,
 ) -> Drawer:
     """Return the drawer of a model, whose prompts may extend into a completion from now on."""
     session.generator.render = PrefixRenderer(session.renderer)
@@ -240,7 +242,7 @@ def _drawer(
     def decode(tokens: Tokens) -> str:
         return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
-    ends = SEPARATORS.get(step, step) if step else (guide and guide.split) or "\n"
+    ends = SEPARATORS.get(step, step) if step else (scorer and scorer.split) or "\n"
     limits = StepLimits(sampling.max_tokens, sampling.stop, decode)
-    service = None if guide is None else guide.service
+    service = None if scorer is None else scorer.service
     return Drawer(session.generator, sampling, limits, ends, shape.expand, service)

@@ -32,12 +32,12 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
             for each in node.lineage():
                 below[each].append(node.verdict.correct)
     for number, node in enumerate(search.found):
-        row = {**_told(method, search, node, number), "chosen": node is answer}
+        row = {**_row(method, search, node, number), "chosen": node is answer}
         is_tree = method not in SAMPLED and all(below.get(each) for each in node.lineage())
         yield {**row, **(_steps(search, node, below, step) if is_tree else {})}
 
 
-def _told(method: str, search: Search, node: Node, number: int) -> dict[str, Any]:
+def _row(method: str, search: Search, node: Node, number: int) -> dict[str, Any]:
     problem, verdict = node.problem, node.verdict
     return {
         **problem_row(problem),

@@ -1,4 +1,4 @@
-"""Environments: multi-turn counterparts of the policy that also return the reward.
+"""Environments: they reply to the policy over several turns and return the reward.
 
 An environment is a class. One instance serves one completion:
 
@@ -58,7 +58,7 @@ class Environment:
         """Return the problem with the environment's first messages as its prompt."""
         return replace(problem, prompt=tuple(_started(self.play(), problem)))
 
-    def respondent(self, problem: Problem, think: ThinkFormat) -> Conversation:
+    def open_conversation(self, problem: Problem, think: ThinkFormat) -> Conversation:
         """Create the conversation of one completion."""
         return Conversation(self.play(), problem, think)
 
@@ -68,10 +68,10 @@ class Environment:
 
         Rewards of turns are added and recorded as step scores at the turns' ends.
         """
-        conversation = self.respondent(problem, completion.think)
+        conversation = self.open_conversation(problem, completion.think)
         turns = completion.turn_texts
         for said in turns[:-1] if completion.truncated else turns:
-            conversation.hear(said)
+            conversation.step(said)
         if conversation.is_over:
             return conversation.total(completion.turn_ends)
         if completion.truncated:
@@ -79,7 +79,8 @@ class Environment:
             return conversation.total(completion.turn_ends)
         if not completion.said and not len(
             completion.tokens
-        ):  # The reference answer of a row, judged before the run.
+            # The reference answer of a row, judged before the run.
+        ):
             return Part.not_judged(
                 "unavailable", "the environment continues after this single text"
             )
@@ -109,11 +110,12 @@ class Conversation:
         The exception is raised again when the completion is judged, which makes it not judged.
         """
         try:
-            return self.hear(said)
-        except FAILURES:  # of a user's class
+            return self.step(said)
+        except FAILURES:
+            # Of a user's class.
             return None
 
-    def hear(self, said: str) -> Sequence[Message] | None:
+    def step(self, said: str) -> Sequence[Message] | None:
         """Return the next messages, and record the reward at the end."""
         if self.is_over:
             raise VerifierError("the policy continued after the environment ended")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from assay.generate.turns.guide import AnswerThread, this_thread
+from assay.generate.turns.reply_controller import AnswerThread, this_thread
 from assay.generate.turns.tool import Tool, ToolError
 from assay.verify.base import Limits
 from assay.verify.sandbox import (
@@ -113,7 +113,7 @@ class Interpreter:
             self.done.append(code)
         else:
             self._forget()
-        return _told(outcome, self.seconds, lost)
+        return _format_result(outcome, self.seconds, lost)
 
     def _prepare(self) -> tuple[float, bool]:
         """Ensure that a process has run all earlier cells.
@@ -150,7 +150,7 @@ class Interpreter:
             _end(session)
 
 
-def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
+def _format_result(outcome: Outcome, seconds: float, lost: bool) -> str:
     """Format a cell's result for the policy. lost: variables of earlier calls are lost."""
     said = (LOST if lost else "") + outcome.stdout + outcome.stderr
     if outcome.status == "ok":

@@ -1,4 +1,4 @@
-"""The interface of tools, and of the objects that reply to a policy during a completion."""
+"""The interfaces of tools, and of the environment that replies to the policy in a completion."""
 
 from __future__ import annotations
 
@@ -44,14 +44,13 @@ class Tool:
         return {"type": "function", "function": {**names, "parameters": dict(self.parameters)}}
 
 
-class Respondent(Protocol):
-    """Replies to the policy in one completion: tools or an environment. One instance per
-    completion.
+class TurnEnvironment(Protocol):
+    """Environment of one completion: replies to the policy's turns, by tools or a user's class.
 
     A completion is a chain of turns. Each assistant turn is followed by a reply, except the last.
     The reply may depend only on the problem and the assistant turns, not on time or other
-    completions. Then a completion is reproducible to the bit, and a resumed run continues with the
-    same tokens.
+    completions. This makes a completion reproducible to the bit, and a resumed run continues with
+    the same tokens.
     """
 
     def is_addressed(self, said: str, ended: bool) -> bool:

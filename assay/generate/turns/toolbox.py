@@ -20,9 +20,9 @@ from assay.generate.turns.call_format import (
 )
 from assay.generate.turns.corpus import search_tool
 from assay.generate.turns.environment import Environment
-from assay.generate.turns.guide import ChatFormatter, TurnGuide, next_thread
 from assay.generate.turns.interpreter import check_sandbox, interpreter
-from assay.generate.turns.tool import FREE, Respondent, RunCall, Tool, ToolError
+from assay.generate.turns.reply_controller import ChatFormatter, ReplyController, next_thread
+from assay.generate.turns.tool import FREE, RunCall, Tool, ToolError, TurnEnvironment
 from assay.generate.turns.user_functions import tool_named
 from assay.host.user_code import import_object
 from assay.types import UNREAD_CALL, Message, Problem, Prompt, ThinkFormat
@@ -50,26 +50,26 @@ class UnreadCall(Exception):
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Everything that a run needs to reply to its policy.
+    """The tools or the environment of a run.
 
-    respondent: creates the tools' or environment's side of one completion. schemas: tool schemas
-    for the chat template; empty if it shows none. introduction: the text that describes the tools
-    otherwise. begins: replaces a problem's prompt by the environment's.
+    make_environment: creates the environment of one completion (also for tools). schemas: tool
+    schemas for the chat template; empty if it shows none. introduction: the text that describes the
+    tools otherwise. begins: replaces a problem's prompt by the environment's.
     """
 
     formatter: ChatFormatter
-    respondent: Callable[[Problem, Prompt], Respondent]
+    make_environment: Callable[[Problem, Prompt], TurnEnvironment]
     schemas: Sequence[dict[str, Any]] = ()
     introduction: str = ""
     begins: Callable[[Problem], Problem] | None = None
 
-    def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
+    def make_controller(self, problem: Problem, prompt: Prompt) -> ReplyController:
         """Create the turn controller of one completion."""
-        return TurnGuide(self.formatter, self.respondent(problem, prompt), prompt.think)
+        return ReplyController(self.formatter, self.make_environment(problem, prompt), prompt.think)
 
 
 @dataclass(eq=False)
-class ToolAnswers:
+class ToolEnvironment:
     """Runs the calls of one completion. Every error is reported to the policy as text."""
 
     tools: Mapping[str, Tool]
@@ -115,7 +115,8 @@ class ToolAnswers:
             text = f"error: {error}"
         except UnreadCall as error:
             text = f"{UNREAD_CALL}{error}"
-        except FAILURES as error:  # a tool of a user may raise anything
+        except FAILURES as error:
+            # A tool of a user may raise anything.
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 
@@ -191,18 +192,18 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
     whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
     calls = of_template or whole or InText(pattern, tools)
 
-    def respondent(problem: Problem, prompt: Prompt) -> ToolAnswers:
-        return ToolAnswers(tools, settings, calls, prompt.think)
+    def make_environment(problem: Problem, prompt: Prompt) -> ToolEnvironment:
+        return ToolEnvironment(tools, settings, calls, prompt.think)
 
     if of_template is not None:
         return Toolbox(
-            ChatFormatter(tokenizer), respondent, [tool.schema for tool in tools.values()]
+            ChatFormatter(tokenizer), make_environment, [tool.schema for tool in tools.values()]
         )
     introduction = INTRODUCTION if settings.introduction is None else settings.introduction
     shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
     result = None if is_whole_turn and in_chat else settings.result
     formatter = ChatFormatter(tokenizer, result, "" if is_whole_turn else closing_of(pattern))
-    return Toolbox(formatter, respondent, introduction=shown)
+    return Toolbox(formatter, make_environment, introduction=shown)
 
 
 def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox:
@@ -212,11 +213,11 @@ def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> T
         accepted = "an Environment (docs/environments.md)"
         raise ConfigError(message(where, f"a {type(found).__name__}", accepted))
 
-    def respondent(problem: Problem, prompt: Prompt) -> Respondent:
-        return found.respondent(problem, prompt.think)
+    def make_environment(problem: Problem, prompt: Prompt) -> TurnEnvironment:
+        return found.open_conversation(problem, prompt.think)
 
     formatter = ChatFormatter(tokenizer) if in_chat else ChatFormatter(tokenizer, settings.result)
-    return Toolbox(formatter, respondent, begins=found.begun)
+    return Toolbox(formatter, make_environment, begins=found.begun)
 
 
 def _open(name: str, settings: ToolsConfig) -> Tool:

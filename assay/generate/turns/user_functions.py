@@ -18,7 +18,7 @@ from pydantic.errors import PydanticUserError
 
 from assay.errors import ConfigError, cause, message
 from assay.generate.turns.tool import Tool, ToolError
-from assay.host.orphans import clear, new_family, start_watcher
+from assay.host.orphans import end_orphans, new_family, start_watcher
 from assay.host.user_code import IMPORT_SECONDS, import_object
 from assay.host.worker_process import Lost, WorkerProcess
 
@@ -116,7 +116,7 @@ class FunctionProcess(WorkerProcess):
         if self in _opened:
             _opened.remove(self)
             self.kill()
-            clear([self.remains])
+            end_orphans([self.mark])
 
 
 @cache
@@ -143,4 +143,4 @@ def _close() -> None:
     _opened.clear()
     for process in processes:
         process.kill()
-    clear([process.remains for process in processes])
+    end_orphans([process.mark for process in processes])

@@ -31,7 +31,7 @@ MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
 MEASURED_DRAW = -2
 SELF_TEST_ROWS = 40
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Number of prompts whose lengths are read.
+# Number of prompts that are tokenized to estimate lengths.
 LOOKED_AT = 64
 
 

@@ -39,7 +39,7 @@ MEASURED_DRAW = -3
 SHORT = 32
 # Minimum tokens of the larger update, and maximum tokens of one group's completions.
 ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048
-# Number of traces whose lengths are read.
+# Number of traces that are tokenized to estimate lengths.
 LOOKED_AT = 64
 # Default tokens of a prompt and a completion, if no row has a length.
 TRACE_LENGTHS = (64, 64)
@@ -126,7 +126,7 @@ def time_given(
 
     def learn(groups: Sequence[Group]) -> None:
         batch = _batch_of(session, groups)
-        learner.update(batch, _kept(session, batch) if once else teacher)
+        learner.update(batch, _cached(session, batch) if once else teacher)
 
     ask = _asks(session, teacher, passes)
     measured = measure_units(session, (), prompt, completion, learn, 1, None if once else ask)
@@ -200,7 +200,7 @@ def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn
     return ask
 
 
-def _kept(session: Session, batch: Batch) -> CachedTeacher:
+def _cached(session: Session, batch: Batch) -> CachedTeacher:
     """Return synthetic cached teacher logits for a batch."""
     import torch
 

@@ -72,8 +72,8 @@ def _facts(row: Row) -> Iterator[str]:
         yield f"advantage {number(sum(advantages) / len(advantages), '+.3f')}"
     sampled = row["sampled"] or ()
     yield f"{len(sampled):,} tokens"
-    if given := sum(not one for one in sampled):
-        yield f"{given:,} of them injected"
+    if injected := sum(not one for one in sampled):
+        yield f"{injected:,} of them injected"
     yield {"eos": "ended by itself", "length": "truncated", "stop_string": "stop string"}.get(
         row["finish_reason"], safe(str(row["finish_reason"]))
     )
@@ -196,8 +196,10 @@ def _token_looks(row: Row, size: int, color: str) -> tuple[list[str], list[str]]
     titles: list[str] = []
     for n in range(size):
         level = shade[n] if n < len(shade) else 0
-        is_given = n < len(sampled) and not sampled[n]
-        classes.append("t given" if is_given else f"t {'m' if level < 0 else 's'}{abs(level)}")
+        is_injected = n < len(sampled) and not sampled[n]
+        classes.append(
+            "t injected" if is_injected else f"t {'m' if level < 0 else 's'}{abs(level)}"
+        )
         facts = [f"{COLORS[name]} {number(one[n])}" for name, one in values.items() if n < len(one)]
-        titles.append("\n".join(["injected: masked from the loss"] if is_given else facts))
+        titles.append("\n".join(["injected: masked from the loss"] if is_injected else facts))
     return classes, titles

@@ -17,7 +17,7 @@ from assay.report.viewer.page import SYMBOLS, Links, badge, notices, number, sel
 PAGE_SIZE = 25
 _EXCERPT = 320
 _COLUMNS = ("step", "problem_id", "group_id", "completion_id", "text", "prompt", "status")
-_COLUMNS += ("reward", "advantage", "num_tokens", "num_given", "finish_reason", "components")
+_COLUMNS += ("reward", "advantage", "num_tokens", "num_injected", "finish_reason", "components")
 _ORDERS = {
     "newest": "newest first",
     "worst": "lowest reward",
@@ -126,11 +126,11 @@ def _item_html(links: Links, run: OpenedRun, row: Mapping[str, Any], asked: Sele
     parts = " ".join(
         f"{safe(name)}&nbsp;{number(value)}" for name, value in row["components"] or ()
     )
-    given = f" ({row['num_given']} injected)" if row["num_given"] else ""
+    injected = f" ({row['num_injected']} injected)" if row["num_injected"] else ""
     facts = [
         f"reward <b>{number(row['reward'])}</b>" if row["reward"] is not None else "",
         f"advantage {number(row['advantage'], '+.2f')}" if row["advantage"] is not None else "",
-        f"{row['num_tokens']:,} tokens{given}",
+        f"{row['num_tokens']:,} tokens{injected}",
         "truncated" if row["finish_reason"] == "length" else "",
         parts,
     ]

@@ -49,7 +49,7 @@ class TokenTexts:
                 continue
             try:
                 tokenizer: Any = Tokenizer.from_file(str(path))
-            except Exception:  # tokenizers raises Exception itself for a damaged file
+            except Exception:  # Tokenizers raises Exception itself for a damaged file
                 continue
             yield path, partial(tokenizer.decode, skip_special_tokens=False)
 

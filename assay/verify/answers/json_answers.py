@@ -264,7 +264,7 @@ def _validator(schema_text: str) -> Any:
     try:
         kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except Exception as error:  # SchemaError, an unknown dialect, a pattern that is none
+    except Exception as error:  # schemaError, an unknown dialect, a pattern that is none
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}

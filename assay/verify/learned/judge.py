@@ -43,7 +43,7 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
     winners = max(right, wrong, key=len)
     if 2 * len(winners) <= len(votes):
         tie = f"{len(right)} of {len(given)} votes say correct: no majority"
-        return _undecided(votes, f"{tie}; an odd number of judges cannot tie")
+        return _inconclusive(votes, f"{tie}; an odd number of judges cannot tie")
     agreement = len(winners) / len(given)
     return _decided(votes, float(winners is right), winners is right, winners[0], agreement)
 
@@ -51,7 +51,7 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
 def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
-        return _undecided(votes, "too many votes are missing for a majority")
+        return _inconclusive(votes, "too many votes are missing for a majority")
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -65,7 +65,7 @@ def _given(votes: Sequence[Vote]) -> list[Vote]:
     return [vote for vote in votes if vote.finding is not None]
 
 
-def _undecided(votes: Sequence[Vote], tie: str) -> Part:
+def _inconclusive(votes: Sequence[Vote], tie: str) -> Part:
     missing = [vote for vote in votes if vote.finding is None]
     if not missing:
         return Part.not_judged("error", tie)

@@ -53,7 +53,7 @@ class Panel:
     @property
     def store(self) -> JudgeStore:
         """The store of replies: from the settings, else from `keep_replies`."""
-        path = self.settings.replies or _kept_at
+        path = self.settings.replies or _replies_path
         return self._store if path is None else _store_at(path)
 
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
@@ -110,7 +110,8 @@ class Panel:
         try:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
-        except EndpointFailure:  # the file was edited, so the judge is asked again
+        except EndpointFailure:
+            # The file was edited, so the judge is asked again.
             return None
         count(model, reused=1)
         return vote
@@ -124,7 +125,7 @@ class Panel:
 _lock = threading.Lock()
 _panels: dict[Settings, Panel] = {}
 _stores: dict[Path, JudgeStore] = {}
-_kept_at: Path | None = None
+_replies_path: Path | None = None
 
 
 def panel_for(options: Mapping[str, Any]) -> Panel:
@@ -138,9 +139,9 @@ def panel_for(options: Mapping[str, Any]) -> Panel:
 
 def keep_replies(path: Path, read_only: bool = False) -> None:
     """Store replies in ``path`` for judges without a configured file, until `close_judges`."""
-    global _kept_at
+    global _replies_path
     _store_at(path, read_only)
-    _kept_at = path
+    _replies_path = path
 
 
 def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
@@ -152,10 +153,10 @@ def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
 
 def close_judges() -> None:
     """Close all connections and files. Panels and budgets start again at their next use."""
-    global _kept_at
+    global _replies_path
     with _lock:
         open_ones = [*_panels.values(), *_stores.values()]
-        _kept_at = None
+        _replies_path = None
         _panels.clear()
         _stores.clear()
     for each in open_ones:

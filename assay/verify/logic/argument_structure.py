@@ -136,8 +136,8 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 def words_of(text: str) -> frozenset[str]:
     """Return the content words of a text, without a plural s."""
     words = (word.casefold() for word in _WORD.findall(text))
-    telling = (word for word in words if word not in _EMPTY)
-    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in telling)
+    informative = (word for word in words if word not in _EMPTY)
+    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in informative)
 
 
 def _rests_on(text: str, number: int, numbers: set[int]) -> bool:

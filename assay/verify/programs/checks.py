@@ -121,7 +121,8 @@ def _reprs(values: Iterable[Any]) -> set[str]:
 def _text(value: Any) -> str:
     try:
         return repr(value)
-    except ValueError:  # the integer has too many digits to convert
+    except ValueError:
+        # The integer has too many digits to convert.
         return ""
 
 

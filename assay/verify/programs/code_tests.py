@@ -57,8 +57,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
             results, nondeterministic = _run(sandbox, spec, program)
         except VerifierError:
             raise
-        except BaseException:
-            # The sandbox's state is unknown after an error.
+        except BaseException:  # the sandbox's state is unknown after an error
             _discard(_key(spec))
             raise
     if not all(each.passed for each in results) and (

@@ -53,7 +53,8 @@ def compare(
         if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
             return "same"
         same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
-    except (ArithmeticError, TypeError, ValueError):  # signaling NaNs raise, for example
+    except (ArithmeticError, TypeError, ValueError):
+        # Signaling NaNs raise, for example.
         return "different"
     return "type" if same else "different"
 
@@ -82,7 +83,8 @@ class _Rule:
             return abs(actual) <= ZERO_TOLERANCE
         try:
             return abs(expected - actual) <= self.tolerance * abs(expected)
-        except OverflowError:  # no float can represent the integer
+        except OverflowError:
+            # No float can represent the integer.
             return expected == actual
 
 

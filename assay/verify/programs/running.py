@@ -83,7 +83,7 @@ def start(code):
         exec(each, vars(sys.modules[name]))
     exec(main[1], globals())
 """
-_MODULES = ("given", "expressions", "stand_ins", "test_process")
+_MODULES = ("standard_names", "expressions", "stand_ins", "test_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +459,8 @@ def words(outcome: Outcome) -> str:
 def shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # the integer has too many digits
+    except ValueError:
+        # The integer has too many digits.
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 

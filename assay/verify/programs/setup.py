@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from assay.verify.programs.given import is_tool
 from assay.verify.programs.program import bound_names, find_block, parse
+from assay.verify.programs.standard_names import is_tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,11 +132,11 @@ def _computing(name: str) -> Callable[..., Any]:
         if plain and (name in ORDERINGS or not self.opaque_made):
             return NotImplemented
         result = ask("method", self, name, *others)
-        told = self.opaque_computed or (plain and name != "__round__")
+        is_computed = self.opaque_computed or (plain and name != "__round__")
         if isinstance(result, Opaque):
             _put(result, "opaque_made", self.opaque_made)
-            _put(result, "opaque_computed", told)
-        elif told:
+            _put(result, "opaque_computed", is_computed)
+        elif is_computed:
             raise TypeError("an object that computes with plain data gives no plain data")
         return result
 

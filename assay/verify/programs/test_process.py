@@ -1,7 +1,7 @@
 """Program of the process that runs tests. Its source is sent there.
 
 No code of the submission runs here. A name that is not defined by the test, its setup or Python is
-a tool (`given`) or belongs to the submission and gets a stand-in (`stand_ins`).
+a tool (`standard_names`) or belongs to the submission and gets a stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from given import is_tool, tool  # pyright: ignore[reportMissingImports]
 from stand_ins import ASKED, TEST_MODULE, Opaque, agent  # pyright: ignore[reportMissingImports]
+from standard_names import is_tool, tool  # pyright: ignore[reportMissingImports]
 
 
 class Names(dict[str, Any]):

@@ -89,7 +89,8 @@ def drop_capabilities_from_bounds() -> None:
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # past the last capability, or not held
+        except OSError:
+            # Past the last capability, or not held.
             break
 
 

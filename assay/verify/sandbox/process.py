@@ -70,7 +70,8 @@ class Process:
         """CPU seconds of the process so far, by the kernel's clock."""
         try:
             return time.clock_gettime(self.clock)
-        except OSError:  # the process was reaped
+        except OSError:
+            # The process was reaped.
             return 0.0
 
     def begin(

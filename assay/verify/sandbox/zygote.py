@@ -147,7 +147,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> 
                 try:
                     executes = commands if verb == "execute" else None
                     child(descriptors[0], descriptors[1:], agent, isolation, executes)
-                except BaseException as error:  # SystemExit too, raised in the forked interpreter
+                except BaseException as error:  # systemExit too, raised in the forked interpreter
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -211,6 +211,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # a module to preload can be third-party code
+    except Exception as error:  # importing runs foreign code
+        # A module to preload can be third-party code.
         # The worker reads this message.
         sys.exit(f"{type(error).__name__}: {error}")

@@ -92,7 +92,8 @@ def _parts(
         results = list(call())
         if len(results) != count:
             raise ValueError(f"returned {len(results)} results for {count} completions")
-    except errors as error:  # foreign code runs here
+    except errors as error:
+        # Foreign code runs here.
         words = in_words(error) if problem is None else _explained(error, problem)
         return [Part.not_judged("error", words, _share(started, count))] * count
     seconds = _share(started, count)
@@ -126,7 +127,8 @@ def in_words(error: BaseException) -> str:
 def _explained(error: BaseException, problem: Problem) -> str:
     """Return an error's message, its line, and a hint."""
     words = in_words(error)
-    with suppress(Exception):  # as above
+    with suppress(Exception):
+        # As above.
         line = line_of(error, __file__)
         words += f" ({line})" if line else ""
         words += _keys_hint(error, problem)

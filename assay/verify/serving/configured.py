@@ -28,7 +28,7 @@ EXECUTOR_OPTIONS: Mapping[str, Mapping[str, int]] = {
 """Options of every verifier in an executor, with their defaults. They change no verdict."""
 
 _SPEED = frozenset(name for options in EXECUTOR_OPTIONS.values() for name in options)
-_TOLD = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
+_STATED = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
 
 
 def _elsewhere(*_: Any) -> None:
@@ -86,16 +86,16 @@ class Configured:
         if facts.get("error"):
             return cls.unusable(name, str(facts["error"]))
         try:
-            told = {key: facts[key] for key in _TOLD if key != "hash"}
+            stated = {key: facts[key] for key in _STATED if key != "hash"}
             fields = tuple(
                 Field(one, accepts, needed=needed, from_row=from_row)
                 for one, accepts, needed, from_row in facts["fields"]
             )
-            if told["takes"] not in get_args(Takes) or not math.isfinite(told["weight"]):
-                raise ValueError(f"takes {told['takes']!r}, weight {told['weight']!r}")
-            told["bounds"] = told["bounds"] and tuple(told["bounds"])
+            if stated["takes"] not in get_args(Takes) or not math.isfinite(stated["weight"]):
+                raise ValueError(f"takes {stated['takes']!r}, weight {stated['weight']!r}")
+            stated["bounds"] = stated["bounds"] and tuple(stated["bounds"])
             limits = Limits(facts["seconds"])
-            verifier = Verifier(judge=_elsewhere, fields=fields, limits=limits, **told)
+            verifier = Verifier(judge=_elsewhere, fields=fields, limits=limits, **stated)
         except (KeyError, TypeError, ValueError) as error:
             return cls.unusable(name, f"verifier {name}: its description is invalid: {error}")
         bare = name.partition("@")[0]
@@ -234,7 +234,7 @@ def facts_of(verifier: Verifier) -> dict[str, Any]:
 
     Raises TypeError if it is not plain data.
     """
-    facts = {key: getattr(verifier, key) for key in _TOLD}
+    facts = {key: getattr(verifier, key) for key in _STATED}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
     return json.loads(json.dumps(facts, allow_nan=False))
@@ -261,8 +261,8 @@ def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, An
 
 def options_digest(options: Mapping[str, Any]) -> str:
     """Return twelve hexadecimal digits over the options that can change a verdict, or ""."""
-    telling = {key: value for key, value in options.items() if key not in _SPEED}
-    return hashlib.sha256(canonical(telling).encode()).hexdigest()[:12] if telling else ""
+    relevant = {key: value for key, value in options.items() if key not in _SPEED}
+    return hashlib.sha256(canonical(relevant).encode()).hexdigest()[:12] if relevant else ""
 
 
 def canonical(value: Any) -> str:

@@ -52,13 +52,13 @@ class JobEngine:
         self._fresh: dict[str, VerifierStats] = {}
         self.closed = False
         how = (num_workers, deadline, options, spawn_worker)
-        self.pool = Pool(self.lock, self.deliver, self._tell, *how)
+        self.pool = Pool(self.lock, self.deliver, self._notify, *how)
         self._executors: dict[str, ThreadExecutor] = {}
         self._news = threading.Condition(self.lock)
         self.on_event = on_event
         self._events: deque[tuple[str, dict[str, Any]]] = deque()
         self._process = os.getpid()
-        self._told = {"kills": 0, "deaths": 0}
+        self._reported = {"kills": 0, "deaths": 0}
 
     def submit(self, sum: Sum, group: Group) -> Job:
         """Start judging a group."""
@@ -105,9 +105,9 @@ class JobEngine:
         with self.lock:
             metrics, self._fresh = step_metrics(self._fresh), {}
             now = {"kills": self.pool.kills, "deaths": self.pool.deaths}
-            if now != self._told:
-                metrics |= {f"verify/{key}": float(now[key] - self._told[key]) for key in now}
-            self._told = now
+            if now != self._reported:
+                metrics |= {f"verify/{key}": float(now[key] - self._reported[key]) for key in now}
+            self._reported = now
             busy, self.pool.busy = self.pool.busy, {}
             return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
@@ -167,11 +167,11 @@ class JobEngine:
         """Abandon overdue calls and report events."""
         for executor in self._executors.values():
             if lost := executor.give_up_overdue():
-                self._tell("verifier_call_lost", verifier=executor.verifier.name, calls=lost)
+                self._notify("verifier_call_lost", verifier=executor.verifier.name, calls=lost)
         while self._events:
             kind, facts = self._events.popleft()
             if self.on_event is not None:
                 self.on_event(kind, **facts)
 
-    def _tell(self, kind: str, **facts: Any) -> None:
+    def _notify(self, kind: str, **facts: Any) -> None:
         self._events.append((kind, facts))

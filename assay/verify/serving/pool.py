@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from assay.errors import WorkerDied
-from assay.host.orphans import clear, new_family, start_watcher
+from assay.host.orphans import end_orphans, new_family, start_watcher
 from assay.host.worker_process import IMPORT_DEADLINE, NONSENSE, Lost, cause_of
 from assay.types import Group
 from assay.verify.base import Part
@@ -37,7 +37,7 @@ SpawnWorker = Callable[[str], Worker]
 class Pool(Executor):
     """One thread per worker. It lets its worker answer the calls of one group after the other.
 
-    tell: called as ``tell(kind, **facts)`` when a worker is killed or dies.
+    notify: called as ``notify(kind, **facts)`` when a worker is killed or dies.
     options: configured options by verifier.
     spawn_worker: starts a worker; its argument is the prefix of the mark by which orphaned
         processes are found.
@@ -49,7 +49,7 @@ class Pool(Executor):
         self,
         lock: threading.RLock,
         deliver: Deliver,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         num_workers: int,
         deadline: float,
         options: Mapping[str, Mapping[str, Any]],
@@ -57,7 +57,7 @@ class Pool(Executor):
     ) -> None:
         super().__init__(lock, deliver)
         self._spawn_worker = spawn_worker
-        self.tell = tell
+        self.notify = notify
         self.num_workers = num_workers
         self.deadline = deadline
         self.options = {name: dict(table) for name, table in options.items()}
@@ -120,7 +120,7 @@ class Pool(Executor):
                 self.start()
                 return facts
         worker.kill()
-        clear([worker.remains])
+        end_orphans([worker.mark])
         return facts
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Pool(Executor):
         for worker in workers:
             worker.kill()
         if workers:
-            clear([worker.remains for worker in workers])
+            end_orphans([worker.mark for worker in workers])
         if self.watcher is not None:
             self.watcher.kill()
             self.watcher.wait()
@@ -164,7 +164,8 @@ class Pool(Executor):
     def _take(self) -> deque[Call]:
         """Wait for calls and take one worker's share."""
         with self.changed:
-            self.wait_for_calls()  # a closed executor has none
+            # A closed executor has none.
+            self.wait_for_calls()
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
             count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))
@@ -242,14 +243,14 @@ class Pool(Executor):
         """Kill and count a worker and its child processes. Return (reason, cause of its end)."""
         seconds, said = time.monotonic() - worker.since, worker.last_words()
         code = cause_of(worker.kill())
-        clear([worker.remains])
+        end_orphans([worker.mark])
         detail = f"{lost} ({code})" if lost.kind == "died" else str(lost)
         if lost.kind != "stale":
             killed = lost.kind == "overdue"
             self.kills += killed
             self.deaths += not killed
             kind = "worker_killed" if killed else "worker_died"
-            self.tell(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
+            self.notify(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
         return said if said and not worker.ready else detail, code
 
 

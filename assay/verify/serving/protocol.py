@@ -28,8 +28,8 @@ def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = 
     parts = None if firsts is None else [encode_part(part) for part in firsts]
     prompt, completions = group.prompt, group.completions
     slim = [(c.text, c.id, c.think, c.finish_reason, c.said, c.policy_version) for c in completions]
-    told = (None, slim) if text_only else (prompt, completions)
-    return pickle.dumps((group.problem, *told, parts), pickle.HIGHEST_PROTOCOL)
+    content = (None, slim) if text_only else (prompt, completions)
+    return pickle.dumps((group.problem, *content, parts), pickle.HIGHEST_PROTOCOL)
 
 
 def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:

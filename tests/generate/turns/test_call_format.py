@@ -9,7 +9,7 @@ import pytest
 
 from assay.generate.turns.calculator import CALCULATOR
 from assay.generate.turns.call_format import FENCED, InText, OfTemplate, closing_of
-from assay.generate.turns.guide import ChatFormatter
+from assay.generate.turns.reply_controller import ChatFormatter
 from assay.testing import byte_tokenizer
 from assay.types import ThinkFormat
 from assay.verify.answers.calls import FunctionCall

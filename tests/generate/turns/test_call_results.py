@@ -16,12 +16,12 @@ import own_tools
 import pytest
 
 from assay.config import ToolsConfig
-from assay.generate.base import GivenTokens, SoFar
+from assay.generate.base import InjectedTokens, SoFar
 from assay.generate.turns.calculator import CALCULATOR
 from assay.generate.turns.call_format import InText, OfTemplate
-from assay.generate.turns.guide import ChatFormatter, TurnGuide
+from assay.generate.turns.reply_controller import ChatFormatter, ReplyController
 from assay.generate.turns.tool import Tool, ToolError
-from assay.generate.turns.toolbox import ToolAnswers, cut, open_tools
+from assay.generate.turns.toolbox import ToolEnvironment, cut, open_tools
 from assay.generate.turns.user_functions import tool_named
 from assay.testing import byte_tokenizer
 from assay.types import UNREAD_CALL, Problem, Prompt
@@ -51,11 +51,11 @@ FLOOD = replace(CALCULATOR, name="flood", open=lambda: lambda arguments: "a" * 1
 TOOLS: Mapping[str, Tool] = {one.name: one for one in (CALCULATOR, FAILING, COUNTING, FLOOD)}
 
 
-def answers(**settings: Any) -> ToolAnswers:
-    return ToolAnswers(TOOLS, ToolsConfig(call=CALL, **settings), InText(CALL, TOOLS))
+def answers(**settings: Any) -> ToolEnvironment:
+    return ToolEnvironment(TOOLS, ToolsConfig(call=CALL, **settings), InText(CALL, TOOLS))
 
 
-def asked(answering: ToolAnswers, name: str, **arguments: Any) -> str:
+def asked(answering: ToolEnvironment, name: str, **arguments: Any) -> str:
     said = f'<tool_call>{{"name": "{name}", "arguments": {str(arguments).replace(chr(39), chr(34))}}}</tool_call>'
     assert answering.is_addressed(said, False)
     (message,) = answering.respond(said)
@@ -107,7 +107,7 @@ def test_functions_of_one_turn_run_side_by_side_and_are_told_in_order(
     calls += [{"name": "double", "arguments": {"number": "x"}}, {"name": "no"}]
     calls += [{"name": "double", "arguments": {"number": 4}, "id": "mine"}] * 2
     form = OfTemplate("<tool_call>", "</tool_call>")
-    answering = ToolAnswers(tools, ToolsConfig(max_calls=7), form)
+    answering = ToolEnvironment(tools, ToolsConfig(max_calls=7), form)
     said = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
     told = answering.respond(said)
     contents = [message["content"] for message in told]
@@ -138,14 +138,14 @@ def test_a_tool_has_separate_state_per_completion() -> None:
     assert asked(other, "counting", expression="c") == "c"
 
 
-def spoken(guide: TurnGuide, text: str) -> list[int]:
+def spoken(controller: ReplyController, text: str) -> list[int]:
     """The tokens of a completion whose policy says a text, byte by byte, whatever it is told."""
     tokens = np.zeros(0, np.int32)
 
     def told(given: bool) -> bool:
         nonlocal tokens
-        promise = guide(SoFar(len(tokens), int(tokens[-1]), False, tokens.copy, given))
-        answer: GivenTokens | None = None if promise is None else promise.result()
+        promise = controller(SoFar(len(tokens), int(tokens[-1]), False, tokens.copy, given))
+        answer: InjectedTokens | None = None if promise is None else promise.result()
         if answer is not None:
             assert answer.begins_turn
             tokens = np.append(tokens, np.array(answer.tokens, np.int32))
@@ -167,8 +167,8 @@ def test_a_chain_of_calls_is_answered_call_by_call() -> None:
     assert "<NAME>INPUT</NAME>" in toolbox.introduction
     assert "- calculator: Returns the value of an arithmetic expression" in toolbox.introduction
     one, two = "so <calculator>6*7</calculator>", " and > <calculator>2+2</calculator>"
-    guide = toolbox.guide(Problem("p", "?"), Prompt("?", np.zeros(1, np.int32)))
-    said = bytes(spoken(guide, one + two + " it is 42")).decode()
+    controller = toolbox.make_controller(Problem("p", "?"), Prompt("?", np.zeros(1, np.int32)))
+    said = bytes(spoken(controller, one + two + " it is 42")).decode()
     assert said == f"{one}[42]{two}[4] it is 42"
 
 
@@ -180,8 +180,8 @@ def test_a_turn_that_nobody_answers_goes_on() -> None:
         def respond(self, said: str) -> None:
             return None
 
-    guide = TurnGuide(ChatFormatter(byte_tokenizer(), "{result}", ">"), Silent())
-    assert bytes(spoken(guide, "a>b>c")).decode() == "a>b>c"
+    controller = ReplyController(ChatFormatter(byte_tokenizer(), "{result}", ">"), Silent())
+    assert bytes(spoken(controller, "a>b>c")).decode() == "a>b>c"
 
 
 def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
@@ -189,10 +189,10 @@ def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
         raise SystemExit("bye")
 
     tools = {"exits": replace(CALCULATOR, name="exits", open=lambda: exits)}
-    answering = ToolAnswers(tools, ToolsConfig(call=CALL), InText(CALL, tools))
+    answering = ToolEnvironment(tools, ToolsConfig(call=CALL), InText(CALL, tools))
     assert asked(answering, "exits", expression="1") == "error: SystemExit: bye"
     program = (
-        "import time\nfrom assay.generate.turns.guide import next_thread\n"
+        "import time\nfrom assay.generate.turns.reply_controller import next_thread\n"
         "assert next_thread().submit(lambda: None).result() is None\n"
         "next_thread().submit(lambda: time.sleep(1000))"
     )
@@ -202,7 +202,7 @@ def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
 def test_a_call_alone_is_answered_at_the_end_of_its_turn() -> None:
     settings = ToolsConfig(names=("calculator",), call="{call}")
     toolbox = open_tools(settings, byte_tokenizer(), in_chat=False)
-    answering = toolbox.respondent(Problem("p", "q"), Prompt("q", np.zeros(0, np.int32)))  # pyright: ignore[reportOptionalMemberAccess]
+    answering = toolbox.make_environment(Problem("p", "q"), Prompt("q", np.zeros(0, np.int32)))  # pyright: ignore[reportOptionalMemberAccess]
     bare = '{"name": "calculator", "arguments": {"expression": "6*7"}}'
     xml = "<function=calculator>\n<parameter=expression>\n6*7\n</parameter>\n</function>"
     for said in (bare, f"```json\n{bare}\n```", xml):

@@ -19,7 +19,7 @@ from assay.config import SamplingConfig
 from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.generate.engine import Engine
 from assay.generate.turns.environment import Environment
-from assay.generate.turns.guide import ChatFormatter
+from assay.generate.turns.reply_controller import ChatFormatter
 from assay.generate.turns.toolbox import Toolbox
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.training.api import train
@@ -47,7 +47,7 @@ def completion(*turns: str, told: str = "no\n", **keys: Any) -> Completion:
 
 def test_a_conversation_and_its_reward() -> None:
     assert Digit.begun(PROBLEM).prompt == ({"role": "user", "content": "Which digit?"},)
-    talk = Digit.respondent(PROBLEM, ThinkFormat(mode="opened"))
+    talk = Digit.open_conversation(PROBLEM, ThinkFormat(mode="opened"))
     assert not talk.is_addressed("5", False) and talk.is_addressed("5\n", True)
     said = "is it 5?</think>4\n"
     assert talk.respond(said) == [{"role": "user", "content": "no"}]
@@ -70,8 +70,8 @@ def test_a_completion_is_judged_by_playing_it_again() -> None:
 
 
 def test_what_turns_earn_is_added_and_stands_where_they_end() -> None:
-    talk = Warmer.respondent(PROBLEM, ThinkFormat())
-    assert talk.hear("3\n") == [{"role": "user", "content": "no"}] and talk.earned == [0.25]
+    talk = Warmer.open_conversation(PROBLEM, ThinkFormat())
+    assert talk.step("3\n") == [{"role": "user", "content": "no"}] and talk.earned == [0.25]
     played = completion("3\n", "4\n", "5\n")
     played = replace(played, turn_ends=(2, 7, 12))
     part = Warmer(PROBLEM, played)
@@ -97,22 +97,22 @@ def test_a_malformed_reward_of_an_environment_is_refused(answer: dict[str, Any])
             return answer
 
     with pytest.raises(VerifierError, match=r"environment respond: found .*accepted: .*a number"):
-        Environment(Says).respondent(PROBLEM, ThinkFormat()).hear("x")
+        Environment(Says).open_conversation(PROBLEM, ThinkFormat()).step("x")
 
 
 def test_an_environment_that_fails_ends_its_completion_as_not_judged() -> None:
-    assert Faulty.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
+    assert Faulty.open_conversation(PROBLEM, ThinkFormat()).respond("5\n") is None
     rows = [{"prompt": "?", "digit": 5, "completion": "5"}]
     (verdict,) = assay.judge(rows, verifier="own_games:Faulty")
     assert verdict["status"] == "not_judged"
     assert "cannot answer 5 (own_games.py:74)" in verdict["detail"]
-    assert Exits.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
+    assert Exits.open_conversation(PROBLEM, ThinkFormat()).respond("5\n") is None
     with pytest.raises(DataError, match=r"^f:7 environment: found a row .*KeyError: 'digit'"):
         Exits.begun(Problem("p", "?", source="f:7"))
     with pytest.raises(VerifierError, match=r"environment start: found \{'role': 'user'\}"):
         Wordless.begun(PROBLEM)
     with pytest.raises(VerifierError, match="environment respond"):
-        Silent.respondent(PROBLEM, ThinkFormat()).hear("x")
+        Silent.open_conversation(PROBLEM, ThinkFormat()).step("x")
 
 
 # runs
@@ -283,10 +283,10 @@ def test_an_environment_is_sent_the_turns_that_the_log_holds() -> None:
     environment = Environment(Listens)
     prompt = Prompt("?", np.array([63], np.int32))
     engine = Engine(tiny_model(), tokenizer, lambda problem: prompt, eos_ids=ends, seed=1)
-    engine.guide = Toolbox(
+    engine.make_controller = Toolbox(
         ChatFormatter(tokenizer),
-        lambda problem, prompt: environment.respondent(problem, prompt.think),
-    ).guide
+        lambda problem, prompt: environment.open_conversation(problem, prompt.think),
+    ).make_controller
     (group,) = engine.generate([PROBLEM], SamplingConfig(max_tokens=200), 1)
     (found,) = group.completions
     assert found.finish_reason == "eos" and len(found.said) == 3

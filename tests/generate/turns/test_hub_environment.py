@@ -39,7 +39,7 @@ def test_rows_and_turns_and_rewards_are_its_own(digits: HubEnvironment) -> None:
     assert len(rows) == 3 and rows[1]["id"] == "hub-digits-train-1" and rows[1]["answer"] == "1"
     problem = read_problem(rows[1], "rows:1", "default")
     assert digits.begun(problem).question == "digit 1?"
-    conversation = digits.respondent(problem, ThinkFormat())
+    conversation = digits.open_conversation(problem, ThinkFormat())
     told = conversation.respond("4")
     assert told == [{"role": "user", "content": "no, not in p1"}]
     assert conversation.respond("1") is None and conversation.is_over
@@ -52,7 +52,7 @@ def test_rows_and_turns_and_rewards_are_its_own(digits: HubEnvironment) -> None:
 
 def test_its_limit_of_turns_ends_it(digits: HubEnvironment) -> None:
     problem = read_problem(next(digits.rows()), "rows:1", "default")
-    conversation = digits.respondent(problem, ThinkFormat())
+    conversation = digits.open_conversation(problem, ThinkFormat())
     assert [conversation.respond(str(n)) is None for n in (7, 8, 9)] == [False, False, True]
     assert conversation.reward["score"] == 0.0 and conversation.reward["num_turns"] == 3
 

@@ -9,8 +9,8 @@ import pytest
 from assay.config import ToolsConfig, TrainConfig, tool_settings
 from assay.errors import ConfigError
 from assay.generate.turns import interpreter as module
-from assay.generate.turns.guide import next_thread
 from assay.generate.turns.interpreter import interpreter
+from assay.generate.turns.reply_controller import next_thread
 from assay.generate.turns.tool import RunCall, ToolError
 from assay.generate.turns.toolbox import open_tools
 from assay.verify.sandbox import SandboxUnavailable

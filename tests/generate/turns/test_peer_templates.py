@@ -11,7 +11,7 @@ import pytest
 from assay.data.chat import end_of_turn
 from assay.data.template import render_chat
 from assay.generate.turns.call_format import OfTemplate
-from assay.generate.turns.guide import ChatFormatter
+from assay.generate.turns.reply_controller import ChatFormatter
 from assay.testing import byte_tokenizer
 from assay.verify.answers.calls import FunctionCall
 

@@ -1,4 +1,5 @@
-"""Runs with tools: what is sampled, logged, learned, resumed after a kill in a call, and refused."""
+"""Runs with tools: what is sampled, logged, learned, resumed after a kill in a call, and
+refused."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_evaluation_with_and_without_tools(tmp_path: Path, caller: Path) -> None
     alone = assay.evaluate(f"{run}@last", rows, overrides=["tools.names=[]"], **how)
     assert found.pass_at_1 > 0.8 > 0.2 > alone.pass_at_1
     (sample, *_) = assay.sample(f"{run}@last", QUESTIONS[0], num_samples=2, quiet=True).samples
-    assert sample["completion"] == SAID and sample["given"] == 4
+    assert sample["completion"] == SAID and sample["injected"] == 4
 
 
 @pytest.mark.parametrize(

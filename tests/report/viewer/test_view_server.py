@@ -115,7 +115,7 @@ FILTERS: dict[str, Callable[[dict], bool]] = {
     "text=GR%C3%B6%C3%9Fe+3": lambda row: "größe 3" in row["text"],
     "text=q%3A+2": lambda row: "Q: 2" in row["prompt"],
     "truncated=1": lambda row: row["finish_reason"] == "length",
-    "injected=1": lambda row: row["num_given"] > 0,
+    "injected=1": lambda row: row["num_injected"] > 0,
     "status=failed&step=1": lambda row: row["status"] == "failed" and row["step"] == 1,
     "conflict=1": lambda row: (
         max(row["components"].values(), default=0) - min(row["components"].values(), default=0)

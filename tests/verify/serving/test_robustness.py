@@ -1,4 +1,5 @@
-"""Whatever a verifier does to its worker: the batch completes, the log says why, nothing survives."""
+"""Whatever a verifier does to its worker: the batch completes, the log says why, nothing
+survives."""
 
 from __future__ import annotations
 
@@ -257,7 +258,8 @@ def test_threads_that_never_end_keep_nothing(villains: str) -> None:
 
 
 def end_without_closing(villains: str, texts: list[str], ending: str) -> list[list[str]]:
-    """Judge some texts in a program of its own; returns its workers, their folders, and the watcher."""
+    """Judge some texts in a program of its own; returns its workers, their folders, and the
+    watcher."""
     script = f"""
         import os, signal
         from assay.types import Problem
@@ -267,7 +269,7 @@ def end_without_closing(villains: str, texts: list[str], ending: str) -> list[li
         pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
         print(*[pid for pid in pids if pid], flush=True)
         pool = service.engine.pool
-        print(*[w.remains.folder for w in pool.workers], flush=True)
+        print(*[w.mark.folder for w in pool.workers], flush=True)
         watcher = pool.watcher.pid
         print(watcher, flush=True)
         {ending}
@@ -304,7 +306,7 @@ def test_a_later_run_clears_up_where_the_watcher_was_killed_too(villains: str) -
     assert gone(workers) and until(lambda: not running("/bin/sleep 6108"))
     with VerifierService(villains, num_workers=1) as other:
         judge(other, ["a"])
-        own = other.engine.pool.workers[0].remains.folder
+        own = other.engine.pool.workers[0].mark.folder
         assert os.path.isdir(own)
         assert not any(map(os.path.exists, folders))
 

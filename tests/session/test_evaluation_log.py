@@ -1,4 +1,5 @@
-"""An evaluation that was killed goes on: no completion is sampled twice, and the result is the same."""
+"""An evaluation that was killed goes on: no completion is sampled twice, and the result is the
+same."""
 
 from __future__ import annotations
 

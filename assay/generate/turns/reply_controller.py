@@ -21,8 +21,8 @@ from typing import Any, TypeGuard
 
 from assay.data.chat import think_switches, with_think_block
 from assay.data.template import TemplateFailed, render_chat
-from assay.generate.base import GivenTokens, Promise, SoFar
-from assay.generate.turns.tool import FREE, Respondent
+from assay.generate.base import InjectedTokens, Promise, SoFar
+from assay.generate.turns.tool import FREE, TurnEnvironment
 from assay.types import Message, ThinkFormat
 
 MAX_THREADS = 4
@@ -206,11 +206,11 @@ def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
 
 
 @dataclass(eq=False)
-class TurnGuide:
+class ReplyController:
     """The turn controller of one completion, backed by tools or an environment."""
 
     formatter: ChatFormatter
-    respondent: Respondent
+    environment: TurnEnvironment
     think: ThinkFormat = FREE
     thread: AnswerThread = field(default_factory=next_thread)
     # First token of the turn.
@@ -219,10 +219,10 @@ class TurnGuide:
 
     def __call__(self, so_far: SoFar) -> Promise | None:
         """Return a future of the reply if a turn ends here, else None."""
-        if self._has_asked and so_far.given:
+        if self._has_asked and so_far.injected:
             self._start = so_far.num_tokens
         self._has_asked = False
-        if so_far.newest is None or so_far.given:
+        if so_far.newest is None or so_far.injected:
             return None
         if not so_far.ends and not self.formatter.may_close(so_far.newest):
             return None
@@ -231,13 +231,13 @@ class TurnGuide:
             tokens = tokens[:-1]
         # Decode the whole completion, because a token's text depends on the tokens before it.
         said = text(tokens)[len(text(tokens[: self._start])) :]
-        if not self.respondent.is_addressed(said, so_far.ends):
+        if not self.environment.is_addressed(said, so_far.ends):
             return None
         self._has_asked = True
         return self.thread.submit(partial(self._answer, said, so_far.newest))
 
-    def _answer(self, said: str, newest: int) -> GivenTokens | None:
-        messages = self.respondent.respond(said)
+    def _answer(self, said: str, newest: int) -> InjectedTokens | None:
+        messages = self.environment.respond(said)
         if not messages:
             return None
-        return GivenTokens(self.formatter.tokens(messages, newest, self.think), begins_turn=True)
+        return InjectedTokens(self.formatter.tokens(messages, newest, self.think), begins_turn=True)

@@ -1,9 +1,9 @@
-"""Completions of an evaluation, kept while it is under way, so that a kill does not lose them.
+"""Log of an unfinished evaluation: a killed command continues without sampling again.
 
     out.jsonl         the completions with their verdicts, written as they are judged
-    out.jsonl.part    every finished completion, until the command has ended
+    out.jsonl.part    every finished completion; removed when the command ends
 
-The first line of the second file has the settings that the completions depend on (`settings_of`).
+The first line of the log has the settings that completions depend on (`settings_of`).
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ _ARRAYS = {
 _PLAIN = ("text", "finish_reason", "policy_version", "num_think_tokens")
 
 
-class KeptCompletions(AbstractContextManager["KeptCompletions"]):
-    """The finished completions of one command, by set and id.
+class EvaluationLog(AbstractContextManager["EvaluationLog"]):
+    """Finished completions of one evaluation command, by problem set and id.
 
-    facts: what they depend on. The file is created with the first completion. It is removed when
-    the context ends without an exception. Raises RunError for a file with other facts.
+    facts: settings that the completions depend on. The file is created with the first completion
+    and removed when the context ends without an exception. Raises RunError for a file with other
+    facts.
     """
 
     def __init__(self, out: Path, facts: Mapping[str, Any]) -> None:
         self.path = out.with_name(f"{out.name}.part")
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-        # Where the row of a completion begins. Rows stay on the disk: there may be very many.
+        # Offset of each completion's row. Rows stay on disk, because there may be millions.
         self._places: dict[tuple[str, str], int] = {}
         self._size = 0
         self._file: BinaryIO | None = None
@@ -68,11 +69,11 @@ class KeptCompletions(AbstractContextManager["KeptCompletions"]):
         if kind is None:
             remove_file(self.path)
         elif self._places:
-            kept = f"{len(self._places)} completions are kept in {self.path}"
-            say(f"note: {kept}; the same command goes on from there")
+            saved = f"{len(self._places)} completions are kept in {self.path}"
+            say(f"note: {saved}; the same command goes on from there")
 
     def find(self, part: str, name: str, prompt: Prompt) -> Completion | None:
-        """Return a kept completion; None: there is none, or its prompt was another."""
+        """Return a logged completion; None if it is not logged, or had a different prompt."""
         if (place := self._places.get((part, name))) is None:
             return None
         file = self._opened()
@@ -81,7 +82,7 @@ class KeptCompletions(AbstractContextManager["KeptCompletions"]):
         return _completion(row, prompt) if row["prompt"] == digest_of(prompt) else None
 
     def add(self, part: str, prompt: Prompt, completion: Completion) -> None:
-        """Keep a completion."""
+        """Log a completion."""
         if not self._size:
             self._write(self._facts)
         self._places[part, completion.id] = self._size
@@ -98,7 +99,7 @@ class KeptCompletions(AbstractContextManager["KeptCompletions"]):
         if self._file is None:
             # Closed at the exit of the context.
             self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
-            # A line that a kill left incomplete.
+            # Cut off the incomplete last line that a kill leaves.
             self._file.truncate(self._size)
         return self._file
 
@@ -120,14 +121,14 @@ class KeptCompletions(AbstractContextManager["KeptCompletions"]):
                 self._size += len(line)
 
 
-class KeepingGenerator:
-    """Generator that keeps each completion, and samples only those that are not kept.
+class ResumableGenerator:
+    """Wrapper of a generator that logs each completion, and samples only missing ones.
 
-    part: name of a set of problems, in which ids are unique.
+    part: name of the problem set; ids are unique within it.
     """
 
-    def __init__(self, generator: Any, kept: KeptCompletions, part: str = "") -> None:
-        self.generator, self.kept, self.part = generator, kept, part
+    def __init__(self, generator: Any, log: EvaluationLog, part: str = "") -> None:
+        self.generator, self.log, self.part = generator, log, part
 
     @property
     def policy_version(self) -> int:
@@ -185,12 +186,12 @@ class KeepingGenerator:
         prompts: Mapping[str, Prompt],
         ended: Callable[[Group], None],
     ) -> None:
-        """Sample the completions with the lacking numbers, and finish the groups."""
+        """Sample the missing siblings of each problem, and finish the groups."""
 
         def keep(group: Group) -> None:
             for one in group.completions:
                 if one.failure is None:
-                    self.kept.add(self.part, group.prompt, one)
+                    self.log.add(self.part, group.prompt, one)
             if len(lacking) == len(numbers):
                 ended(group)
 
@@ -208,9 +209,9 @@ class KeepingGenerator:
             ended(Group(problem, prompt, tuple(siblings)))
 
     def _there(self, problem: Problem, prompt: Prompt, numbers: range) -> dict[int, Completion]:
-        """Return the kept completions of a problem by number."""
+        """Return the logged completions of a problem, by sibling index."""
         names = {n: f"{problem.group_id}/{n}" for n in numbers}
-        found = {n: self.kept.find(self.part, name, prompt) for n, name in names.items()}
+        found = {n: self.log.find(self.part, name, prompt) for n, name in names.items()}
         return {n: one for n, one in found.items() if one is not None}
 
     def sleep(self) -> None:
@@ -222,15 +223,15 @@ class KeepingGenerator:
         self.generator.load_policy(weights)
 
 
-def keeping(generator: Generator, kept: KeptCompletions | None, part: str = "") -> Generator:
-    """Return a generator that keeps its completions; the generator itself if there is no file."""
-    return generator if kept is None else KeepingGenerator(generator, kept, part)
+def resumable(generator: Generator, log: EvaluationLog | None, part: str = "") -> Generator:
+    """Wrap a generator in a `ResumableGenerator`; without a log, return it unchanged."""
+    return generator if log is None else ResumableGenerator(generator, log, part)
 
 
 def settings_of(config: TrainConfig, sampling: SamplingConfig, num_samples: int) -> dict[str, Any]:
     """Return the settings that completions depend on, apart from their prompts.
 
-    The number of actors is not among them: it changes no completion.
+    The number of actors is not included, because it changes no completion.
     """
     server = config.server
     facts: dict[str, Any] = {
@@ -255,7 +256,7 @@ def digest_of(prompt: Prompt) -> str:
 
 
 def _weights(config: TrainConfig) -> list[list[Any]]:
-    """Return name, size and time of change of a model's files: another training changes them."""
+    """Return name, size and modification time of the weight files, to detect retrained weights."""
     source, adapter = find_parts(config.model)
     folders = [Path(source.place), *([adapter] if adapter else [])]
     files = [file for folder in folders for kind in WEIGHTS for file in sorted(folder.glob(kind))]
