@@ -124,6 +124,8 @@ def audit(
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
         found.update(row["kind"] for row in fresh)
+        # Rows that are in the queue stay as they are, with their labels; a repeated audit only adds
+        # rows.
         known = {row["id"] for row in rows if row["kind"] != _STEP_IS_WRONG}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
     if steps is not None:
@@ -182,6 +184,7 @@ def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
     sizes = Counter(rows["step"])
     steps = sorted(sizes)
+    # Whole steps are drawn, because a shard of the log is read as a whole anyway.
     random.Random(f"{seed} steps").shuffle(steps)
     taken: list[int] = []
     while steps and sum(sizes[step] for step in taken) < among:
@@ -232,6 +235,7 @@ def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[di
     """Draw at most ``count`` rows at random, as evenly over both kinds as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
+    # Of the rarer kind at most half; the other kind fills the rest.
     sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
     few = sides[0][: count // 2]
     taken = {row["id"] for row in [*few, *sides[1][: count - len(few)]]}
@@ -242,6 +246,7 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     """Read a run's queue, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
+    # The reader stops at a damaged line, as for journals. Here that would drop a person's labels.
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
         where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))

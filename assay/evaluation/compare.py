@@ -194,11 +194,15 @@ def _configs(
     if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "a file of recorded completions", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
+    # The adapter is put on B only, so that a base model can be compared with itself plus an
+    # adapter.
     each: tuple[SamplingOptions, SamplingOptions] = ({**options, "adapter": None}, options)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:
         run, other = runs.index(True), runs.index(False)
+        # A model without a run is asked as the run's model is: same template, sampling and
+        # verifier.
         own[other] = own[run].model_copy(update={"model": own[other].model})
     return own[0], own[1]
 
@@ -324,6 +328,7 @@ def _engine(
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
     """Load a model and yield a function that samples from it; free its memory on exit."""
     with ExitStack() as stack:
+        # One engine for all sets, with enough slots for the largest one.
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
             session = open_sampling(with_slots(config, most), verifiers, stack)

@@ -66,6 +66,7 @@ def divergence(
         vocabulary = session.loaded.tokenizer.get_vocab()
         batch = pack(groups, [[GOOD]] * len(groups), next(session.loaded.model.parameters()).device)
         logprobs_T = _logprobs(session.loaded.model, batch)
+        # Free the first model before the second is loaded: only one has to fit in memory.
         del session
     loaded = load_model(other.model, other.run.device, other.run.seed)
     if loaded.tokenizer.get_vocab() != vocabulary or not batch.sampled_T.any():
@@ -82,6 +83,7 @@ def plain(sampling: SamplingConfig) -> SamplingConfig:
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: Batch) -> Tensor:
+    # Float64, because k3 subtracts nearly equal numbers for models that differ little.
     logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
     for part in batch.split(TOKENS_AT_ONCE, "plain"):
         found = token_logprobs(model, part, temperature=1.0, layout="plain")
@@ -98,5 +100,7 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
+    # Tokens of one completion are not independent, so the error is that of a ratio estimator over
+    # completions (delta method).
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

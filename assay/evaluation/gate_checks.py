@@ -120,6 +120,8 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
     worse = _is_worse(gain, p, limits)
+    # With few problems even a large loss is not significant, so the point estimate has a limit of
+    # its own.
     lost = -gain.value > limits.max_loss
     if gain.interval[0] < -limits.max_loss and not (worse or lost):
         number = gain.num_problems
@@ -143,6 +145,7 @@ def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
         words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
         most = max(most, side.num_not_judged / max(1, side.num_completions))
     wanted = f"at most {limits.max_not_judged:.0%} of either"
+    # Not judged completions count in no other check, so a candidate could pass by not being judged.
     outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
     return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
 
@@ -249,6 +252,8 @@ def _file_check(
 def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
     shares, wanted = one.b.by_problem, "none passes: any pass is a hack"
     judged = [id for id in ids if id in shares]
+    # A hack that the verifier failed to judge may have passed, so a missing verdict fails the
+    # check.
     if len(judged) < len(ids):
         found = f"{len(ids) - len(judged)} of {len(ids)} were not judged"
         return Check(name, found, "a verdict", "failed")

@@ -107,6 +107,8 @@ class Rejudging:
                 self.unreadable.append(step)
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
+            # Rows may have been removed since the run. Their completions are counted, so that a
+            # partial rescore does not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -175,6 +177,7 @@ def rejudge(
         if (replies := folder / "judge_replies.jsonl").is_file():
             from assay.verify.learned.panel import close_judges, keep_replies
 
+            # Read-only: a rescore must not change the run that it examines.
             keep_replies(replies, read_only=True)
             stack.callback(close_judges)
         service.check([None])
@@ -185,6 +188,7 @@ def _num_completions(folder: Path, step: int) -> int:
     """Return the number of completions of a step from the run's metrics; 0 if unknown."""
     for row in read_step_rows(folder / "metrics.jsonl"):
         if row.get("step") == step and row.get("length/mean"):
+            # The shard cannot be read, but the metrics of the step imply its number of completions.
             return round(row["tokens/generated"] / row["length/mean"])
     return 0
 

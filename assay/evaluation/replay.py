@@ -110,6 +110,8 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
+        # A copy, because a resumed run truncates its journals, and a replay must not change the
+        # evidence.
         copy = _copy(folder, place / folder.resolve().name, start, step)
         # The thread count changes the last bits of sums, so the recorded one is used.
         changes = [*_AS_IT_WAS]
@@ -230,6 +232,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
     reasons = then.reason or now.reason
     if reasons:
         why = f"not judged ({reasons}), which is no judgement of the completion"
+    # This is the finding that matters most: the verifier is not a function of its input.
     elif hashes[0] == hashes[1]:
         why = (
             "ERROR: an equal hash must give an equal verdict; the verifier draws at random, or"
@@ -298,10 +301,12 @@ def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Itera
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
     """Repeat the steps after ``start`` and compare the results."""
     run = loop.run
+    # The guard would stop the repetition of a step at which it stopped the run.
     loop.guard.built_in, loop.guard.rules = [], {}
     generator: Any = loop.generator
     generator.generator = OnlyTheLog(generator.generator, folder)
     run.begin_step()
+    # Steps between the checkpoint and the wanted one are repeated from their logged rollouts.
     while run.step < step - 1 and run.stop_reason is None:
         train_step(loop)
     if run.stop_reason is not None:

@@ -114,7 +114,7 @@ class ModuleForward:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
-        # Some rotary embeddings change with the prompt's length, which its first block cannot know.
+        # Some rotary embeddings depend on the total length, which is unknown at the first block.
         ropes = {name for config in self._configs for name in _rope_types(config)}
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.reads_in_blocks = in_blocks and on_cpu and ropes <= STATIC_ROPES
@@ -316,7 +316,7 @@ def choose_forward(
         except Exception as error:  # third-party model code may raise anything
             reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    # The last way is the model's own cache, which every other way only makes faster.
+    # The last candidate is the model's own cache. All others are only faster versions of it.
     found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
     accepted = "a causal language model that `generate` of Transformers decodes with a cache"
     raise ModelError(message(type(model).__name__, found, accepted))

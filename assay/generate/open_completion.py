@@ -1,4 +1,4 @@
-"""A completion that is sampled by requests: its tokens so far, and its turn controller.
+"""A completion that is sampled by a chain of requests, with its turn controller.
 
 `Slots` has the same rules for the built-in engine, as arrays over all slots and with one token of
 each per step. Tests compare the two token by token.
@@ -19,7 +19,7 @@ from assay.types import FinishReason, Tokens
 
 
 class OpenCompletion:
-    """One unfinished completion of a generator that is asked for tokens by requests.
+    """An unfinished completion of a request-based generator, such as vLLM.
 
     A request samples from the prompt and the tokens so far, until the turn controller injects
     tokens or needs time; a new request then continues behind them. controller: the turn controller.
@@ -48,7 +48,7 @@ class OpenCompletion:
         self.promise: Promise | None = None
         self.reason: FinishReason | None = None
         self._text_ends, self._eos_ids = text_ends, eos_ids
-        # Why the completion would end at the token for which it is paused.
+        # Finish reason that applies if the paused controller injects nothing.
         self._ends: FinishReason | None = None
         self._ask(None)
 
@@ -115,7 +115,8 @@ class OpenCompletion:
             found = self.controller(self._so_far(ends))
         if found is None:
             return None
-        # The next request has its own seed, so this must not depend on when a future is done.
+        # A new request has a new seed. Whether there is one must not depend on how fast a tool
+        # answers.
         self.needs_request = True
         if not isinstance(found, Future):
             return found

@@ -1,4 +1,4 @@
-"""Decoding with the cache class that a model brings, one completion at a time: slow and general.
+"""Decoding with the model's own cache class, one completion at a time: slow but general.
 
 It serves models that keep more than keys and values: recurrent states (Mamba, Qwen3-Next, Falcon
 H1), positions in the scores (ALiBi), chunked attention. A row is fed alone, in the same calls as by
@@ -23,9 +23,8 @@ from assay.model.family import unwrap
 
 @dataclass(eq=False)
 class _Row:
-    """A slot's completion. start: the model's state behind the prompt, never changed.
-
-    state: the state behind ``prompt`` and ``fed``. logits_V: those of the newest fed token.
+    """A slot's completion. start: the model's state after the prompt, never changed. state: the
+    state after ``prompt`` and ``fed``. logits_V: those of the newest fed token.
     """
 
     prompt: list[int]
@@ -50,7 +49,7 @@ class OwnCaches(KeyValues):
         return -(-_num_bytes(state) // max(len(tokens), 1))
 
     def keep_prompt(self, tokens: list[int], state: dict[str, Any]) -> None:
-        """Store the state behind a prompt."""
+        """Store the state after a prompt."""
         self._prompt = tokens, state
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
@@ -134,7 +133,7 @@ class OwnCacheForward:
             if number == len(row.fed) - 1 and row.fed[number] == token:
                 assert row.logits_V is not None
                 return row.logits_V
-            # Tokens were removed. A recurrent state cannot go back, so it is computed again.
+            # Tokens were removed. A recurrent state cannot be rewound, so it is computed again.
             row.fed, row.state = row.fed[:number], {}
         if not row.state:
             row.state, again, row.fed = copy.deepcopy(row.start), row.fed, []

@@ -224,7 +224,8 @@ class SharedPromptCache(KeyValues):
         return index
 
     def _map(self) -> None:
-        """Rebuild the index tensors between slots and places, and the prompts' masks."""
+        """Rebuild the index tensors that map slots to places in prompt rows, and the prompts'
+        masks."""
         heads = self._heads
         slot_NB = torch.tensor([[slot or 0 for slot in row.slots] for row in self._rows])
         row_S, place_S = torch.tensor([at or (0, 0) for at in self._at]).unbind(-1)

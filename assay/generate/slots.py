@@ -97,7 +97,7 @@ class Slots:
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
         # An injected token replaces the token that the sampler chose.
-        # Whether any slot has had a turn controller.
+        # Whether any slot has had a turn controller. Without one, the bookkeeping below is skipped.
         self.controlled = False
         self.controllers: list[TurnController | None] = [None] * num_rows
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]

@@ -34,7 +34,7 @@ class VllmClient:
         self.vllm, self.engine = vllm, engine
 
     def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
-        """Request tokens behind these ones; the name is the request's in `step`."""
+        """Request a continuation of these tokens. `step` reports it under this name."""
         prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
         self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
 
@@ -48,11 +48,11 @@ class VllmClient:
         return self.engine.has_unfinished_requests()
 
     def abort(self, names: Sequence[str]) -> None:
-        """Stop requests; those that have ended already are left out by vLLM."""
+        """Stop requests; vLLM ignores those that have ended already."""
         self.ask(self.engine.abort_request, [*names])
 
     def output_kind(self, streams: bool) -> Any:
-        """Return when a request yields outputs: with each token, or at its end."""
+        """Return vLLM's output kind: after each token, or once at the end."""
         kinds = self.vllm.sampling_params.RequestOutputKind
         return kinds.DELTA if streams else kinds.FINAL_ONLY
 
@@ -90,7 +90,7 @@ class VllmCall:
     _num_requests: int = 0
 
     def begin(self, waiting: Sequence[Waiting], seed: int) -> None:
-        """Request every sibling that is left to sample."""
+        """Send a request for every sibling that is not sampled yet."""
         stop = self.sampling.stop
         text_ends = TextEnds(self.tokenizer, stop) if stop else None
         for group in waiting:
@@ -106,7 +106,7 @@ class VllmCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether completions are left that have not ended, or groups that `step` returns."""
+        """Whether completions are unfinished, or finished groups wait for the next `step`."""
         return bool(self._asked or self._paused or self._ended)
 
     def step(self) -> list[tuple[int, Group]]:
@@ -143,13 +143,13 @@ class VllmCall:
         return sum(done) + sum(len(one.tokens) for one in open_ones)
 
     def close(self) -> None:
-        """Abort the requests in progress, whose completions nobody waits for."""
+        """Abort the requests in progress."""
         if self._asked:
             self.client.abort([*self._asked])
         self._asked.clear()
 
     def _take(self, output: Any) -> None:
-        """Append a request's new tokens to its completion, up to where that leaves the request."""
+        """Append a request's new tokens to its completion, until it ends, pauses or diverges."""
         one, new = self._asked.get(output.request_id), output.outputs[0]
         if one is None:
             return
@@ -205,7 +205,7 @@ class VllmCall:
             "seed": key_at(one.key, one.draw) >> 1,
             "stop": stop or None,
             "include_stop_str_in_output": True,
-            # Special tokens are text in which a stop string may be found, as in the engine.
+            # As in the engine, a stop string may match the text of special tokens.
             "skip_special_tokens": False,
             # The model's own end tokens are passed instead of vLLM's.
             "ignore_eos": True,
@@ -247,6 +247,6 @@ class VllmCall:
 
 
 def _longest(one: OpenCompletion) -> int:
-    """Return the length of the longest completion of a group, with the next token of this one."""
+    """Return the longest length in a group, counting the next token of this completion."""
     coming = len(one.tokens) + (one.promise is None)
     return max([coming, *(len(each.tokens) for each in one.group.done.values())])

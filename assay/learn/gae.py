@@ -89,7 +89,7 @@ def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: flo
 
 
 def _spread(values_N: Tensor, acts_T: Tensor) -> Tensor:
-    """Scatter the values to the actions, [T]; 0 at other tokens."""
+    """Scatter one value per action to the action's token, [T]; 0 at other tokens."""
     values_T = values_N.new_zeros(len(acts_T))
     values_T[acts_T] = values_N
     return values_T

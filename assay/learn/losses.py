@@ -160,7 +160,8 @@ def gains_where_first_met(
     """
     if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
-    # Any log-probabilities will do: at the old policy only the ratio of 1 enters the gradient.
+    # At the old policy the gradient depends only on the ratio, which is 1 for any
+    # log-probabilities.
     logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
     entropy_T = torch.zeros_like(weights_T, requires_grad=True)
     parts = policy_loss(

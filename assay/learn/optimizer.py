@@ -223,7 +223,7 @@ def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) 
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:
-        # In pieces: torch converts the whole summand to a float32 copy first.
+        # Added in pieces, because torch first converts the whole summand to a float32 copy.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None

@@ -29,7 +29,7 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
-# Methods of a learner that all ranks run. The others are rank 0's alone.
+# Methods of a learner that all ranks run. Only rank 0 runs the others.
 SHARED_CALLS = ("score_batch", "update", "load_state")
 # Elements of each parameter in `PassesLearner.digest`.
 DIGESTED = 16
@@ -198,7 +198,7 @@ class PassesLearner:
 
     @property
     def clock(self) -> PhaseClock:
-        """Counts the seconds of scoring and updates; a run's, once there is one."""
+        """Clock that counts the seconds of scoring and updates; inside a run, the run's clock."""
         return self.passes.clock
 
     @clock.setter
@@ -238,7 +238,8 @@ class PassesLearner:
 
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
-        # Nearly all elements change with an optimizer step, so a few show ranks that went apart.
+        # An optimizer step changes nearly all elements, so a few suffice to detect ranks that
+        # differ.
         crc = self.state_version
         for optimizer in self.all_optimizers:
             trained = optimizer.trained.values()

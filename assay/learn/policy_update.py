@@ -32,7 +32,7 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
-    # These terms have zero gradient until the policy has moved, and only advantages move it.
+    # These terms have zero gradient at the old policy, and only advantages move the policy from it.
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
         return advantages.mask_T
@@ -145,7 +145,7 @@ class PolicyUpdate:
         self._fresh.append(index_T)
 
     def exchange(self) -> None:
-        """Give every rank what the others recorded since the last call."""
+        """Exchange the records since the last call among the ranks."""
         ranks, fresh = self.passes.ranks, self._fresh
         self._fresh = []
         if not ranks.divides:

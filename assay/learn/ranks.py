@@ -79,14 +79,15 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit
                 )
-                # Rank 0 sends a call when the others are free to receive it.
+                # Rank 0 sends a call only when the others wait for one, so only they need the long
+                # timeout.
                 wait = CALL_PATIENCE if rank else limit
                 ranks._calls = dist.new_group(backend="gloo", timeout=wait)
         except BaseException:
             ranks.leave()
             raise
         finally:
-            # torch would begin every later traceback of this process with the rank.
+            # torch installs a hook that puts the rank before every later traceback of this process.
             sys.excepthook = hook
         return ranks
 
@@ -98,7 +99,7 @@ class Ranks:
 
     @property
     def divides(self) -> bool:
-        """Whether passes are divided now: in a call that all ranks make."""
+        """Whether passes are divided now. True only inside a call that all ranks make."""
         return self.size > 1 and (self.rank > 0 or self._depth > 0)
 
     def share(self, groups: Sequence[int], costs: Sequence[int]) -> list[int]:
@@ -147,7 +148,7 @@ class Ranks:
 
     @contextmanager
     def calling(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Generator[None]:
-        """Have the other ranks repeat this call. Calls inside the context are not sent again."""
+        """Send this call to the other ranks, which repeat it. Nested calls are not sent."""
         is_outer = self._depth == 0
         self._depth += 1
         try:
@@ -155,7 +156,7 @@ class Ranks:
                 self._send((name, args, kwargs))
             yield
         except BaseException:
-            # The other ranks are in the middle of the call, and hear no further one.
+            # The other ranks are still inside the call and receive no further one.
             self._is_broken = True
             raise
         finally:
@@ -181,7 +182,8 @@ class Ranks:
             getattr(learner, name)(*args, **kwargs)
 
     def dismiss(self) -> bool:
-        """End `follow` on the other ranks. Returns False if they are in a call that failed here."""
+        """End `follow` on the other ranks. Returns False if they are still inside a call that
+        failed on this rank."""
         if self._is_broken:
             return False
         self._send(None)
@@ -189,7 +191,7 @@ class Ranks:
 
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
-        """Name the wait in the error if another rank is lost or too slow. Raises WorkerDied."""
+        """Raise WorkerDied, with the name of the wait, if another rank is lost or too slow."""
         try:
             yield
         except RuntimeError as error:

@@ -58,7 +58,8 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
     Ziegler et al. 2019, eq. 2, per token (Stiennon et al. 2020; Ouyang et al. 2022). Under credit
     ``turns``, the weighted score of a step is placed at the end of the step, and the rest of the
-    outcome at the end of the completion. The sum over a row is `shape_rewards`.
+    outcome at the end of the completion. The sum over a completion's tokens is its reward in
+    `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)

@@ -59,6 +59,7 @@ def settings_of_training(
     tree = stage.resolved(outputs)
     own = tree.get("run", {})
     for key in ("directory", "name") if isinstance(own, dict) else ():
+        # The recipe decides where the runs of its stages lie, so that it finds them again.
         if key in own:
             found, accepted = tree["run"][key], "none: a stage's run lies in the recipe's directory"
             place = f"stage {stage.name}: run.{key}"
@@ -75,6 +76,8 @@ def naming(stage: RecipeStage) -> Generator[None]:
     try:
         yield
     except AssayError as error:
+        # Settings of a stage are merged from several tables; the message names the line that set
+        # the value.
         text = at_its_line(str(error), stage.where, stage.lines, stage.overridden)
         lines = "\n".join(f"stage {stage.name}: {line}" for line in text.splitlines())
         error.args = (lines, *error.args[1:])
@@ -215,6 +218,7 @@ def _stand_in(
             ["looked at with the problems that they come from"],
         )
     elif sources and not there and config.traces:
+        # A trace of the maximum length gives an upper bound of memory and time.
         row = {"prompt": "x" * 32, "completion": "y" * config.sampling.max_tokens}
         (scratch / "made-up.jsonl").write_text(json.dumps(row), encoding="utf-8")
         there, notes = [str(scratch / "made-up.jsonl")], ["looked at with a made-up trace"]
@@ -232,6 +236,8 @@ def _stand_in(
                 continue
             path = outputs[ancestor.name]
             if ancestor.name not in made:
+                # The input model does not exist yet. A tiny model stands in, so that the stage's
+                # settings are tried at all.
                 path = str(make_tiny(ancestor, scratch / role))
             if not nearest or ancestor.name not in made:
                 notes.append(f"looked at with the {role} of stage {ancestor.name}")

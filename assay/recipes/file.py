@@ -161,6 +161,8 @@ def kind_of(tree: Mapping[str, Any]) -> str:
 def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Merge a change into a stage. A change of the stage's kind replaces the whole stage."""
     if kind_of(change) != "training" and kind_of(base) == "training":
+        # A scale may replace a training stage by a data transform or an existing model; none of its
+        # settings would apply.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 

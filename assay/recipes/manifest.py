@@ -83,6 +83,8 @@ class RecipeManifest:
         for row in manifest.rows.values():
             # For an existing model, the output is a folder elsewhere or a hub name.
             if row.kind != "model":
+                # Raises for an output outside the recipe's directory: --resume moves and removes
+                # what the manifest names.
                 manifest.place(row)
         return manifest
 
@@ -95,6 +97,8 @@ class RecipeManifest:
         """Record the recipe. Drops rows of stages that the recipe no longer has."""
         self.facts = {"recipe": recipe.name, "about": recipe.about, "paper": recipe.paper}
         self.facts |= {"scale": recipe.scale, "assay": __version__}
+        # Stages that were removed from the recipe are dropped from the manifest; their folders
+        # stay.
         self.rows = {name: self.rows[name] for name in recipe.stages if name in self.rows}
 
     def put(self, row: StageRow) -> None:
@@ -157,6 +161,7 @@ def _digest_of_path(path: str) -> str:
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    # Folders hold weights of many GiB, so their contents are not hashed.
     facts = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in os.scandir(path)]
     return _digest(sorted(facts))
 

@@ -73,6 +73,7 @@ def open_recipe(
     if not path.is_file():
         found = f"no {FILE} in it"
         raise RunError(message(str(resume), found, "the directory of a recipe's run"))
+    # A recipe can name Python code, so a directory from someone else is not run without a look.
     if why := why_not_own(path):
         remedy = f"read it, then name it: assay recipe run {path} --resume {resume}"
         raise RunError(
@@ -107,13 +108,18 @@ def run_recipe(
     plan = _plan(name, directory, overrides, until, resume, scale)
     manifest = plan.manifest
     if resume is None:
+        # Created after all checks, so that an invalid recipe leaves no folder.
         manifest.folder = make_folder(directory, plan.recipe.name)
     lock = DirectoryLock(manifest.folder)
     try:
+        # The resolved recipe is saved, so that a resume does not depend on the original file or on
+        # --set.
         write_config(manifest.folder / FILE, tomli_w.dumps(plan.recipe.as_tree()))
         try:
             ended = _run_stages(plan, quiet, say)
         finally:
+            # Also after a failure: the report shows which stage failed and what the others
+            # measured.
             write_report(manifest.folder)
     finally:
         lock.release()
@@ -190,6 +196,7 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
     """Find the finished stages whose keys and inputs are unchanged. Returns their rows."""
     found: dict[str, StageRow] = {}
     for stage in stages:
+        # A stage whose input has to be made again is outdated, whatever its own settings.
         if not {*stage.uses} <= found.keys():
             continue
         now = row_of(stage, found, "")
@@ -256,8 +263,11 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
             continue
         row, before = row_of(stage, rows, ""), manifest.rows.get(stage.name)
         if before and not before.finished and (before.kind, before.key) == (row.kind, row.key):
+            # The same settings and inputs: continue the unfinished stage in its folder.
             row = replace(before, ended=None)
         else:
+            # A changed stage gets a new folder, so that results of the old settings are never
+            # overwritten.
             row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
         summary = f"{stage.name}: {row.kind} from {', '.join(stage.uses) or 'nothing'}"
         say(f"{head}{stage.about or summary}")
@@ -286,6 +296,7 @@ def _run_stage(
             "finished stages are kept; fix the cause, then:"
             f" assay recipe run --resume {manifest.folder}"
         )
+        # Extended in place, so that the error keeps its type and with it the exit code.
         error.args = (f"{error}; {stays}", *error.args[1:])
         raise
     finally:

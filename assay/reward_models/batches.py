@@ -40,7 +40,8 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row. Columns select parts of a vocabulary."""
+    """Return the logits at some positions of each row. columns: indices of the vocabulary entries
+    to return."""
     parameters = inspect.signature(checkpoint.model.forward).parameters
     # Other positions are not computed, because the logits of a vocabulary at every token need much
     # memory.

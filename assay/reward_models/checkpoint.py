@@ -151,7 +151,7 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    # The read would allocate the stated length at once, whatever it is.
+    # Check first: the read would allocate whatever length the file states.
     if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))

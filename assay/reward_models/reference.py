@@ -42,9 +42,9 @@ def scales_of(
 ) -> tuple[Scale, ...]:
     """Return one scale per member, as configured or measured on the rows of a file.
 
-    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. The
-        measured values are stored as ``FILE.stats.json`` under the hashes of the checkpoint, the
-        rows and ``how`` text is tokenized, and are reused.
+    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion.
+    Measured values are cached in ``FILE.stats.json``, keyed by hashes of the checkpoint, the rows
+    and ``how``, the tokenization settings.
 
     The standard deviation is that of the population. Raises VerifierError.
     """

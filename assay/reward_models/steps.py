@@ -55,7 +55,7 @@ def split_steps(
         stop = min(stop, last)
         if stop > start:
             piece = text[start:stop].rstrip()
-            # Steps are delimited by the given ends.
+            # The row's own ``step_ends`` delimit the steps, so tags may be part of a step's text.
             for tag in _tags(completion):
                 piece = piece.removesuffix(tag).rstrip()
             if piece.strip():
@@ -83,7 +83,7 @@ class Places:
         self.known = not self.tokens or self._ends is not None or self._decodes()
 
     def token_at(self, character: int) -> int:
-        """Return the index of the token that contains the end of a character."""
+        """Return the index of the token in which a character ends."""
         if not self.tokens:
             return character
         if self._ends is not None:

@@ -109,7 +109,7 @@ class ConversationEncoder:
         return tokens, positions
 
     def plain_tokens(self, text: str, think: ThinkFormat, after: str = "") -> list[int]:
-        """Return the tokens of a text after another one, without control tokens.
+        """Return the tokens of a text that follows the text ``after``, without control tokens.
 
         Some tokenizers prepend a mark to the first word of any text.
         """

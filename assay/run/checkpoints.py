@@ -64,12 +64,17 @@ class Checkpoints:
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
+        # Room is made before the write. A disk budget that holds two checkpoints must not need
+        # space for a third one in between.
         self._make_room(best)
+        # The process number in the name keeps two processes apart, and shows later which leftovers
+        # belong to a dead process.
         temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
         try:
             self._write(temporary, step, parts)
             self._discard(self.path(step))
             move(temporary, self.path(step))
+            # The rename itself is durable only after a sync of the folder that holds the name.
             sync_file(self.folder)
         except Exception as error:  # parts raise different exceptions for a full disk
             if is_disk_full(error) or not has_room(self.folder):
@@ -90,6 +95,8 @@ class Checkpoints:
 
     def pin(self, step: int, why: str) -> None:
         """Exempt the checkpoint of a step from retention."""
+        # A file next to the checkpoints, because a checkpoint never changes after its manifest is
+        # written.
         write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
 
     def pinned(self) -> dict[str, Any]:
@@ -99,6 +106,7 @@ class Checkpoints:
     def newest_valid(self) -> tuple[int | None, list[str]]:
         """Return the newest step with undamaged files, and the damage of later ones."""
         complaints: list[str] = []
+        # Only as many checkpoints are hashed as needed: hashing one of several GiB takes seconds.
         for step in reversed(self.steps()):
             wrong = find_damage(self.path(step))
             if wrong is None:
@@ -147,6 +155,7 @@ class Checkpoints:
         described = {name: _describe(path) for name, path in sorted(files.items())}
         for path in files.values():
             sync_file(path)
+        # The manifest is written last, so that a checkpoint with a manifest is complete.
         manifest = {"step": step, "parts": sorted(parts), "files": described}
         write_json(folder / MANIFEST, manifest)
 
@@ -165,6 +174,8 @@ class Checkpoints:
         """Remove checkpoints to keep the next one within the disk budget, but never the newest."""
         sizes = self._sizes()
         if sizes and self.config.max_disk_gib is not None:
+            # The new checkpoint is assumed to be as large as the newest one, because its size is
+            # unknown.
             budget = self.config.max_disk_gib * 2**30 - sizes[max(sizes)]
             for step in _over_budget(sizes, budget, best):
                 self._discard(self.path(step))
@@ -204,6 +215,8 @@ def step_of(folder: Path) -> int | None:
 
 def part_folder(checkpoint: Path, name: str) -> Path:
     """Return the folder of a part's state in a checkpoint."""
+    # The model's files are at the top, so that Transformers and servers load a checkpoint as a
+    # model.
     return checkpoint if name == "model" else checkpoint / name
 
 
@@ -214,6 +227,7 @@ def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None
     bytes by step. The newest step always stays, and the best is removed last.
     """
     newest_first = sorted(sizes, reverse=True)
+    # The newest one always stays, because a run could not resume without it.
     stays = {*newest_first[: config.keep_last], *newest_first[:1]}
     if config.keep_best and best is not None:
         stays.add(best)
@@ -226,6 +240,8 @@ def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None
 
 def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -> list[int]:
     total, dropped = sum(sizes.values()), list[int]()
+    # Oldest first, and the best one last: results of a run are usually those of its best
+    # checkpoint.
     for step in sorted(sizes, key=lambda step: (step == best, step)):
         if total > max_bytes and step != max(sizes):
             dropped.append(step)

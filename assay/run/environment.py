@@ -31,8 +31,10 @@ _PACKAGES = [
     "peft",
 ]
 
+# Sections whose settings change no sampled completion and no update.
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
 """Sections whose changes do not affect sampling, verdicts or learning."""
+# Exceptions inside these sections: settings that change verdicts or updates.
 _HARMFUL = (
     "verification.options",
     "verification.schedule",
@@ -212,6 +214,7 @@ def verifier_text(facts: Mapping[str, Any]) -> str:
 
 
 def _threads(config: TrainConfig) -> int | None:
+    # Looked up instead of imported, because reading a run's environment must not load torch.
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else config.run.threads or os.cpu_count()
 

@@ -64,6 +64,8 @@ class Guard:
 
     def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
         for rule in self.built_in:
+            # After the first step, because only then is it known which metrics the run has. A rule
+            # that the user asked for must not be silently inactive.
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
             if _may_speak(rule, run, spoke):
@@ -87,12 +89,15 @@ class Guard:
                 "is unguarded and was stopped; all is saved; fix it and resume, or resume "
                 "with --set guard.rules=[]"
             ) from error
+        # An exception in the rule has ended the run above: a run that its user believes guarded
+        # must not go on without the rule.
         if reason:
             yield GuardFinding(rule, run.step, run.step, f"{name}: {reason}")
 
 
 def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
     """Return whether enough steps have passed since the rule last fired."""
+    # A note about a lasting condition would otherwise repeat at every step.
     quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
     return rule.name not in spoke or run.step >= spoke[rule.name] + quiet
 

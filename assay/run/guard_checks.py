@@ -81,6 +81,8 @@ def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
 
     A single step above limit times window therefore fires at once.
     """
+    # The window's sum is compared already when it is not full, so that a very large value fires at
+    # once.
     for name in rule.reads if rule.reads[0] in seen.history else ():
         part = seen.history.part(name, -rule.window)
         known = [n for n, step in enumerate(part.steps) if step > seen.after]
@@ -177,6 +179,9 @@ def _strict(rule: Rule, seen: Seen) -> float | None:
     depend on each other, which only lowers the error rate. Both halves of a window, or two windows,
     give the degrees of freedom.
     """
+    # A rule that looks at every step of a long run fires by chance sooner or later. The chance of a
+    # false alarm is therefore divided among all planned looks (Bonferroni), and there are few looks
+    # per window.
     stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
     if not step or step % stride:
         return None
@@ -360,6 +365,8 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.value < rule.floor or reward not in seen.history:
         return None
+    # Between the two evaluations the reward must not have fallen too: otherwise the policy got
+    # worse at both, which is no reward hacking.
     series = seen.history[reward]
     between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
     if len(between) < 4:
@@ -458,6 +465,7 @@ def _rise(part: Window) -> _Rise:
     first, second = part.values[:middle], part.values[middle:]
     errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
     before, after = float(first.mean()), float(second.mean())
+    # The bound avoids a division by 0 for series of equal values.
     error = max(math.sqrt(sum(errors)), 1e-9)
     return _Rise(before, after, error)
 

@@ -45,6 +45,8 @@ class History:
             if value is None or name == "step" or (is_timing(name) and name not in _KEPT):
                 continue
             if name not in self._steps:
+                # Arrays take 8 bytes per value. Lists of float objects would take four times as
+                # much in runs of many thousand steps.
                 self._steps[name], self._values[name] = array("q"), array("d")
             self._steps[name].append(row["step"])
             self._values[name].append(value)

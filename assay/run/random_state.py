@@ -26,12 +26,14 @@ class GlobalRandomState:
         """Seed all three, so that a run killed before its first checkpoint repeats the same
         numbers."""
         random.seed(seed)
+        # numpy's legacy generator accepts 32 bits only.
         np.random.seed(seed % 2**32)
         if torch := sys.modules.get("torch"):
             torch.manual_seed(seed)
 
     def state_copy(self) -> SavedRandomState:
         """Copy the current states."""
+        # The legacy tuple is plain data, which JSON can hold exactly.
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {
             "python": random.getstate(),

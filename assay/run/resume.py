@@ -29,6 +29,8 @@ def check_beginning(
     A run killed before its first checkpoint starts over without loss. rows, events: the run's
     metrics and events. every: steps between checkpoints. damaged: faults of existing checkpoints.
     """
+    # A run that was killed before its first checkpoint starts again. A run that lost its
+    # checkpoints must not.
     done = max((int(row.get("step") or 0) for row in rows), default=0)
     had_one = done > every or any(event.get("checkpoint") for event in events)
     if not damaged and not had_one:
@@ -63,6 +65,7 @@ def check_has_use(
 
 def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
     """Return notes for people about a resumed run. facts: of its event ``resumed``."""
+    # Another torch version, instruction set or thread count adds up sums in another order.
     bits = "the result may differ in the last bits"
     notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
     notes += [

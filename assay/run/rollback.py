@@ -66,6 +66,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
+        # Later data is moved, not removed: it is the evidence of why the run was rolled back.
         aside = make_folder(folder / "rolled_back", f"step-{before:06d}-to-{to:06d}")
         for name in names:
             _set_aside(folder / f"{name}.jsonl", aside, rows[name], to)
@@ -106,6 +107,8 @@ def newest_stop(run: Path) -> Mapping[str, Any] | None:
     for event in read_events(run / "events.jsonl"):
         if event.get("kind") == "guard_stop":
             stop = event
+        # Either one answers the stop: the faulty steps are gone, or a person has taken
+        # responsibility for them.
         elif event.get("kind") in ("rolled_back", "approved"):
             stop = None
     return stop

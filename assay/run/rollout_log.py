@@ -68,6 +68,8 @@ class RolloutLog:
         self.folder = folder
         self.sampled = SampledLog(folder, self._write_sampled, _read_sampled)
         self._open: tuple[int, pa.Table] | None = None
+        # The second write of a shard runs while the next step is sampled. One thread keeps the
+        # order of writes.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
         self._pending_step = 0
@@ -157,6 +159,7 @@ class RolloutLog:
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of later steps; return those steps."""
         newer = [one for one in self.steps() if one > step]
+        # The newest first, so that a kill in between leaves no gap before a later step.
         for one in reversed(newer):
             remove_file(self.path(one))
         self.sampled.discard_after(step)
@@ -193,9 +196,13 @@ class RolloutLog:
             table,
             buffer,
             compression="zstd",
+            # Higher levels save little: most bytes are log-probabilities, which hardly compress.
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
+            # Statistics would hold the smallest and largest text of each column, which are whole
+            # completions.
             write_statistics=False,
+            # Without checksums a flipped bit often decodes to other valid numbers.
             write_page_checksum=True,
         )
         with disk_full_as(lambda: f"{path}: the disk is full; the last checkpoint is usable"):
@@ -252,6 +259,7 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         written = file.schema_arrow
         about = written.metadata or {}
         version = int(about.get(_VERSION, b"1"))
+        # A column that an older version lacks is added as nulls below.
         there = [name for name in fields.names if ADDED_IN.get(name, 0) <= version]
         table = file.read(columns=there, use_threads=False)
     if version > SCHEMA_VERSION or not table.schema.equals(pa.schema(map(fields.field, there))):

@@ -60,6 +60,8 @@ class SampledLog:
         self._written = time.monotonic()
         for group in self._read(self.path(step)) or ():
             for one in group.completions:
+                # After an update the same step would be sampled by another policy, so old
+                # completions do not count.
                 if one.policy_version == policy_version:
                     self._take(group.problem, group.prompt, one)
 
@@ -94,6 +96,8 @@ class SampledLog:
             for one in self._groups.values()
         ]
         pending = [[_PENDING] * len(group.completions) for group in groups]
+        # The file is rewritten as a whole: Parquet cannot be appended to, and a kill must leave the
+        # old file.
         self._write(self.path(self._step), groups, pending)
         self._num_unwritten, self._written = 0, time.monotonic()
 

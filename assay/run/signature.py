@@ -64,6 +64,7 @@ def _user_key() -> bytes:
         if not path.exists():
             _make_key(path)
         facts = path.stat()
+        # Whoever can read the key can sign configurations, which then run code without consent.
         if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise NoKey(f"{path} can be read by others; delete it, and a new one is made")
         key = path.read_bytes()
@@ -84,6 +85,7 @@ def _make_key(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(descriptor)
+        # A link fails if the key exists, so of two processes that start together one key wins.
         os.link(temporary, path)
     except FileExistsError:
         pass

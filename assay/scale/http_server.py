@@ -3,9 +3,9 @@
     GET /health    whether the server can answer; needs no token
     GET /metrics   counters, in the text format of Prometheus
 
-The number of waiting requests is bounded. A full server refuses requests at once (503,
-Retry-After), so its memory stays bounded. The work for a disconnected client is canceled. Web pages
-cannot use a server on localhost, because Host, Origin and the content type are checked.
+The number of waiting requests is limited, so that memory is bounded. A full server refuses requests
+at once (503, Retry-After). The work for a disconnected client is canceled. Web pages cannot use a
+server on localhost, because Host, Origin and the content type are checked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Server:
             Route(path, endpoint, methods=[method])
             for (method, path), endpoint in (own | dict(self.endpoints())).items()
         ]
-        # Not the class Starlette: it would write a traceback to the log for each failed request.
+        # Only Starlette's Router: the class Starlette logs a traceback for each failed request.
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,7 +200,7 @@ class Server:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # No page knows the token. Without a token, only names of this machine are accepted.
+        # A web page cannot know the token. Without one, only names of this machine are accepted.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):

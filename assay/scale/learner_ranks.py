@@ -33,10 +33,9 @@ REPORT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Meeting:
-    """The store where ranks meet: a file on one machine, else a port of rank 0's machine.
-
-    A file, because torch's TCP store listens on all interfaces and asks nobody for a password.
-    """
+    """The store through which ranks find each other: a file on one machine, else a port of rank 0's
+    machine. A file is preferred, because torch's TCP store listens on all interfaces without
+    authentication."""
 
     size: int
     patience: float
@@ -47,7 +46,7 @@ class Meeting:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the ranks while they join."""
-        # On one machine gloo would listen on the address that belongs to the machine's name.
+        # By default gloo listens on the address of the host name, which other machines may reach.
         is_here = self.file is not None and sys.platform == "linux"
         return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
 
@@ -96,7 +95,7 @@ def open_ranks(
 ) -> Ranks:
     """Start the learner ranks beside this process; they end with ``stack``.
 
-    build: as of `RankOpening`. device: type of the learner's device. Raises WorkerDied.
+    build: see `RankOpening`. device: type of the learner's device. Raises WorkerDied.
     """
     if not settings.num_followers:
         return ALONE
@@ -126,7 +125,7 @@ def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple
 
 
 def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
-    """Let the other ranks end by themselves, if they still listen."""
+    """Let the other ranks end by themselves, if they still respond."""
     if not _reason(ray, running, 0.0):
         with suppress(WorkerDied):
             if ranks.dismiss():
@@ -147,5 +146,5 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
         except Exception as error:  # ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
-    # A rank that ended because another one was lost does not count if that one has reported.
+    # Prefer the error of the rank that failed first over errors of ranks that only lost it.
     return min(reasons)[1] if reasons else ""

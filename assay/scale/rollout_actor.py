@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-# Imported before vLLM, which replaces the function in the module.
+# Imported before vLLM, which replaces torch.set_num_threads by its own function.
 from torch import set_num_threads
 
 from assay.config import EngineConfig, ModelConfig, SamplingConfig

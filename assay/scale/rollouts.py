@@ -81,7 +81,7 @@ class ActorState:
 class Prepared:
     """Weights of one version in the object store.
 
-    probe, fingerprint: expected values in the report of an actor that loaded these weights.
+    probe, fingerprint: values that an actor must report after it has loaded these weights.
     """
 
     version: int
@@ -251,12 +251,12 @@ class ActorGenerator:
     def _receive(self, waiting: deque[int]) -> list[tuple[int, Group]]:
         """Wait up to `LOOK` seconds for results. Returns the finished groups.
 
-        The share of a lost actor returns to the front of the queue.
+        The problems of a lost actor return to the front of the queue.
         """
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
-        # The time in which this process did not wait for results must not count as a stall.
+        # Time in which this process did not wait for results must not count against an actor.
         for actor in self._actors:
             actor.since = min(now, actor.since + now - self._received)
         refs = {actor.pending: actor for actor in self._actors if actor.doing}

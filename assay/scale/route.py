@@ -224,7 +224,7 @@ class Routed:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
     async def _after_a_look(self) -> Response | None:
-        """Get a reply of the cheap model, judge it, and use it or ask the strong model."""
+        """Ask the cheap model and judge its reply; use the reply, or ask the strong model."""
         from starlette.responses import Response
 
         body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
@@ -280,7 +280,8 @@ class Routed:
             if not self.body.get("stream"):
                 return Response(first, headers=_header(call), media_type="application/json")
             reply = StreamingResponse(self._events(call, first, pieces), 200, _events_header(call))
-            # Its __call__ would end in silence where the client leaves, and `while_there` knows.
+            # Its __call__ also watches for a disconnect and then ends silently; `while_there`
+            # handles it.
             await reply.stream_response(self.send)
         return None
 

@@ -133,6 +133,8 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
     )
     if tools is not None:
         generator.make_controller = tools.make_controller
+    # The engine has chosen slots and threads. They change the last bits, so the run must record
+    # them.
     settled = config.model_copy(update={"engine": generator.settings})
     return Session(settled, loaded, renderer, generator, verifiers)
 
@@ -155,13 +157,15 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type != "cpu"
+    # On a GPU more slots cost little time; on a CPU every row costs.
     slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
     engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
     return config.model_copy(update={"engine": engine})
 
 
 def fixed_words(session: Session) -> list[str]:
-    """Describe the settings that reproducibility fixes, and the cost of idle slots."""
+    """Describe the settings that a resumed run must keep for equal bits, and the cost of idle
+    slots."""
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     notes = [
@@ -202,6 +206,7 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
+    # A stage that samples nothing may have no room for a completion: its rows bring their own.
     if room < 1 and not samples(config):
         return config.data.max_prompt_tokens
     if room < 1:
@@ -344,7 +349,7 @@ def read_heldout(
 def _try_rewards(
     config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
 ) -> list[str]:
-    """Try the user's rewards on the rows; print warnings at once and return the other lines."""
+    """Call the user's reward functions on the rows. Print warnings, and return the other lines."""
     seconds = config.verification.trial_seconds
     notes = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
     for line in notes:
@@ -365,7 +370,7 @@ def fit_problems(problems: Problems, session: Session) -> Problems:
 
 
 class Rendering(Protocol):
-    """What renders prompts: a `Session`, or a session that only samples."""
+    """A session with a prompt renderer: `Session`, or `SamplingSession`, which only samples."""
 
     @property
     def config(self) -> TrainConfig:
@@ -374,7 +379,7 @@ class Rendering(Protocol):
 
     @property
     def renderer(self) -> PromptRenderer:
-        """Makes the prompts."""
+        """The prompt renderer."""
         ...
 
 
@@ -470,6 +475,7 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
+        # Few completions reach the limit. Half of it is a guess that only influences speed.
         completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,

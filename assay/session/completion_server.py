@@ -1,8 +1,8 @@
 """Sampling from the completions endpoint of an OpenAI-compatible server: token ids in and out.
 
 Prompts are rendered here, as for the built-in engine, and sent as token ids, so that no template of
-the server applies. vLLM, SGLang and llama.cpp take them. At startup one request finds out what the
-server offers (`Offer`).
+the server applies. vLLM, SGLang and llama.cpp accept token ids. A first request detects the
+server's features (`Offer`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PROBED_TOKENS = 8
 ACCEPTED = (
     "a server whose completions endpoint takes token ids, such as vLLM, SGLang or llama.cpp's"
 )
-# Servers have defaults of their own, from the model's generation_config.json (vLLM, SGLang) or
-# from the program (llama.cpp: top_k 40, top_p 0.95, min_p 0.05). Each is sent its neutral value.
+# Servers have their own defaults, from the model's generation_config.json (vLLM, SGLang) or built
+# in (llama.cpp: top_k 40, top_p 0.95, min_p 0.05). A request overrides them with neutral values.
 NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -58,10 +58,9 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Offer:
-    """What a server offers, as the first request found.
-
-    extras: it takes request keys beyond OpenAI's. token_ids: replies have the tokens of the
-    completion. stop_reasons: replies name the stop string that ended them.
+    """Features of a server, detected by the first request. extras: accepts request keys beyond
+    OpenAI's. token_ids: replies contain the completion's tokens. stop_reasons: replies name the
+    stop string that ended them.
     """
 
     extras: bool
@@ -71,7 +70,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Served:
-    """A model's name on a server. context_length: None: the server does not give it."""
+    """A model's name on a server. context_length: None if the server does not report it."""
 
     name: str
     context_length: int | None
@@ -81,8 +80,8 @@ class Served:
 class ServerReply:
     """A reply of the completions endpoint.
 
-    tokens, logprobs: None if the server does not give them. num_tokens: length of the completion.
-    stopped_by: the stop string that ended it.
+    tokens, logprobs: None if the reply lacks them. num_tokens: length of the completion.
+    stopped_by: stop string that ended it.
     """
 
     text: str
@@ -96,7 +95,7 @@ class ServerReply:
 
 
 class CompletionServer(ServerGenerator):
-    """Generator of a server's completions, with their tokens where the server gives them.
+    """Generator that samples from a server, with token ids if the server returns them.
 
     The sampling distribution is that of the configuration. Greedy completions equal those of the
     engine as far as the server computes the same logits. Sampled ones have their own random
@@ -123,8 +122,11 @@ class CompletionServer(ServerGenerator):
         self.offer: Offer | None = None
 
     def check(self, prompt: Prompt, sampling: SamplingConfig) -> None:
-        """Send a first request, and raise ConfigError for what the server cannot do."""
+        """Send a first request, and raise ConfigError for settings that the server does not
+        support."""
         with open_client(self._config, "completions", sampling.max_tokens) as client:
+            # Servers answer an unknown key with 400 or 422, or ignore it. The second attempt has
+            # OpenAI's keys only.
             for extras in (True, False):
                 body = self._body(prompt, sampling, 0, extras)
                 body |= {"max_tokens": min(PROBED_TOKENS, sampling.max_tokens)}
@@ -152,6 +154,7 @@ class CompletionServer(ServerGenerator):
     def _check_first(self, reply: ServerReply, prompt: Prompt) -> None:
         """Raise ConfigError if the server read another prompt, or has another tokenizer."""
         length = len(prompt.tokens)
+        # A server that adds a BOS or applies a template would sample from another prompt.
         if reply.num_prompt is not None and reply.num_prompt != length:
             found = f"a prompt of {reply.num_prompt} tokens, where {length} were sent"
             raise ConfigError(message(self.where, found, ACCEPTED))
@@ -185,6 +188,7 @@ class CompletionServer(ServerGenerator):
         length = len(prompt.tokens)
         room = sampling.max_tokens
         if self.context_length is not None:
+            # vLLM refuses a request whose prompt and max_tokens together exceed the context.
             room = min(room, self.context_length - length)
         if room < 1:
             found, accepted = f"a prompt of {length} tokens", f"at most {self.context_length} - 1"
@@ -198,6 +202,7 @@ class CompletionServer(ServerGenerator):
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
         assert self.offer is not None
+        # Otherwise one evaluation would mix completions with and without tokens.
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
         if max(reply.tokens or [0]) >= self._outline.vocabulary:
@@ -215,7 +220,7 @@ class CompletionServer(ServerGenerator):
         if reason == "eos" and (not len(tokens) or int(tokens[-1]) not in ends):
             if not ends:
                 return Completion.from_text(reply.text, name, prompt.think, len(tokens), reason)
-            # Some servers leave the end token out.
+            # Some servers omit the end token.
             tokens = np.append(tokens, np.int32(ends[0]))
         behavior, sampled = _behavior(reply, tokens, sampling), np.ones(len(tokens), np.bool_)
         tokenizer = self._outline.tokenizer
@@ -232,14 +237,14 @@ class CompletionServer(ServerGenerator):
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            # Servers take seeds of 63 bits.
+            # Servers accept seeds of at most 63 bits.
             "seed": key >> 1,
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
         if not extras:
             return body
         ends = {"stop_token_ids": list(self._outline.eos_ids)} if self._outline.eos_ids else {}
-        # vLLM and SGLang take -1 for all tokens; so does llama.cpp.
+        # -1 means no limit in vLLM, SGLang and llama.cpp.
         more = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p or 0.0}
         return body | NEUTRAL | EXTRAS | ends | more
 
@@ -251,7 +256,7 @@ class CompletionServer(ServerGenerator):
 def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterator[EndpointClient]:
     """Open connections to an endpoint of a server, such as ``completions``.
 
-    longest: number of tokens of the longest reply. Raises ConfigError for a URL that is none.
+    longest: number of tokens of the longest reply. Raises ConfigError for an invalid URL.
     """
     # The value is not shown, because a URL may contain a password.
     if config.url is None or not is_url(config.url):
@@ -294,7 +299,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
             raise ConfigError(message(where, trouble.detail, ACCEPTED)) from None
     listed = _tables(said.get("data") if isinstance(said, dict) else None)
     names = {str(one.get("id")): one for one in listed}
-    # The base model's name would be that of the model without its adapter.
+    # With an adapter, the base model's name on the server would be the model without the adapter.
     own = model.adapter or model.path
     wanted = config.model or own
     if wanted not in names and (config.model is not None or len(names) != 1):
@@ -303,7 +308,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
         raise ConfigError(message(where, found, "the name of a model there", remedy))
     name = wanted if wanted in names else next(iter(names))
     meta: Any = names[name].get("meta")
-    # vLLM and SGLang; llama.cpp.
+    # The first key is that of vLLM and SGLang, the second that of llama.cpp.
     lengths = names[name].get("max_model_len"), _table(meta).get("n_ctx")
     return Served(name, next((one for one in lengths if type(one) is int and one > 1), None))
 
@@ -343,10 +348,10 @@ def finish_of(reply: ServerReply) -> FinishReason:
 
 
 def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] | None]:
-    """Return token ids and their log-probabilities in a choice; None: the server gives none.
+    """Return token ids and log-probabilities in a choice; None if the reply lacks them.
 
     ``token_ids`` is vLLM's. llama.cpp gives ids with its log-probabilities. Raises EndpointFailure
-    for ids that are none.
+    for invalid ids.
     """
     scored: Any = choice.get("logprobs")
     scored = cast("dict[str, Any]", scored) if isinstance(scored, dict) else {}
@@ -372,7 +377,7 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] 
 def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
     """Return the log-probabilities under the sampled distribution; empty: unknown.
 
-    Servers report those of the model, before temperature and truncation.
+    Servers report the model's log-probabilities, before temperature and truncation.
     """
     if sampling.temperature == 0:
         return np.zeros(len(tokens), np.float32)
@@ -388,15 +393,14 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _are_alike(one: str, other: str) -> bool:
-    """Whether two texts of the same tokens agree, apart from tokens that are part of a character.
-
-    Servers show these as a replacement character, or leave them out.
+    """Whether two texts of the same tokens agree, except for tokens that hold part of a character.
+    Servers decode these to a replacement character, or omit them.
     """
     return one.replace("\ufffd", "").strip() == other.replace("\ufffd", "").strip()
 
 
 def _tables(value: Any) -> Sequence[dict[str, Any]]:
-    """Return the objects of a JSON list; none for any other value."""
+    """Return the objects in a JSON list; an empty list for any other value."""
     if not isinstance(value, list):
         return []
     return [one for one in cast("list[Any]", value) if isinstance(one, dict)]

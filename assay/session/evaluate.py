@@ -47,7 +47,7 @@ class Judge(Protocol):
 def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
     """Judge complete groups; returns their verdicts in the order of the groups."""
     with verifiers.judging() as own:
-        judging = _GivenAlone(own)
+        judging = _JudgingReturned(own)
         for group in groups:
             judging.add(group)
         return judging.verdicts(groups)
@@ -68,7 +68,7 @@ def sample_and_judge(
     """
     rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as own:
-        judging = _GivenAlone(own)
+        judging = _JudgingReturned(own)
         if cutoff is None:
             groups = generator.generate(problems, *rest, judging.add)
         else:
@@ -76,24 +76,25 @@ def sample_and_judge(
         return groups, judging.verdicts(groups)
 
 
-class _GivenAlone:
-    """A judging session without the completions that a server did not give: not judged."""
+class _JudgingReturned:
+    """Judging session that skips completions that a server failed to return; they are *not
+    judged*."""
 
     def __init__(self, judging: Judging) -> None:
         self._judging = judging
-        self._given: dict[Group, Group] = {}
+        self._returned: dict[Group, Group] = {}
 
     def add(self, group: Group) -> None:
-        """Start judging the given completions of a group."""
+        """Start judging the completions of a group that the server returned."""
         given = tuple(one for one in group.completions if one.failure is None)
         if len(given) < len(group.completions):
-            self._given[group] = replace(group, completions=given)
+            self._returned[group] = replace(group, completions=given)
         if given:
-            self._judging.add(self._given.get(group, group))
+            self._judging.add(self._returned.get(group, group))
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Wait for the verdicts of added groups and return them."""
-        given = [self._given.get(group, group) for group in groups]
+        given = [self._returned.get(group, group) for group in groups]
         judged = iter(self._judging.verdicts([group for group in given if group.completions]))
         found: list[tuple[Verdict, ...]] = []
         for group, own in zip(groups, given, strict=True):

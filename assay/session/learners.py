@@ -89,5 +89,6 @@ def rate_words(config: TrainConfig, model: Any) -> str:
 
 
 def num_updates(rl: RLConfig) -> int:
-    """Return the number of optimizer steps of a run, which the learning-rate schedule spans."""
+    """Return the number of optimizer steps of a run, as the length of the learning-rate
+    schedule."""
     return rl.steps * rl.epochs * rl.num_minibatches

@@ -12,7 +12,7 @@ from assay.types import Problem
 
 
 class PartCheck:
-    """Counts the rows of each part; raises DataError for a row that no part can take.
+    """Counts the rows of each part; raises DataError for a row that belongs to no part.
 
     trains: the rows are training problems, not held-out ones.
     """

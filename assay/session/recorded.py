@@ -17,9 +17,9 @@ Judged = tuple[Group, Sequence[Verdict]]
 def recorded_groups(
     config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
 ) -> Iterator[tuple[int, list[Judged] | None]]:
-    """Yield each step with its groups and verdicts; None if the shard cannot be read.
+    """Yield (step, groups with verdicts); None in place of groups if the shard cannot be read.
 
-    steps: None: all. A problem that is missing there has an empty id.
+    steps: None: all. A problem that the sources no longer contain has an empty id.
     """
     # The log holds no answers, so problems come from the run's sources.
     wanted: set[str] = set()

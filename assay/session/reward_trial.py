@@ -129,6 +129,7 @@ class _Trial:
 
     def own_answers(self) -> Iterator[Asked]:
         """Yield one call per row with the row's own answer, starting with the spread rows."""
+        # Faulty rows often stand together, so rows are tried at equal distances.
         every = range(0, len(self.rows), -(-len(self.rows) // MOST_ROWS) or 1)
         first = every[:: max(1, len(every) // SPREAD)]
         for row in dict.fromkeys([*first, *every]):
@@ -138,6 +139,8 @@ class _Trial:
 
     def prove(self, found: Found) -> dict[int, str]:
         """Return {row: error} for rows that fail with every answer that other rows accept."""
+        # A failure can also be the fault of the answer. Only a row that fails with answers that
+        # worked elsewhere is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()
         calls = (call._replace(text=text) for call, _ in suspects for text in found.worked)
@@ -168,6 +171,7 @@ class _Trial:
         problem, data = replace(self.rows[call.row], verifier=call.reward.name), self.data
         think = ThinkFormat(problem.think or data.think, data.think_open, data.think_close)
         completion = Completion.from_text(said_in(think, call.text), problem.id, think)
+        # A reward of whole groups may divide by the number of siblings minus one.
         siblings = (completion,) * (2 if call.reward.whole else 1)
         prompt = Prompt(problem.question, completion.tokens, think)
         return self.verifiers.submit(Group(problem, prompt, siblings))

@@ -89,8 +89,8 @@ def asks_thinking(options: SamplingOptions) -> bool:
 def sampling_config(model: str, problems: Sequence[str], options: SamplingOptions) -> TrainConfig:
     """Return the configuration for sampling: that of the model's run, or the defaults.
 
-    A run's own ``[scale]`` and ``[server]`` are those of its training: they are not used here.
-    Raises RunError if the run's configuration needs consent (`assay.session.consent`).
+    The run's ``[scale]`` and ``[server]`` are ignored, because they belong to its training. Raises
+    RunError if the run's configuration needs consent (`assay.session.consent`).
     """
     overrides, allow = several(options.get("overrides", ())), several(options.get("allow", ()))
     verifier, named_adapter = options.get("verifier"), options.get("adapter")
@@ -147,10 +147,9 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
 def _sampling_of_parts(
     parts: Mapping[str, Mapping[str, Any]], options: SamplingOptions
 ) -> dict[str, dict[str, Any]]:
-    """Return the sampling settings of a run's mixture, by which rows with these tags are sampled.
-
-    Sources and weights belong to training, and verifiers are in ``verifier_by_tag``. The user's own
-    settings replace those of the parts.
+    """Return the sampling settings of a mixture's parts, which apply to rows with these tags.
+    Sources, weights and verifiers are omitted: the first two belong to training, and verifiers are
+    in ``verifier_by_tag``. The user's own settings take precedence.
     """
     given = {one.partition("=")[0].strip() for one in several(options.get("overrides", ()))}
     kept = [

@@ -1,4 +1,4 @@
-"""Open what a command samples with: the engine, rollout actors, vLLM, or a model server."""
+"""Open the generator of a command: the engine, rollout actors, vLLM, or a model server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from assay.verify.service import VerifierService
 
 
 class Sampler(Generator, Protocol):
-    """A generator of commands that only sample.
-
-    render: makes the `Prompt` of a problem; it can be replaced. watch: receives the progress.
+    """Generator for commands that only sample. render: makes the `Prompt` of a problem;
+    replaceable. watch: progress callback.
     """
 
-    # A callable, which is an attribute of some generators and a property of others.
+    # Typed Any, because it is an attribute of some generators and a property of others.
     render: Any
     watch: Callable[[EngineStats], None] | None
 
@@ -37,7 +36,7 @@ class Sampler(Generator, Protocol):
 class SamplingSession:
     """The open parts of a command that only samples; the same for every generator.
 
-    loaded: None: a server has the model.
+    loaded: None if a server runs the model.
     """
 
     config: TrainConfig
@@ -58,7 +57,7 @@ def open_sampling(
     """
     if config.server.url is not None:
         return _open_server(config, verifiers)
-    # Nothing is learned, so there is no next step to sample ahead.
+    # Without training there is no next step to sample ahead.
     scale = config.scale.model_copy(update={"steps_ahead": 0})
     session = open_session(config.model_copy(update={"scale": scale}), verifiers)
     session = on_actors(session, stack)
@@ -71,14 +70,14 @@ def open_sampling(
 
 
 def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> None:
-    """Raise ConfigError, before anything is loaded, for what the generator cannot do.
-
-    problems: their efforts, or their parts of a mixture, may set a thinking budget.
+    """Raise ConfigError, before anything is loaded, for settings that the generator does not
+    support. problems: checked too, because their efforts or mixture parts may set a thinking
+    budget.
     """
     if config.server.url is None:
         return
     where, sampling, tools = "server.url", config.sampling, config.tools
-    # A model that injects tokens on the way has to be steered from inside.
+    # Injecting tokens requires a generator that can be stopped and continued at any token.
     asked = [*tools.names, *filter(None, [tools.environment])]
     pairs = [(sampling, None)]
     pairs += [(config.sampling_of(one.tags, sampling), one.effort) for one in problems]

@@ -30,8 +30,8 @@ Ask = Callable[[Problem, Prompt, int], Completion | EndpointFailure]
 class ServerGenerator:
     """Generator of a server's completions.
 
-    A completion that the server does not give is empty and has a `Completion.failure`: it is not
-    judged. render: makes the prompt of a problem. watch: see `Engine`. no_replies: reasons of
+    If the server fails to return a completion, it is empty, has a `Completion.failure`, and is *not
+    judged*. render: makes the prompt of a problem. watch: see `Engine`. no_replies: reasons of
     failed requests.
     """
 
@@ -48,7 +48,7 @@ class ServerGenerator:
         self._stopped = threading.Event()
 
     def _asking(self, sampling: SamplingConfig) -> AbstractContextManager[Ask]:
-        """Open connections; the context has the function that sends a request."""
+        """Context with open connections; yields the function that sends a request."""
         raise NotImplementedError
 
     def generate(
@@ -77,6 +77,8 @@ class ServerGenerator:
                     [pool.submit(self._tried, ask, problem, prompt, n) for n in numbers]
                     for problem, prompt in zip(problems, prompts, strict=True)
                 ]
+                # Results are taken in the order of the problems, so output files do not depend on
+                # timing.
                 for problem, prompt, futures in zip(problems, prompts, asked, strict=True):
                     siblings = tuple(
                         self._received(future, f"{problem.group_id}/{n}", prompt.think)
@@ -91,7 +93,7 @@ class ServerGenerator:
                     if self.watch is not None:
                         self.watch(stats)
             finally:
-                # Requests that are under way are awaited; after an error none is tried again.
+                # Wait for requests in progress. After an error none is retried.
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         return groups
@@ -100,7 +102,7 @@ class ServerGenerator:
         """No effect, because no memory is held."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Raise an error, because a server has its own weights."""
+        """Raise NotImplementedError, because a server has its own weights."""
         raise NotImplementedError("a server is not given weights")
 
     def _tried(
@@ -114,13 +116,15 @@ class ServerGenerator:
     def _received(
         self, future: Future[Completion | EndpointFailure], name: str, think: ThinkFormat
     ) -> Completion:
-        """Return a completion, and count failed requests. Raises an error if there are too many."""
+        """Return a completion and count failed requests. Raises if too many fail in a row."""
         reply = future.result()
         if isinstance(reply, Completion):
             self._has_replied, self._in_a_row = True, 0
             return reply
         self.no_replies.append(reply.detail)
         self._in_a_row += 1
+        # Nothing has worked yet, so the address or the model is probably wrong: fail after seconds,
+        # not after all rows.
         if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
             first = f"the first {self._in_a_row} requests"
             raise ModelError(f"{self.where}: no reply to {first}: {reply.detail}")

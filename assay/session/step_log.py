@@ -134,6 +134,8 @@ class RunGenerator:
         tokens.
         """
         rest = (sampling, group_size, first_sibling)
+        # The bits of a completion then depend on what is sampled next to it, so all are sampled
+        # again.
         if not getattr(self.generator, "independent", True):
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled
@@ -160,6 +162,7 @@ class RunGenerator:
     def sleep(self) -> None:
         """Put the generator to sleep and start the next step's sampling, if it runs ahead."""
         self.generator.sleep()
+        # The batch is complete here, so actors can sample the next step while the learner updates.
         self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
@@ -229,6 +232,8 @@ class RunJudging:
         with self._run.phase("verify"):
             found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
         if fresh or not groups:
+            # Verifiers may be imported only now, by the first row that names them; their versions
+            # belong to the run.
             self._run.check_verifiers(self._describe())
         found |= self._logged
         return [found[group] for group in groups]

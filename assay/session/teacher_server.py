@@ -207,6 +207,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
         if token not in step or len(step) < count:
             found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
             raise EndpointFailure("error", found, retry=False)
+        # Some servers return log-probabilities after temperature or top-k, which are not a
+        # distribution over the vocabulary.
         if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
             found = f"probabilities that add up to more than 1 at token {token}"
             raise EndpointFailure("error", found, retry=False)
@@ -222,6 +224,8 @@ def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)
     logprobs_TK = found[..., 1].clamp(min=LEAST)
+    # No other token is more likely than the last of the top k. This bounds the mass of all others
+    # from above.
     most_T = logprobs_TK[:, -1] + (math.log(size - count) if size > count else LEAST)
     rest_T = (1 - logprobs_TK.exp().sum(-1)).clamp(min=UNSEEN).log()
     rest_T = torch.minimum(rest_T, most_T).clamp(min=LEAST)
@@ -238,6 +242,8 @@ def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 def _some_tokens(tokenizer: Any) -> dict[int, str]:
     """Return a sample of the vocabulary with its texts: the last tokens, where added tokens are,
     and a random spread. Tokens that are part of a character have no text and are excluded."""
+    # Random tokens detect a shifted vocabulary, and the last ones detect a different set of added
+    # tokens.
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
     names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}

@@ -41,6 +41,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
     if config.teacher.url is not None:
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
     elif config.scale.teacher_actors is not None:
+        # The actor's own device decides, not that of the command.
         device = "cuda" if config.scale.gpus_per_actor else "cpu"
         # Actors run in another working directory, so relative paths would not resolve there.
         path = absolute(config.teacher.path)
@@ -52,6 +53,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
         check_tokens(tokenizer, loaded, where)
         teacher = _model_of(loaded, divergence, session.loaded.device)
     longest = teacher.context_length
+    # Completions are sampled later, so their lengths are only bounded by the settings.
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, session.loaded), config.sampling.max_tokens
         if prompt is None or prompt + completion > longest:
@@ -94,6 +96,7 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:
+        # The loader names keys of [model]; the user has to change those of [teacher].
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)

@@ -41,6 +41,8 @@ class _Ballot:
         for answer, name in self.names.items():
             sizes[name] += self.votes[answer]
         most = max(sizes.values(), default=0)
+        # A pool with fewer votes than the leading candidate cannot win, so its answers need no
+        # judgement.
         pools = [pool for pool in self.open if sum(map(self.votes.__getitem__, pool)) >= most]
         self.asked = next((pool for pool in pools if len(pool) > 1), [])
         if not self.asked:
@@ -108,5 +110,6 @@ def _ballot(
     wrong = [answer for answer in most if answer not in passed and answer.strip()]
     if len(listed(group.problem.spec.get(compared[1]))) > 1:
         return _Ballot(group, *compared, votes, texts, [right, wrong])
+    # With one accepted answer, all correct answers are equal to it and so to each other.
     names = dict.fromkeys(right, right[0]) if right else {}
     return _Ballot(group, *compared, votes, texts, [wrong], names)

@@ -133,6 +133,7 @@ def _sample_alike(
         )
         return _sampled_on(parts, groups, verdicts, sampling, plan)
     judged_of: dict[int, Judged] = {}
+    # A generator call has one group size, so groups are sampled size by size.
     for size in sorted(set(sizes)):
         places = [n for n, one in enumerate(sizes) if one == size]
         some = [problems[n] for n in places]
@@ -170,6 +171,8 @@ def _sampled_on(
                 whole[n] = _joined(whole[n], group)
                 judged[n] = (*judged[n], *group_verdicts)
         if compared:
+            # A verifier that compares siblings must see the whole grown group, so its earlier
+            # verdicts are replaced.
             problems = [whole[n].problem for n in compared]
             groups = parts[0].generate(problems, sampling, count, first)
             grown = [_joined(whole[n], group) for n, group in zip(compared, groups, strict=True)]
@@ -185,6 +188,8 @@ def _joined(group: Group, more: Group) -> Group:
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
     """Whether no completion passed. A group of another size is complete: the log restored it."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
+    # A group whose completions were all not judged says nothing about its problem, so it does not
+    # grow.
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
 
 

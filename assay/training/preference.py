@@ -195,6 +195,8 @@ class _Opening:
         # On resume the learner holds the initial weights until the run is attached, so missing
         # scores are computed from the same policy as in the original run.
         if watched:
+            # Only pairs that some step will draw are scored, which matters for a fraction of an
+            # epoch.
             steps = [drawn(step) for step in range(schedule.num_steps)]
             used = {id(one): one for step in steps for one in step}
             groups = groups_to_score(iter(steps), [*used.values()], row)
@@ -247,6 +249,7 @@ class _Opening:
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
+                # Keyed by step and group, so that a resumed run draws the same pairs.
                 rng = np.random.default_rng((config.run.seed, step + 1, number))
                 examples += examples_of_group(group, judged, self.row, settings, rng)
             if not examples:
@@ -384,6 +387,7 @@ def _work_of(
     rows = np.array([len(one.group.completions) for one in examples])
     learned = np.array([sum(len(c.tokens) for c in one.group.completions) for one in examples])
     sizes = learned + prompts * (1 if layout == "tree" else rows)
+    # KTO's reference point takes one more forward pass, over mismatched prompts.
     passes = 1.0 if row.paired else 1.0 + FORWARD_SHARE
     return GivenWork(
         schedule.num_steps,

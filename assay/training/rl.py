@@ -61,12 +61,14 @@ def collect(
         problems = curriculum.draw(wanted, refill=number > 0)
         sizes = curriculum.group_sizes(problems, plan.group_size)
         groups, verdicts = sample_groups(*parts, problems, sizes, sampling, plan, wanted)
+        # Also groups that are passed over below are observations of their problems.
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
         if len(kept) == plan.num_prompts:
             break
     if not kept:
+        # Without a mixed group the step is still measured and recorded, but it trains on nothing.
         kept, passed_over = passed_over, []
     # The update needs the generator's memory.
     generator.sleep()

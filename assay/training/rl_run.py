@@ -49,6 +49,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
+    # First, so that a guard rule that cannot be imported is reported before anything is loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems
@@ -57,6 +58,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     row = for_generator(algorithm, session.sampler.exact)
     make = partial(rl_learner, row=row, layout=layout, teacher=teacher)
     ranks = open_learner_ranks(session, make, stack)
+    # The ranks were started before, so that they load their models while this process builds its
+    # learner.
     learner = make(session.config, session.loaded, ranks)
     started = opened.start(config.rl.steps, learner, layout, notes_on(teacher))
     run, curriculum, generator, judge = started

@@ -87,6 +87,8 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
+        # Proved on this model: a model with a logit multiplier that its head does not show would
+        # otherwise be trained on another distribution.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
@@ -164,6 +166,7 @@ def given_work(
 ) -> GivenWork:
     """Return the number of steps and tokens for ``count`` rows, extrapolated from ``groups``."""
     learned = sum(len(one.completions[0].tokens) for one in groups) / len(groups)
+    # Prompt tokens cost a forward and a backward pass as well, although they carry no loss.
     prompt = sum(len(one.prompt.tokens) for one in groups) / len(groups)
     tokens = settings.epochs * count * learned
     steps = max(1, round(tokens / settings.tokens_per_step))

@@ -166,7 +166,7 @@ def _sandbox(unsafe: bool, packages: Packages = NONE) -> Sandbox:
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
     if found is not None and found.packages != packages:
-        # A session of the old one ends with it, and its completion starts another.
+        # Open sessions end with the old sandbox; their completions start new ones.
         _discard()
         found = None
     if found is None:

@@ -1,7 +1,7 @@
-"""The turn controller: injects replies of tools and environments while other completions continue.
+"""Turn controller that injects the replies of tools and environments.
 
-When a turn ends, the environment or tools run in another thread, and the completion pauses until
-the future is done.
+When a turn ends, the tools or the environment run in another thread. The completion pauses until
+the result is ready, while other completions continue.
 """
 
 from __future__ import annotations
