@@ -33,6 +33,7 @@ from bench.processes import ROOT
 
 SECONDS_IN_ALL = 580.0
 LAST_LINES = 30
+MOST_TEST_PROCESSES = 10  # each holds a CUDA context of half a GiB
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "pydantic", "trl")
 TINY_DEMO = """
 import sys
@@ -151,14 +152,16 @@ def parts_of(device: str, folder: Path, trl_python: str | None) -> list[Part]:
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts="]
     for warning in ("PytestConfigWarning", "PytestUnknownMarkWarning"):  # plugins may be absent
         pytest += ["-W", f"ignore::pytest.{warning}"]
-    where = ["tests/test_errors.py"] if tiny else ["-m", "gpu", "tests"]
+    where = ["tests/test_errors.py"] if tiny else ["-m", "gpu", *gpu_test_files()]
+    if not tiny and importlib.util.find_spec("xdist") is not None:
+        pytest += ["-n", str(min(os.cpu_count() or 1, MOST_TEST_PROCESSES))]
     figures = folder / "gpu.json"
     bench = [python, "-m", "bench.gpu", "--json", str(figures), "--seconds", "170"]
     whole = [python, "-m", "assay.cli", "demo", "--directory", str(folder / "demo"), "--json"]
     demo = [python, "-c", TINY_DEMO, str(folder / "demo")] if tiny else whole
     parts = [
         Part("doctor", [python, "-m", "assay.cli", "doctor"], 60),
-        Part("gpu tests", [*pytest, "-q", "--continue-on-collection-errors", *where], 120),
+        Part("gpu tests", [*pytest, "-q", "--continue-on-collection-errors", *where], 200),
         Part("bench.gpu", [*bench, *(["--tiny"] if tiny else [])], 190, figures),
         Part("demo", demo, 180),
     ]
@@ -168,6 +171,13 @@ def parts_of(device: str, folder: Path, trl_python: str | None) -> list[Part]:
         step = ["--workload", "demo", "--device", device, "--trl-python", trl_python, *rounds]
         parts.append(Part("bench.vs_trl", [python, "-m", "bench.vs_trl", *step], 120))
     return parts
+
+
+def gpu_test_files() -> list[str]:
+    """Return the files that hold tests marked ``gpu``: collecting all tests takes a minute."""
+    found = (ROOT / "tests").rglob("test_*.py")
+    marked = [one for one in found if "mark.gpu" in one.read_text(encoding="utf-8")]
+    return [str(one.relative_to(ROOT)) for one in sorted(marked)]
 
 
 def versions() -> dict[str, str | None]:

@@ -77,11 +77,15 @@ PHASES: dict[str, Callable[[StepFacts], float]] = {
 
 @dataclass
 class Side:
-    """One program with one setting: all of its measured steps, and the peak of each run."""
+    """One program with one setting: all of its measured steps, and the peak of each run.
+
+    device_peaks_mib: of the tensors on a GPU; none on a CPU.
+    """
 
     name: str
     steps: list[StepFacts] = field(default_factory=list[StepFacts])
     peaks_mib: list[float] = field(default_factory=list[float])
+    device_peaks_mib: list[float] = field(default_factory=list[float])
     helpers_mib: list[float] = field(default_factory=list[float])
     dtypes: dict[str, str] = field(default_factory=dict[str, str])
     versions: dict[str, str] = field(default_factory=dict[str, str])
@@ -91,6 +95,8 @@ class Side:
         self.steps += [StepFacts.read(step) for step in result["steps"][1:]]
         self.peaks_mib.append(finished.peak_mib + finished.helpers_mib)
         self.helpers_mib.append(finished.helpers_mib)
+        if result.get("device_peak_mib"):
+            self.device_peaks_mib.append(result["device_peak_mib"])
         self.dtypes, self.versions = dict(result["dtypes"]), dict(result["versions"])
 
     def seconds(self, phase: str) -> Spread:
@@ -103,8 +109,9 @@ class Side:
 
     @property
     def peak_mib(self) -> float:
-        """The largest peak of all runs, the processes that it starts included."""
-        return max(self.peaks_mib)
+        """The largest peak of all runs: of the GPU's tensors, or on a CPU of the process and those
+        that it starts."""
+        return max(self.device_peaks_mib or self.peaks_mib)
 
     @property
     def mean_length(self) -> float:
@@ -117,7 +124,8 @@ class Side:
         last = self.steps[-1]
         generated = f"{last.generation_seconds:.2f} s of it generation"
         step = f"{self.name}: a step of {last.step_seconds:.2f} s"
-        return f"{step}, {generated}, {self.peaks_mib[-1]:.0f} MiB"
+        peaks_mib = self.device_peaks_mib or self.peaks_mib
+        return f"{step}, {generated}, {peaks_mib[-1]:.0f} MiB"
 
     def update_share(self, shape: ModelShape, product_flops: float) -> float:
         """Return the update's useful operations over what matrix products alone could have done."""
@@ -153,6 +161,7 @@ class Side:
             },
             "peak_mib": self.peak_mib,
             "peaks_mib": self.peaks_mib,
+            "device_peaks_mib": self.device_peaks_mib,
             "of_which_helpers_mib": self.helpers_mib,
             "mean_completion_tokens": self.mean_length,
             "dtypes": self.dtypes,
@@ -191,7 +200,8 @@ def comparison_table(
         cells = [f"{side.tokens_per_second(phase).median:.0f}" for side in sides]
         rows.append([f"{phase}, tokens/s", *cells, f"{compared[phase]:.2f}x"])
     peaks = [f"{side.peak_mib:.0f}" for side in sides]
-    rows.append(["peak resident, MiB", *peaks, f"{compared['memory']:.2f}x"])
+    kind = "GPU tensors" if ours.device_peaks_mib else "resident"
+    rows.append([f"peak {kind}, MiB", *peaks, f"{compared['memory']:.2f}x"])
     rows.append(["tokens a completion", *(f"{side.mean_length:.1f}" for side in sides), ""])
     rows.append(["measured steps", *(str(len(side.steps)) for side in sides), ""])
     return table(rows)

@@ -88,8 +88,10 @@ def read_run(run_folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as parquet
 
     steps: list[dict[str, Any]] = []
+    device_mib = 0.0
     for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
+        device_mib = max(device_mib, row.get("memory/cuda_peak_mib", 0.0))
         if row["loss/token_share"] < LEAST_GRADIENT_SHARE:
             found = f"found a step of which {row['loss/token_share']:.0%} of tokens carry gradient"
             raise RuntimeError(f"{found}; accepted: nearly all, or Assay would have less to do")
@@ -111,6 +113,7 @@ def read_run(run_folder: Path) -> dict[str, Any]:
     names = ("assay", "torch", "transformers")
     return {
         "steps": steps,
+        "device_peak_mib": device_mib,
         "dtypes": saved_dtypes(run_folder),
         "versions": {name: environment["versions"][name] for name in names},
     }
@@ -205,7 +208,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     return {
         "workload": str(work),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "hardware": workloads.hardware(),
+        "hardware": workloads.hardware(options.device),
         "code": code_state(),
         "load_before": load_before,
         "load_after": os.getloadavg()[0],

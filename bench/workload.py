@@ -176,9 +176,13 @@ def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
     return Workload.read(file)
 
 
-def hardware() -> str:
-    """Return the processor's name, its cores, its instruction sets, and what libraries are held
-    to."""
+def hardware(device: str = "cpu") -> str:
+    """Return the processor's name, its cores, its instruction sets, and what libraries are held to;
+    with a GPU its name first."""
+    if device != "cpu":
+        import torch
+
+        return f"{torch.cuda.get_device_name()}; {hardware()}"
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

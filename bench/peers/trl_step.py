@@ -143,6 +143,8 @@ def main() -> None:
         "dtypes": dtypes(trainer),
         "versions": {name: importlib.metadata.version(name) for name in names},
     }
+    if work["device"] == "cuda":
+        result["device_peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 
 

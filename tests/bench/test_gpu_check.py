@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import gpu_check
-from bench.gpu_check import Part, as_line, check, main, parts_of
+from bench.gpu_check import ROOT, Part, as_line, check, main, parts_of
 
 HANGS = """
 import pathlib, subprocess, sys, time
@@ -118,7 +118,10 @@ def test_parts_run_in_order_and_the_peer_only_where_present(tmp_path: Path) -> N
     parts = parts_of("cuda", tmp_path, "/trl/python")
     names = ["doctor", "gpu tests", "bench.gpu", "demo", "bench.vs_trl"]
     assert [part.name for part in parts] == names
-    assert list(parts[1].command)[-3:-1] == ["-m", "gpu"]
+    command = list(parts[1].command)
+    files = command[command.index("gpu") + 1 :]
+    assert "tests/training/test_devices.py" in files and "tests/model/test_flash.py" in files
+    assert all((ROOT / file).is_file() for file in files)
     assert "cuda" in parts[-1].command and "--tiny" not in parts[2].command
     assert [part.name for part in parts_of("cuda", tmp_path, None)] == names[:-1]
 
