@@ -22,7 +22,7 @@ from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
 from assay.learn.update import PolicyLearner
 from assay.model.probe import probe_layouts
-from assay.types import Group, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, Verdict
 from bench.flops import ModelShape, Work
 
 MIB = 2**20
@@ -141,6 +141,31 @@ def random_model(
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     return model.eval()
+
+
+def random_groups(
+    problems: Sequence[Problem],
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[Sequence[int]],
+    vocabulary: int,
+) -> list[Group]:
+    """Return groups of random completions, for an update without a generation."""
+    dice = np.random.default_rng(1)
+    groups: list[Group] = []
+    for problem, prompt, rows in zip(problems, prompts, lengths, strict=True):
+        completions = [
+            Completion(
+                f"{problem.id}#0/{n}",
+                "",
+                dice.integers(0, vocabulary, length, dtype=np.int32),
+                np.full(length, -np.log(vocabulary), np.float32),
+                sampled=np.ones(length, np.bool_),
+            )
+            for n, length in enumerate(rows)
+        ]
+        shown = Prompt(problem.id, np.asarray(prompt, np.int32))
+        groups.append(Group(problem, shown, tuple(completions)))
+    return groups
 
 
 def random_prompts(num_prompts: int, length: int, vocabulary: int) -> list[list[int]]:
