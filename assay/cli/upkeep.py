@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from assay.cli.console import (
     verifier_options,
 )
 from assay.errors import UserError
-from assay.host.terminal import escaped, say
+from assay.host.terminal import escaped, say, say_progress
 
 
 @run_commands.command()
@@ -125,6 +126,22 @@ def audit(
     sizes = {"count": count, "among": among, "seed": seed}
     sizes |= {"at": at or [], "passes": passes, "below": below}
     show(of_audit.audit(run, second, steps=steps, **sizes, options=options, **trust), as_json)
+
+
+@run_commands.command()
+def behaviors(
+    run: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="Run, or rows of completions.")],
+    among: Annotated[
+        int, typer.Option(min=1, help="Approximate number of completions to read.")
+    ] = 5000,
+    seed: Annotated[int, typer.Option(help="Random seed of the draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure behaviors such as self-verification and backtracking, with their uncertainty."""
+    from assay.evaluation.behavior_rates import behavior_rates
+
+    how_far = say_progress if sys.stderr.isatty() else None
+    show(behavior_rates(run, among=among, seed=seed, say=how_far), as_json)
 
 
 @app.command(rich_help_panel=BEGIN)

@@ -113,7 +113,7 @@ def self_test(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Test verifiers on their labelled sets. Exit code 1 for any wrong verdict."""
+    """Test verifiers on their labelled sets. Exit code 1 for a wrong one that is no detector."""
     from assay.verify import selftest
 
     options = verifier_options(overrides, unsafe_no_sandbox)
@@ -126,7 +126,7 @@ def self_test(
         found = selftest.self_test(names, **settings)
     for result in found:
         show(result, as_json)
-        num_wrong += len(result.wrong)
+        num_wrong += 0 if result.fallible else len(result.wrong)
     if num_wrong:
         raise typer.Exit(1)
 

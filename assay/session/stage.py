@@ -342,7 +342,9 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     asked = [
         name
         for name in described
-        if name in labelled_names() and resolve(name).executor == "worker"
+        if name in labelled_names()
+        and resolve(name).executor == "worker"
+        and not resolve(name).fallible
     ]
     if not asked:
         return []

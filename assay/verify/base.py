@@ -137,6 +137,8 @@ class Verifier:
     text_only: the verifier reads a completion's text, think format and finish reason only. Tokens
         and the rendered prompt are then not sent to the worker.
     cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
+    fallible: a detector with a measured error. Its labelled set measures the error, so a wrong
+        verdict on it refuses no run.
     by_itself: the verifier takes verdicts, but judges each completion independently.
     modules, packages: modules and packages in the content hash besides the module of ``judge``. For
         a built-in verifier the hash always covers its whole package.
@@ -172,6 +174,7 @@ class Verifier:
     text_only: bool = False
     cached: bool = False
     by_itself: bool = False
+    fallible: bool = False
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     extra: str | None = None

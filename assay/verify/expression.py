@@ -33,6 +33,7 @@ BUILT_IN = {
     "reward_model": "assay.verify.learned.reward_verifiers:REWARD_MODEL",
     "repetition": "assay.verify.style.repetition:REPETITION",
     "language": "assay.verify.style.language:LANGUAGE",
+    "behaviors": "assay.verify.behaviors.verifier:BEHAVIORS_VERIFIER",
     "constant": "assay.verify.style.constant:CONSTANT",
     "kimi_length": "assay.verify.style.length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions.instructions:INSTRUCTIONS",

@@ -21,6 +21,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import Options, VerifierService
 
@@ -34,6 +35,7 @@ class SelfTest:
 
     false_accepts, false_rejects, not_judged: ids of rows.
     median, p99: seconds per row.
+    fallible: the set measures the error of a detector, and wrong verdicts are expected.
     skipped: reason why the verifier could not be called.
     """
 
@@ -45,6 +47,7 @@ class SelfTest:
     median: float = 0.0
     p99: float = 0.0
     skipped: str = ""
+    fallible: bool = False
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -184,7 +187,9 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
         if verdict.status != row["expected"]:
             wrong[verdict.status].append(row["id"])
     seconds = sorted(verdict.seconds for verdict in verdicts)
+    bare = name.partition("@")[0]
     return SelfTest(
+        fallible=bare in BUILT_IN and resolve(bare).fallible,
         verifier=verdicts[0].verifier if verdicts else name,
         rows=len(rows),
         false_accepts=tuple(wrong["passed"]),

@@ -1,0 +1,91 @@
+"""Precision and recall of the detectors, measured on the held-out half of their labelled sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from assay.run.intervals import Interval, share_interval
+from assay.verify.base import resolve
+from assay.verify.selftest import labelled_pair, labelled_rows
+
+REPHRASED = "rephrased"
+"""Kind of passages that avoid the usual words of a behavior."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorError:
+    """Confusion table of one detector: labelled passages that it found and did not find."""
+
+    true_found: int
+    false_found: int
+    true_missed: int
+    false_missed: int
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the found passages that are labelled; None if nothing was found."""
+        found = self.true_found + self.false_found
+        return self.true_found / found if found else None
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the labelled passages that are found; None if none is labelled."""
+        labelled = self.true_found + self.true_missed
+        return self.true_found / labelled if labelled else None
+
+    @property
+    def precision_interval(self) -> Interval | None:
+        """Wilson's 95 % interval of the precision."""
+        return _interval(self.precision, self.true_found + self.false_found)
+
+    @property
+    def recall_interval(self) -> Interval | None:
+        """Wilson's 95 % interval of the recall."""
+        return _interval(self.recall, self.true_found + self.true_missed)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        counts = ("true_found", "false_found", "true_missed", "false_missed")
+        rates = ("precision", "precision_interval", "recall", "recall_interval")
+        return {name: getattr(self, name) for name in (*counts, *rates)}
+
+
+def _interval(share: float | None, count: int) -> Interval | None:
+    return None if share is None else share_interval(share, count)
+
+
+@cache
+def detector_errors(
+    verifier: str, key: str, kinds: tuple[str, ...] | None = None
+) -> Mapping[str, DetectorError]:
+    """Measure a verifier that detects one thing per labelled row, by the row's value of ``key``.
+
+    kinds: of labelled rows; None: all.
+    """
+    rows = [row for row in labelled_rows(verifier) if kinds is None or row["kind"] in kinds]
+    return errors_on(verifier, key, rows)
+
+
+def errors_on(
+    verifier: str, key: str, rows: Iterable[Mapping[str, Any]]
+) -> Mapping[str, DetectorError]:
+    """Measure a detector on labelled rows. A row that it does not judge counts as not found."""
+    judge = resolve(verifier).judge
+    counts: Counter[tuple[str, bool, bool]] = Counter()
+    for row in rows:
+        part = judge(*labelled_pair(verifier, row))
+        counts[row[key], part.accepted, row["expected"] == "passed"] += 1
+    names = sorted({name for name, _, _ in counts})
+    return {
+        name: DetectorError(
+            true_found=counts[name, True, True],
+            false_found=counts[name, True, False],
+            true_missed=counts[name, False, True],
+            false_missed=counts[name, False, False],
+        )
+        for name in names
+    }
