@@ -52,6 +52,8 @@ def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
     for index, row in enumerate(rows):
         text = row.text(settings.compare)
         words = words_in(text)
+        # Equal texts are found by hash, without MinHash: they are the bulk of duplicates, and this
+        # needs no extra.
         name, earlier = "same text", first.setdefault(hash(words), index)
         if near and earlier == index:
             name, earlier = "similar text", near.find(index, words, settings.n)
@@ -89,6 +91,7 @@ class _NearTexts:
         """Return the index of a similar earlier text. Adds the text under its index if none is."""
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
         sketch.update([" ".join(ngram) for ngram in shingles(words, n)])
+        # The earliest similar row is named, so that a report is reproducible.
         if found := self._index.get_duplicates(sketch):
             return min(map(int, found))
         self._index.add(str(index), sketch)

@@ -47,6 +47,8 @@ def _grouped(keys: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield the ascending indices of each key, in order of the keys' first index."""
     if len(keys):
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        # Groups in the order of their first rows, so that the output does not depend on hash
+        # values.
         order = np.argsort(first[number], kind="stable")
         starts = np.flatnonzero(np.diff(first[number][order])) + 1
         yield from np.split(order, starts)

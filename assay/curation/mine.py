@@ -108,6 +108,8 @@ def _scores(
     do not count.
     """
     random = np.random.default_rng(settings.seed)
+    # As many random pool documents as seeds serve as negatives. Some of them are positives, which a
+    # linear model tolerates.
     drawn = random.permutation(len(pool))[: len(seeds)]
     given = [(_grams(row, settings.n), 1.0) for row in seeds]
     given += [(_grams(pool[index], settings.n), 0.0) for index in drawn.tolist()]
@@ -118,6 +120,7 @@ def _scores(
         grams, label = given[index]
         size = len(grams) ** -0.5
         slope = (_probability(weights[grams].sum() * size) - label) * size
+        # AdaGrad: rare n-grams keep a large learning rate.
         squares[grams] += slope**2
         weights[grams] -= LEARNING_RATE * slope / np.sqrt(squares[grams])
     found = array("d")
@@ -129,12 +132,14 @@ def _scores(
 
 def _grams(row: Record, most: int) -> NDArray[np.int64]:
     """Return the buckets of a document's n-grams, from single words on. Numbers are one word."""
+    # Numbers are equal to the classifier, or it would learn the particular numbers of the seeds.
     words = ["0" if word.isdigit() else word for word in words_in(row.text("all"))]
     grams = (
         zlib.crc32(" ".join(words[start : start + size]).encode(errors="replace")) % BUCKETS
         for size in range(1, most + 1)
         for start in range(max(1, len(words) - size + 1))
     )
+    # Presence, not counts: a page that repeats one phrase would otherwise dominate.
     return np.unique(np.fromiter(grams, np.int64))
 
 

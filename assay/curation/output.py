@@ -135,6 +135,7 @@ class Output(ExitStack):
         self._started = time.monotonic()
 
     def __enter__(self) -> Output:
+        # Rows go to a .part file, so that a folder with rows.jsonl is always a finished transform.
         self._file = self._part.open("wb")
         return self
 
@@ -154,6 +155,8 @@ class Output(ExitStack):
         """
         rows = load_rows("rows", Record.read, [rows_of(one) for one in sources], check=check, **how)
         for name, count in rows.counts():
+            # The hash identifies the input in the lineage of a model, also after the file has
+            # changed.
             entry = {"source": name, "rows": count, "sha256": content_hash(name)}
             if role:
                 found = f"{count} rows, sha256 {entry['sha256']}"
@@ -212,6 +215,8 @@ class Output(ExitStack):
             raise
         finally:
             is_full = error is not None and is_disk_full(error)
+            # After a full disk the last line is usually cut off. The rows before it may have cost
+            # hours of sampling.
             kept = _keep_whole_lines(self._part) if is_full else self.manifest.rows
             if not kept:
                 remove_file(self._part)
@@ -229,6 +234,8 @@ class Output(ExitStack):
         manifest.seconds = round(time.monotonic() - self._started, 3)
         if self.output == "parquet":
             self._to_parquet()
+        # Synced before the rename, or a power failure could leave a complete name with incomplete
+        # content.
         sync_file(self._part)
         put_in_place(self._part, self.folder / rows_name(self.output))
         text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)

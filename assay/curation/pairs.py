@@ -119,6 +119,7 @@ def pairs_of_group(
     Pairs of completions that are in the fewest pairs so far come first. lengths: lengths of the
     completions. Ties are broken by the smaller difference in length, or randomly if empty.
     """
+    # Shuffled, because ties of the cost go to the first pair.
     good, bad = rng.sample(passed, len(passed)), rng.sample(failed, len(failed))
     used = dict.fromkeys([*good, *bad], 0)
     open_pairs = [(chosen, rejected) for chosen in good for rejected in bad]
@@ -126,6 +127,8 @@ def pairs_of_group(
     def cost(pair: tuple[int, int]) -> tuple[int, int]:
         chosen, rejected = pair
         gap = abs(lengths[chosen] - lengths[rejected]) if lengths else 0
+        # Completions in the fewest pairs first. Otherwise one lucky completion would be in most
+        # pairs of its problem.
         return used[chosen] + used[rejected], gap
 
     taken: list[tuple[int, int]] = []

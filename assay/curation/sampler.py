@@ -110,11 +110,13 @@ def sampled(
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
+    # Several times the slots, so that long completions at the end of a round leave few slots idle.
     size = max(1, AT_ONCE * at_once // settings.num_samples)
     tallies = [Counter[str]() for _ in modes]
     for first in range(0, len(rows), size):
         asked = dict[str, tuple[Record, list[Problem]]]()
         for row in rows[first : first + size]:
+            # The draw number is part of the sampling key, so another seed gives other completions.
             problem = replace(problem_of(row), draw=settings.seed)
             shown = [replace(problem, think=mode or problem.think) for mode in modes]
             try:

@@ -169,6 +169,8 @@ def _failed(
     for index, verdict in enumerate(service.judge_text(pairs())):
         works = works or verdict.judged
         num_unjudged += not verdict.judged
+        # A missing key or package makes every verdict fail. Without this check all rows would be
+        # removed silently.
         if not works and num_unjudged == min(PATIENCE, len(rows)):
             first = f"it judged no completion of the first {num_unjudged} completions"
             why = verdict.detail or verdict.reason

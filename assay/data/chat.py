@@ -137,6 +137,8 @@ class PromptRenderer:
             parts += [self._encode(injected), first]
             behind = end
             # The injected text starts with the end token of the assistant turn.
+            # In sampling the policy writes its end-of-turn token itself, so it must be trained on
+            # here too.
             if len(parts) > 2 and parts[-2][:1] == [self.end_id]:
                 parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
@@ -155,6 +157,7 @@ class PromptRenderer:
         if end is None:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
+        # A document may contain the text of a special token, which must not end it.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
@@ -332,6 +335,7 @@ class PromptRenderer:
     def _encode_prompt(self, text: str) -> list[int]:
         tokens = self._encode(text)
         leading = self._leading_ids if self.template == "base" else []
+        # Some prompt templates already contain the BOS text.
         return tokens if tokens[: len(leading)] == leading else leading + tokens
 
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
@@ -351,6 +355,7 @@ class PromptRenderer:
 
 def think_switches(mode: ThinkMode) -> dict[str, Any]:
     """Return the think variables of chat templates, under both common names."""
+    # Qwen3 reads enable_thinking, DeepSeek-V3.1 reads thinking. An unknown variable has no effect.
     return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
 
 
@@ -447,6 +452,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
     # A template may leave the text out, such as one for lists of text and images.
     if text is None or _MARK not in text:
         return None
+    # Whoever renders the template knows its end of turn. A list of known token names failed:
+    # <|end|> ends a turn in one family and a part of a turn in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return tail[0] if tail and tail[0] in special else None
@@ -479,4 +486,6 @@ def _without_open_tag(prompt: Prompt, text: str) -> str:
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
+    # Only the white space that the prompt already has is removed. Further white space belongs to
+    # the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

@@ -142,6 +142,7 @@ class Curriculum:
             self.outcomes.differences(indices), (0.0, UNKNOWN, 0.5), (bounds[0], usual, bounds[1])
         )
         sizes = _sizes(usual, *bounds)
+        # Few distinct sizes, because each size is a separate call of the generator.
         chosen = [min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted]
         self._sizes += chosen
         return chosen
@@ -210,6 +211,8 @@ class Curriculum:
                 self._begin_epoch()
                 continue
             missing = count - len(chosen)
+            # Retired problems are skipped in blocks, because an epoch may have millions of
+            # problems.
             ahead = self._order[self._position :][: 2 * missing + 1024]
             is_open = self.outcomes.returns_at[ahead] <= self._num_drawn
             found = np.flatnonzero(is_open)[:missing]
@@ -231,9 +234,12 @@ class Curriculum:
             return order[:0]
         weights = self._facts.weights
         if weights is not None:
+            # Weight 0.5 means one draw with probability 0.5; weight 2 always two.
             times = np.floor(weights + generator.random(len(weights))).astype(np.int64)
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
+            # A random subset before sorting. Otherwise a short run would see only the easiest
+            # problems.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -243,6 +249,8 @@ class Curriculum:
 
     def _choose(self, count: int) -> list[int]:
         """Draw problems at random without replacement, in proportion to their weights."""
+        # Seeded by the number of draws instead of kept between calls: a resumed run needs no
+        # generator state.
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
         self._return_retired_if_none_left()
@@ -394,6 +402,7 @@ class Curriculum:
         """Return a digest of up to 64 problems, enough to tell two sets apart."""
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
+        # A sample spread over the set: hashing all questions would read every row of a large file.
         for n in range(min(64, num_problems)):
             problem = self._problems[n * num_problems // min(64, num_problems)]
             digest.update(repr((problem.id, problem.question)).encode("utf-8", "backslashreplace"))

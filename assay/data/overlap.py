@@ -96,6 +96,8 @@ def check_overlap(
     questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
     for problem in heldout:
+        # The held-out set is indexed because it is the smaller one; training rows are streamed past
+        # it.
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}

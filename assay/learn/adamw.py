@@ -54,6 +54,8 @@ class AdamW:
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
+            # State is allocated at the first gradient, so parameters that never get one cost no
+            # memory.
             if name not in self.state:
                 self._begin(name)
             self.num_steps[name] += 1
@@ -64,10 +66,13 @@ class AdamW:
                 "beta1": self.config.betas[0],
                 "beta2": self.config.betas[1],
                 "eps": self.config.epsilon,
+                # Norms and biases are not decayed, as usual for transformers.
                 "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
             }
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
+                # Clipping is applied piece by piece while the piece is in the cache, instead of in
+                # a pass of its own over all gradients.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
                 workbench.step(piece, self.num_steps[name], settings, key, first)
@@ -164,6 +169,7 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
+            # One kernel per piece. The unfused form makes several passes over memory.
             fused=True,
             amsgrad=False,
             maximize=False,

@@ -73,6 +73,7 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
+    # Sums are taken in float64 until here, because group baselines subtract nearly equal numbers.
     advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
     return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
@@ -201,6 +202,8 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     returns_T = discounted_to_go(rewards_T, row_T, num_rows, acts_T, algorithm.gamma)
     if not algorithm.group_relative:
         return returns_T
+    # Only the return of the whole row is compared with siblings. Later returns have no counterpart
+    # there, since rows differ in length.
     before_T = acts_T.long().cumsum(0) - acts_T.long()
     length_R = row_sums(acts_T.long(), row_T, num_rows)
     first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])
@@ -224,6 +227,7 @@ def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     acts_T, rewards_T = _episodes(batch, algorithm)
     rates = (algorithm.gamma, algorithm.gae_lambda)
     advantages_T = gae_advantages(rewards_T, values_T, batch.row_T, batch.num_rows, acts_T, *rates)
+    # The critic's target is the lambda return: advantage plus the old value.
     returns_T = torch.where(acts_T, advantages_T + values_T.double(), 0.0).float()
     return advantages_T, returns_T
 

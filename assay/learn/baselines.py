@@ -49,6 +49,7 @@ def group_advantages(
                 own_num_R = row_sums(own_num_R, owner_R, len(owner_R))[owner_R]
             others_R = num_R - own_num_R
             advantages_R = above_R - (total_R - own_R) / others_R.clamp(min=1)
+            # Without a judged sibling there is nothing to compare with, so there is no gradient.
             advantages_R = torch.where(others_R > 0, advantages_R, 0.0)
         case "none":
             advantages_R = rewards_R
@@ -78,6 +79,8 @@ def group_scale(
     deviation_R = torch.where(judged_R, above_R - mean_P[group_R], 0.0)
     squares_P = row_sums(deviation_R.square(), group_R, num_groups)
     std_P = (squares_P / (num_P - std_ddof).clamp(min=1)).sqrt()
+    # Equal rewards have advantage 0 anyway. Dividing by epsilon alone would amplify rounding
+    # errors.
     return torch.where(std_P > 0, std_P + std_epsilon, 1.0)
 
 

@@ -49,6 +49,8 @@ def value_loss(
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
     if value_clip is not None:
         moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
+        # The maximum of the two losses keeps the gradient if the clip would reduce the loss
+        # (pessimistic, as in PPO's ratio clip).
         bounded_T = (old_values_T + moved_T - returns_T).square()
         clipped_T = (bounded_T > squares_T).detach()
         squares_T = torch.maximum(squares_T, bounded_T)
@@ -187,6 +189,8 @@ class CriticUpdate:
         self.returns_T = advantages.returns_T
         self.mask_T = advantages.mask_T
         shared = critic.shared and not critic.warms_up
+        # Before the first nonzero reward a critic that starts at 0 is exact. A step would only move
+        # weights by momentum and decay.
         foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
         self.is_known = foreseen and not (shared and pulled)
         self.joins = shared and not self.is_known
@@ -201,6 +205,7 @@ class CriticUpdate:
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
+        # Every state counts equally, whatever aggregation the policy loss uses.
         weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
         self._weights_T = weights_T.float()
 
@@ -226,6 +231,8 @@ class CriticUpdate:
             micro_batches = passes.split(self.batch, self._groups) if self._groups else []
             for micro_batch in passes.clock.each(micro_batches, "critic"):
                 with passes.recomputed():
+                    # During a warm-up of a shared critic only its head learns, so the policy's
+                    # layers need no gradient.
                     with torch.set_grad_enabled(not critic.shared):
                         hidden_TD = passes.hidden(micro_batch)
                     self._loss(critic.head(hidden_TD), micro_batch.token_index_T).backward()

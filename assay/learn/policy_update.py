@@ -80,6 +80,7 @@ class PolicyUpdate:
         self.old_logprobs_T = self.first_logprobs_T if scored_T is None else scored_T
         self.entropy_T = nothing_T.clone()
         self.met_T = torch.zeros_like(batch.sampled_T)
+        # NaN marks tokens that no forward pass has reached.
         self.old_kl_T = torch.full_like(nothing_T, torch.nan)
         self.kl_after = False
         self.losses: list[tuple[LossParts, Tensor]] = []
@@ -110,6 +111,7 @@ class PolicyUpdate:
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
         """Return the gradient of the loss with respect to token statistics, if known in advance."""
+        # After the first update ratios are not 1, so the gradient is not known in advance.
         if self.batch.old_logprobs_T is not None:
             return None
         index_T = micro_batch.token_index_T
@@ -212,6 +214,7 @@ class PolicyUpdate:
         kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature)
         found = optimizer.gradients
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
+        # Measured for the log only: the trust region bounds the step, so gradients are not clipped.
         norm = torch.nn.utils.get_total_norm(gradients).item()
 
         @torch.no_grad()
@@ -225,5 +228,6 @@ class PolicyUpdate:
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
         self.natural_steps.append(taken)
         optimizer.zero_grad()
+        # A natural step replaces the optimizer's step, so it advances the policy version itself.
         optimizer.num_steps += taken.taken
         return StepReport(norm, taken.length, skipped=not taken.taken)

@@ -92,6 +92,8 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
         written_out = _is_written_out(rectangle.tokens)
         most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
+        # A small mask is built once and shared by all layers. A large one would dominate memory, so
+        # each block of queries builds its own part.
         held = size <= most and (written_out or lengths_B is not None)
         bias = _bias(rectangle.mask(), dtype) if held and dtype is not None else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)

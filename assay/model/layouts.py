@@ -279,6 +279,8 @@ def _of_alike(
     # A row without completion tokens still has its prompt.
     if least is not None:
         length_B = np.maximum(length_B, least)
+    # A rectangle is padded to its longest row. Rows are sorted by length and split where padding
+    # would cost more than another call.
     enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
     order = np.argsort(-length_B, kind="stable")
     sorted_lengths = length_B[order].tolist()

@@ -63,6 +63,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         sizes = {"T": len(self.tokens_T), "R": len(self.length_R)}
+        # The suffix of a field's name states its shape, and is checked here against the real size.
         for name, tensor in self._tensors():
             if tensor.shape != (sizes[name[-1]],):
                 raise ValueError(
@@ -148,6 +149,7 @@ class Batch:
         shape = self.shape
         rows_R = _concatenate(blocks, np.int64)
         block_R = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+        # The whole batch in one part is common in small runs and needs no copy.
         if np.array_equal(rows_R, np.arange(self.num_rows)) and np.array_equal(
             block_R, shape.group_R
         ):
@@ -232,6 +234,7 @@ def pack(
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
+    # NaN, not 0: a reward that is used without its mask must not pass unnoticed.
     rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {

@@ -130,6 +130,8 @@ class Probe:
         dtype = next(model.parameters()).dtype
         self._largest, self.limit = True, TOLERANCE.get(dtype, 0.0)
         self.batch = _made_up_batch(model)
+        # In float32 any correct path agrees closely, so arbitrary tokens will do. In a narrow type
+        # the rounding on unlikely tokens is as large as an error, so likely text is needed.
         if dtype.itemsize < torch.float32.itemsize:
             self._become_narrow(_first_two(model, prompts))
         else:
@@ -149,6 +151,8 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
+            # The model's own modules round too. The lean path may be off by little more than they
+            # are.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
@@ -164,14 +168,19 @@ class Probe:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a third-party forward may raise anything
+            # The plain layout must work, so its exception is reported. A failing tree layout only
+            # means that prompts are not shared.
             if layout == "plain":
                 raise
             return math.inf
         return self._error_of(found_TV)
 
     def _error_of(self, found_TV: Tensor) -> float:
+        # Weighted by probability: an error of an unlikely token has no effect on sampling or on the
+        # loss.
         errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
         error = (errors_T.max() if self._largest else errors_T.mean()).item()
+        # NaN is not equal to itself.
         return error if error == error else math.inf
 
     @torch.no_grad()
@@ -238,6 +247,7 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
     Under a mask all pairs of a rectangle are computed, without a mask only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
+    # Attention is quadratic: in the plain layout every row attends to its own copy of the prompt.
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
     plain_pairs = group_size * (prompt + completion) ** 2 / 2
     tree = 6 * width * (prompt + group_size * completion) + tree_pairs
@@ -296,6 +306,7 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
 
 
 def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
+    # A fixed formula instead of random numbers, so that a resumed run makes the same choice.
     return (torch.arange(count) * 37 + start * 11 + 1) % vocabulary
 
 

@@ -82,7 +82,7 @@ def test_a_healthy_step_passes(tmp_path: Path) -> None:
         ),
         ({"kl__mean": 0.3}, {"max_kl": 0.2}, "guard.max_kl"),
         ({"entropy__mean": 0.3}, {"min_entropy": 0.4}, "guard.min_entropy"),
-        ({"mismatch__mean": 0.11}, {}, r"guard.max_mismatch \(0.1\): what samples is not"),
+        ({"mismatch__mean": 0.11}, {}, r"guard.max_mismatch \(0.1\): the sampler does not"),
         ({"mismatch__mean": math.nan}, {}, "guard.max_mismatch"),
         ({"mismatch__mean": 0.02}, {"max_mismatch": 0.01}, "guard.max_mismatch"),
     ],
