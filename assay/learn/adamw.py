@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from assay.config import OptimizerConfig
+from assay.learn import adamw_kernel
 from assay.learn.arena import Arena
 from assay.learn.halves import (
     fill_noise,
@@ -50,7 +51,10 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Scale the float32 gradients in place, and step the parameters that have one."""
+        """Multiply the float32 gradients by ``scale``, and step the parameters that have one.
+
+        The gradients may be overwritten.
+        """
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
@@ -69,6 +73,9 @@ class AdamW:
                 # Norms and biases are not decayed, as usual for transformers.
                 "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
             }
+            if adamw_kernel.takes(tensors):
+                adamw_kernel.step(tensors, self.num_steps[name], settings, scale)
+                continue
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
                 # Clipping is applied piece by piece while the piece is in the cache, instead of in

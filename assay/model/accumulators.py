@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 Accumulators = Callable[[Tensor], Tensor | None]
@@ -22,9 +23,23 @@ PIECE = 2**18
 def add_in_pieces(total: Tensor, term: Tensor) -> None:
     """Add ``term`` to ``total``, a few rows at a time.
 
-    Adding tensors of two types makes torch copy the narrower operand in the wider type. Small
-    pieces bound the size of this copy.
+    On a CPU, adding tensors of two types makes torch copy the narrower operand in the wider type.
+    Small pieces bound the size of this copy. Other devices convert each element as they add it.
     """
+    if total.device.type != "cpu":
+        total.add_(term)
+        return
     rows = max(1, PIECE // max(1, total[0].numel()))
     for part, whole in zip(term.split(rows), total.split(rows), strict=True):
         whole.add_(part)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the matrix product of two tensors on CUDA to ``total``, without a tensor for the product
+    if the library can add to the type of ``total``."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.dtype == torch.float32 and left.element_size() == 2:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(left @ right)

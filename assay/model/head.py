@@ -3,9 +3,10 @@
 The divergence is computed if there is a teacher.
 
 Logits are computed for one chunk of tokens in one product. They are converted to probabilities a
-few rows at a time, so that these stay in a CPU's cache. The backward pass computes the logits
-again, unless the caller passes the expected gradients in advance. In that case the forward pass
-computes the head's gradients while it holds the logits.
+few rows at a time, so that these stay in a CPU's cache. On CUDA, kernels read the logits and
+overwrite them with their gradient, and no probabilities are held (`assay.model.head_kernels`). The
+backward pass computes the logits again, unless the caller passes the expected gradients in advance.
+In that case the forward pass computes the head's gradients while it holds the logits.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import ModelError, message
-from assay.model.accumulators import Accumulators, add_in_pieces
+from assay.model import head_kernels, triton_jit
+from assay.model.accumulators import Accumulators, add_in_pieces, add_product
 from assay.model.divergence import Distribution
 from assay.model.family import unwrap
 
 LOGITS_AT_ONCE = 2**25
 """Logits of one product, 64 MiB in bfloat16. This bounds the memory of the head."""
+FUSED_LOGITS_AT_ONCE = 2**28
+"""The same where kernels process the logits: 512 MiB in bfloat16, and no float32 copies, which take
+as much with fewer logits. Each product also reads and writes the whole gradient of the weight, so
+that few products are faster."""
 LOGITS_IN_CACHE = 2**19
 """Logits converted at one time on a CPU, the teacher's included: 2 MiB in float32."""
 
@@ -84,10 +90,15 @@ class Gains:
         """Return whether the gradients are bitwise equal to those that the backward pass
         received."""
         pairs = zip((self.logprobs_T, self.entropy_T, self.divergence_T), arrived_T, strict=True)
-        return all(
-            one is other or (one is not None and other is not None and torch.equal(one, other))
-            for one, other in pairs
-        )
+        same: list[Tensor] = []
+        for one, other in pairs:
+            if one is other:
+                continue
+            if one is None or other is None or one.shape != other.shape:
+                return False
+            same.append((one == other).all())
+        # One number for all pairs, because reading one waits for the device.
+        return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:
         """Return the difference of two sets of gradients."""
@@ -157,16 +168,19 @@ class Target(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Probabilities and divergences of some rows of a chunk.
+    """Statistics of some rows of a chunk.
 
-    rows: positions in the chunk. part: positions among all tokens. divergence_B, pull_BV: the
-    divergence from the target and its gradient by the scaled logits; None without a target.
+    rows: positions in the chunk. part: positions among all tokens. model: their distributions; None
+    if kernels compute the gradient from the raw logits. divergence_B, pull_BV: the divergence from
+    the target and its gradient by the scaled logits; None without a target.
     """
 
     rows: slice
     part: slice
-    model: Distribution
+    logprobs_B: Tensor
     entropy_B: Tensor
+    normalizer_B: Tensor
+    model: Distribution | None = None
     divergence_B: Tensor | None = None
     pull_BV: Tensor | None = None
 
@@ -181,7 +195,7 @@ class _Task:
     head: Head
     tokens_T: Tensor
     temperature: float
-    logits_at_once: int
+    logits_at_once: int | None
     accumulators: Accumulators | None
     room: HeadRoom
     target: Target | None
@@ -192,12 +206,27 @@ class _Task:
 
         The caller may overwrite the logits of rows that it has consumed.
         """
-        size = max(1, self.logits_at_once // len(self.head.weight_VD))
+        fused = self._is_fused(hidden_TD)
+        at_once = self.logits_at_once or (FUSED_LOGITS_AT_ONCE if fused else LOGITS_AT_ONCE)
+        size = max(1, at_once // len(self.head.weight_VD))
         for first in range(0, len(self.tokens_T), size):
             chunk = slice(first, min(first + size, len(self.tokens_T)))
             raw = self.head.product(hidden_TD[chunk], self.room)
+            if fused:
+                yield chunk, raw, iter([self._fused_look(chunk, raw)])
+                continue
             taught = None if self.target is None else self.target.logits(chunk, self.room)
             yield chunk, raw, self._looks(chunk, raw, taught)
+
+    def _is_fused(self, hidden_TD: Tensor) -> bool:
+        """Return whether kernels compute statistics and gradient from the raw logits."""
+        plain = self.target is None and self.head.softcap is None
+        return plain and triton_jit.takes(hidden_TD, self.head.weight_VD)
+
+    def _fused_look(self, chunk: slice, raw: Tensor) -> _Look:
+        factor = self.head.scale / self.temperature
+        found = head_kernels.statistics(raw, self.tokens_T[chunk], factor)
+        return _Look(slice(0, len(raw)), chunk, *found)
 
     def _looks(self, chunk: slice, raw: Tensor, taught: Tensor | None) -> Iterator[_Look]:
         size = chunk.stop - chunk.start
@@ -209,30 +238,47 @@ class _Task:
             part = slice(chunk.start + first, chunk.start + last)
             scaled = self.head.scaled(raw[first:last], self.temperature)
             model = Distribution.of(scaled)
-            entropy = model.normalizer_B - torch.mul(model.probs_BN, scaled).sum(-1)
-            look = _Look(slice(first, last), part, model, entropy)
-            yield look if self.target is None else self._compared(look, self.target, taught)
+            normalizer = model.normalizer_B
+            entropy = normalizer - torch.mul(model.probs_BN, scaled).sum(-1)
+            logprobs = scaled.gather(-1, self.tokens_T[part, None])[:, 0] - normalizer
+            look = _Look(slice(first, last), part, logprobs, entropy, normalizer, model)
+            yield look if self.target is None else self._compared(look, model, self.target, taught)
 
-    def _compared(self, look: _Look, target: Target, taught: Tensor | None) -> _Look:
+    def _compared(
+        self, look: _Look, model: Distribution, target: Target, taught: Tensor | None
+    ) -> _Look:
         cooled = self.temperature / target.temperature
-        student = look.model if cooled == 1 else Distribution.of(look.model.logits_BN * cooled)
+        student = model if cooled == 1 else Distribution.of(model.logits_BN * cooled)
         raw = None if taught is None else taught[look.rows]
         divergence_B, pull_BV = target.compare(student, raw, look.part)
         return replace(look, divergence_B=divergence_B, pull_BV=pull_BV.mul_(cooled))
 
-    def gradient(self, look: _Look, gains: Gains) -> Tensor:
+    def write_gradient(self, raw: Tensor, look: _Look, gains: Gains) -> None:
+        """Overwrite the raw logits of some rows of a chunk with the gradient of the loss."""
+        if look.model is not None:
+            raw[look.rows] = self._gradient(look, look.model, gains)
+            return
+        part, entropy_T = look.part, gains.entropy_T
+        head_kernels.write_gradient(
+            *(raw, self.tokens_T[part], look.normalizer_B, look.entropy_B),
+            gains.logprobs_T[part].float(),
+            None if entropy_T is None else entropy_T[part].float(),
+            self.head.scale / self.temperature,
+        )
+
+    def _gradient(self, look: _Look, model: Distribution, gains: Gains) -> Tensor:
         """Return the gradient of the loss with respect to the raw logits of some rows.
 
         With g the gradient of log p(token) and e that of the entropy H, the gradient of a scaled
         logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the term of the divergence.
         """
-        scaled, probs, part = look.model.logits_BN, look.model.probs_BN, look.part
+        scaled, probs, part = model.logits_BN, model.probs_BN, look.part
         gain = gains.logprobs_T[part, None].to(probs.dtype)
         if gains.entropy_T is None:
             grad = probs * -gain
         else:
             gain_entropy = gains.entropy_T[part, None].to(probs.dtype)
-            surprise = (scaled - look.model.normalizer_B[:, None]).add_(look.entropy_B[:, None])
+            surprise = (scaled - look.normalizer_B[:, None]).add_(look.entropy_B[:, None])
             grad = surprise.mul_(gain_entropy).add_(gain).mul_(probs).neg_()
         grad.scatter_add_(-1, self.tokens_T[part, None], gain)
         if gains.divergence_T is not None and look.pull_BV is not None:
@@ -252,7 +298,7 @@ def head_logprobs(
     hidden_TD: Tensor,
     tokens_T: Tensor,
     temperature: float,
-    logits_at_once: int = LOGITS_AT_ONCE,
+    logits_at_once: int | None = None,
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
     room: HeadRoom | None = None,
@@ -260,11 +306,12 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return log p(token), the entropy of p and the divergence from the target, [T] each, in nats.
 
-    All three carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature). expected: the
-    gradients that the backward pass will receive. The head's own gradients are then computed in the
-    forward pass; if other gradients arrive, the backward pass adds the difference. accumulators:
-    add the weight's gradient in place. room: buffers that calls share. target: the teacher's
-    distributions; None computes no divergence.
+    All three carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
+    logits_at_once: None is the default of the device. expected: the gradients that the backward
+    pass will receive. The head's own gradients are then computed in the forward pass; if other
+    gradients arrive, the backward pass adds the difference. accumulators: add the weight's gradient
+    in place. room: buffers that calls share. target: the teacher's distributions; None computes no
+    divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -292,14 +339,12 @@ class _HeadLogprobs(torch.autograd.Function):
         found_T = hidden_TD.new_empty((2 + (task.target is not None), len(hidden_TD)), dtype=wide)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
-                part = look.part
-                chosen = look.model.logits_BN.gather(-1, task.tokens_T[part, None])[:, 0]
-                found_T[0, part] = chosen - look.model.normalizer_B
-                found_T[1, part] = look.entropy_B
+                found_T[0, look.part] = look.logprobs_B
+                found_T[1, look.part] = look.entropy_B
                 if look.divergence_B is not None:
-                    found_T[2, part] = look.divergence_B
+                    found_T[2, look.part] = look.divergence_B
                 if sums is not None and expected is not None:
-                    raw[look.rows] = task.gradient(look, expected)
+                    task.write_gradient(raw, look, expected)
             if sums is not None:
                 sums.add(chunk, raw)
         ctx.save_for_backward(hidden_TD)
@@ -325,7 +370,7 @@ class _HeadLogprobs(torch.autograd.Function):
             gains = gains.minus(expected)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
-                raw[look.rows] = task.gradient(look, gains)
+                task.write_gradient(raw, look, gains)
             sums.add(chunk, raw, again)
         return *sums.narrow(), None, None
 
@@ -353,7 +398,9 @@ class _Gradients:
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
         if self._needs_weight:
             given_TD = self._given[chunk]
-            if self._total_VD is not None:
+            if self._total_VD is not None and given_TD.is_cuda:
+                add_product(self._total_VD, grad_raw.T, given_TD)
+            elif self._total_VD is not None:
                 grad_weight_VD = self._room.take("gradient", given_TD, *self._total_VD.shape)
                 torch.mm(grad_raw.T, given_TD, out=grad_weight_VD)
                 add_in_pieces(self._total_VD, grad_weight_VD)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
-from assay.model.head import LOGITS_AT_ONCE, Gains, Head, HeadRoom, Target, head_logprobs
+from assay.model.head import Gains, Head, HeadRoom, Target, head_logprobs
 from assay.model.packing import Layout, MicroBatch
 
 
@@ -34,7 +34,7 @@ def token_logprobs(
     temperature: float,
     layout: Layout,
     lean: bool = True,
-    logits_at_once: int = LOGITS_AT_ONCE,
+    logits_at_once: int | None = None,
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
     room: HeadRoom | None = None,

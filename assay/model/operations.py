@@ -1,4 +1,5 @@
-"""A layer's small operations, forward and backward, as tensor operations or in C (``layer.c``)."""
+"""A layer's small operations, forward and backward: as tensor operations, in C (``layer.c``) on a
+CPU, or as Triton kernels on CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.model import flash
+from assay.model import flash, layer_kernels, triton_jit
 from assay.model.attention import Segment, attend, attend_backward, segments_of
 from assay.model.compiled import LANES, build
 from assay.model.family import Decoder, NotLean, rotate
@@ -207,6 +208,29 @@ class CompiledOperations(Operations):
                     segment.rows(flat).add_(total.transpose(1, 2))
 
 
+class TritonOperations(Operations):
+    """One kernel for each operation on CUDA; attention is that of the next class."""
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return layer_kernels.norm(x, norm)
+
+    def norm_backward(self, grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        return layer_kernels.norm_backward(grad, x, norm)
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return layer_kernels.gated(gate, up)
+
+    def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> Heads:
+        return layer_kernels.gated_backward(grad, gate, up)
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
+        layer_kernels.rotate(heads, cos, signed_sin, back)
+
+
+class TritonFlashOperations(TritonOperations, FlashOperations):
+    """The kernels of `TritonOperations`, and flash attention."""
+
+
 class _Shape(ctypes.Structure):
     """A segment, in the layout of the struct in ``layer.c``."""
 
@@ -229,7 +253,7 @@ class _Shape(ctypes.Structure):
 
 
 def operations_of(decoder: Decoder) -> Operations:
-    """Return compiled operations if they support this model and machine, else tensor operations."""
+    """Return kernels if they support this model and machine, else tensor operations."""
     weight = decoder.embedding
     norms = [decoder.final_norm]
     sizes = {weight.shape[1]}
@@ -242,7 +266,10 @@ def operations_of(decoder: Decoder) -> Operations:
     plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
     if weight.device.type == "cpu" and plain and fits and (built := functions(weight.dtype)):
         return CompiledOperations(built)
-    return FlashOperations() if flash.supports(weight, decoder.width) else Operations()
+    fused = plain and triton_jit.takes(weight)
+    if flash.supports(weight, decoder.width):
+        return TritonFlashOperations() if fused else FlashOperations()
+    return TritonOperations() if fused else Operations()
 
 
 @cache
