@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.model.layouts import ModelInputs, Rectangle
+from assay.model.layouts import ModelInputs, Rectangle, on_device
 
 WIDTHS = (8, 256)
 """Widths of a head that the kernels accept: multiples of the first, up to the second."""
@@ -82,14 +82,14 @@ def _branch(rectangle: Rectangle, first: int, first_prompt: int, device: torch.d
     return Branch(
         tokens=slice(first, first + num_rows * length),
         queries=_lengths(num_rows_G * length, device),
-        prompt_K=torch.from_numpy(np.repeat(starts_G, prompt_G) + offsets_K).to(device),
+        prompt_K=on_device(np.repeat(starts_G, prompt_G) + offsets_K, device),
         keys=_lengths(prompt_G, device),
     )
 
 
 def _lengths(lengths: np.ndarray, device: torch.device) -> Lengths:
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return torch.from_numpy(edges).to(device), int(lengths.max())
+    return on_device(edges, device), int(lengths.max())
 
 
 def supports(weight: Tensor, width: int) -> bool:

@@ -200,10 +200,10 @@ def plain_inputs(
         tokens = _take(prompt_tokens, first_prompt_R[rows, None] + column, column < prompt)
         own = shape.first_R[rows, None] + column - prompt
         tokens += _take(tokens_T, own, (column >= prompt) & (column < prompt + fed))
-        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device)))
+        rectangles.append(Rectangle(on_device(tokens, device)))
         base += tokens.size
     predict_T = before_R[shape.row_T] + shape.offset_T
-    return ModelInputs(tuple(rectangles), torch.from_numpy(predict_T).to(device))
+    return ModelInputs(tuple(rectangles), on_device(predict_T, device))
 
 
 def tree_inputs(
@@ -224,7 +224,7 @@ def tree_inputs(
         column = np.arange(length)
         inside = column < prompt_P[groups, None]
         tokens = _take(prompt_tokens, first_prompt_P[groups, None] + column, inside)
-        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device), is_prompts=True))
+        rectangles.append(Rectangle(on_device(tokens, device), is_prompts=True))
         members = np.flatnonzero(parent_P[shape.group_R] >= 0)
         parent_R = parent_P[shape.group_R]
         first_R[members] = base + parent_R[members] * length
@@ -241,10 +241,10 @@ def tree_inputs(
             positions = np.where(inside, prompt[:, None] + column, 0)
             rectangles.append(
                 Rectangle(
-                    torch.from_numpy(tokens).to(device),
-                    torch.from_numpy(positions).to(device),
-                    parent_B=torch.from_numpy(parent_R[rows]).to(device),
-                    prompt_length_B=torch.from_numpy(prompt).to(device),
+                    on_device(tokens, device),
+                    on_device(positions, device),
+                    parent_B=on_device(parent_R[rows], device),
+                    prompt_length_B=on_device(prompt, device),
                     prompt_extent=length,
                     prompts=(parent_R[rows], prompt),
                 )
@@ -252,7 +252,14 @@ def tree_inputs(
             base += tokens.size
     offset_T, row_T = shape.offset_T, shape.row_T
     predict_T = np.where(offset_T == 0, first_R[row_T], second_R[row_T] + offset_T - 1)
-    return ModelInputs(tuple(rectangles), torch.from_numpy(predict_T).to(device))
+    return ModelInputs(tuple(rectangles), on_device(predict_T, device))
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device. A GPU's queue of work is not waited for."""
+    # CUDA copies memory that is not pinned to a buffer of its own before the call returns, so that
+    # the array may be freed.
+    return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
 
 
 def seen_by(

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.model.layouts import BatchShape, Layout, ModelInputs, plain_inputs, tree_inputs
+from assay.model.layouts import (
+    BatchShape,
+    Layout,
+    ModelInputs,
+    on_device,
+    plain_inputs,
+    tree_inputs,
+)
 from assay.types import Completion, Group, Problem, Verdict
 
 
@@ -119,6 +126,11 @@ class Batch:
             length_R=self.length_R.cpu().numpy(),
         )
 
+    @cached_property
+    def host_tokens(self) -> np.ndarray:
+        """``tokens_T`` as a host array."""
+        return self.tokens_T.cpu().numpy()
+
     def to(self, device: torch.device | str) -> Batch:
         """Move the batch to a device; the prompts stay on the CPU."""
         return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})
@@ -160,19 +172,22 @@ class Batch:
         token_index = np.arange(length_R.sum()) + np.repeat(
             shape.first_R[rows_R] - first_R, length_R
         )
-        token_index_T = torch.from_numpy(token_index).to(self.device)
-        row_index_R = torch.from_numpy(rows_R).to(self.device)
+        token_index_T = on_device(token_index, self.device)
+        row_index_R = on_device(rows_R, self.device)
         part = {
             name: tensor[token_index_T if name.endswith("_T") else row_index_R]
             for name, tensor in self._tensors()
         }
-        part["row_T"] = torch.from_numpy(np.repeat(np.arange(len(rows_R)), length_R))
-        part["group_R"] = torch.from_numpy(block_R)
-        part |= {name: part[name].to(self.device) for name in ("row_T", "group_R")}
+        part["row_T"] = on_device(np.repeat(np.arange(len(rows_R)), length_R), self.device)
+        part["group_R"] = on_device(block_R, self.device)
         of_blocks = [shape.group_R[block[0]] for block in blocks]
         prompts = tuple(self.prompts[group] for group in of_blocks)
         problems = tuple(self.problems[group] for group in of_blocks if self.problems)
         whole = Batch(prompts=prompts, problems=problems, **part)
+        # Known here. Reading them back from a GPU would wait for all of its queued work.
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        vars(whole)["shape"] = BatchShape(lengths, block_R, length_R)
+        vars(whole)["host_tokens"] = self.host_tokens[token_index]
         return MicroBatch(whole, token_index_T, row_index_R)
 
 
@@ -210,7 +225,7 @@ class MicroBatch:
 
     def _lay_out(self, build: Callable[..., ModelInputs]) -> ModelInputs:
         batch = self.batch
-        return build(batch.shape, batch.prompts, batch.tokens_T.cpu().numpy(), batch.device)
+        return build(batch.shape, batch.prompts, batch.host_tokens, batch.device)
 
 
 def pack(

@@ -24,11 +24,12 @@ from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.products import packed_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
+from assay.model import triton_jit
 from assay.model.activations import saved_bytes
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean, is_lean
-from assay.model.head import LOGITS_AT_ONCE, LOGITS_IN_CACHE
+from assay.model.head import FUSED_LOGITS_AT_ONCE, LOGITS_AT_ONCE, LOGITS_IN_CACHE
 from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 
 MIB = 2**20
@@ -290,7 +291,9 @@ def _update_parts(
     by_modules = device == "cpu" and not (lean and is_lean(model))
     checkpointed = config.model.activation_checkpointing
     kept = layers * width * size if checkpointed else layers * layer_bytes
-    at_once = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
+    fused = teacher is None and triton_jit.takes(parameter)
+    most = FUSED_LOGITS_AT_ONCE if fused else LOGITS_AT_ONCE
+    at_once = min(tokens, max(1, most // vocabulary))
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     heads = getattr(shape, "num_attention_heads", 1)
     scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
@@ -309,7 +312,8 @@ def _update_parts(
         "activations": tokens * (kept + width * size),
         "padding": tokens * kept * PADDING,
         "holes": tokens * kept * HOLES if by_modules else 0,
-        "logits": (at_once + width) * vocabulary * size + taught,
+        # On CUDA the head's weight gradient is added without a tensor for the summand.
+        "logits": (at_once + width * (device != "cuda")) * vocabulary * size + taught,
         "scratch": scratch,
     }
 

@@ -16,14 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+from model_batches import VOCAB, make_batch
 from torch import Tensor
 
 from assay.config import OptimizerConfig
 from assay.learn import adamw_kernel
 from assay.learn.adamw import AdamW
-from assay.model import head_kernels, triton_jit
+from assay.model import head_kernels, lean_decoder, triton_jit
+from assay.model.family import Decoder
 from assay.model.head import Gains, Head, HeadRoom, head_logprobs
-from assay.model.operations import Operations, TritonOperations
+from assay.model.logprobs import token_logprobs
+from assay.model.operations import Operations, TritonOperations, operations_of
+from assay.model.packing import MicroBatch
+from assay.testing import tiny_model
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytest.importorskip("triton", reason="needs Triton, which PyTorch for CUDA installs")
@@ -147,6 +152,55 @@ def test_rotations_are_those_of_tensor_operations(
     found = results(TritonOperations())
     assert_same(found, results(Operations()), dtype)
     assert torch.equal(found[0][:, 3:], heads[:, 3:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_hidden_states_and_gradients_are_the_modules(
+    family: str, recompute: bool, device: str, monkeypatch: Any
+) -> None:
+    model: Any = tiny_model(family=family, hidden_size=48, vocab_size=VOCAB, eos_token_id=None)
+    with torch.no_grad():  # biases and norms that are not 0 and 1
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.dim() == 1:
+                parameter += 0.3 * noise(*parameter.shape, device="cpu", seed=number)
+    model = model.to(device)
+    if device == "cuda":
+        assert isinstance(operations_of(Decoder.of(model)), TritonOperations)
+    batch = make_batch([7, 13, 2], [[5, 1, 9, 0], [12], [1, 17]]).to(device)
+    (part,) = batch.split(10**6)
+
+    def results(choice: Operations) -> list[Tensor]:
+        monkeypatch.setattr(lean_decoder, "operations_of", lambda _: choice)
+        inputs = part.inputs("tree")
+        hidden_TD = lean_decoder.lean_hidden_states(Decoder.of(model), inputs, recompute)
+        pull_TD = noise(*hidden_TD.shape, device=device, seed=2)
+        grads = torch.autograd.grad(hidden_TD, list(model.parameters()), pull_TD, allow_unused=True)
+        return [hidden_TD.detach(), *(grad for grad in grads if grad is not None)]
+
+    for one, other in zip(results(TritonOperations()), results(Operations()), strict=True):
+        assert (one - other).abs().max() < 1e-4 * other.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_do_not_wait_for_the_device(dtype: torch.dtype) -> None:
+    """The processor queues a micro-batch while the device computes an earlier one."""
+    model: Any = tiny_model(vocab_size=VOCAB, eos_token_id=None).to("cuda", dtype)
+    batch = make_batch([7, 13, 2], [[5, 1, 9, 0], [12], [1, 17]]).to("cuda")
+
+    def learn(part: MicroBatch) -> None:
+        stats = token_logprobs(model, part, temperature=1.0, layout="tree")
+        (stats.logprobs_T.sum() + stats.entropy_T.sum()).backward()
+
+    for debugs in ("default", "error"):  # the first compiles kernels
+        for part in batch.split(40):
+            try:
+                torch.cuda.set_sync_debug_mode(debugs)
+                learn(part)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def head_results(
