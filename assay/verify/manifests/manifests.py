@@ -18,6 +18,7 @@ from assay.host.fields import Field, is_number, list_of
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.manifests import references, security, values
+from assay.verify.manifests.changes import apply_changes
 from assay.verify.manifests.checks import Check, Rule
 from assay.verify.manifests.expectations import (
     Kept,
@@ -45,6 +46,7 @@ from assay.verify.manifests.yaml_documents import (
 from assay.verify.programs.fences import fenced_blocks, normalized
 
 LABELS = ("yaml", "yml", "kubernetes", "k8s")
+FORMS = ("manifests", "changes")
 CREDITS = ("all_or_nothing", "weighted")
 GROUPS: Mapping[str, Mapping[str, Rule]] = {
     "references": references.RULES,
@@ -62,7 +64,8 @@ PARTS = ("schema", "unknown_keys", *RULES, "require", "keep")
 MAX_SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
+# Equal only to itself, so that it can be a key of a cache.
+@dataclass(frozen=True, eq=False)
 class ManifestSpec:
     """What a row asks for, described in the fields of the verifier."""
 
@@ -74,6 +77,7 @@ class ManifestSpec:
     credit: str
     kubernetes: str
     original: str
+    form: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,15 @@ def judge_manifests(problem: Problem, completion: Completion) -> Part:
         return Part.not_judged("unavailable", INSTALL)
     spec = read_manifest_spec(problem)
     text = find_yaml(completion.answer_text)
-    found = review(text, spec)
+    return as_part(spec, review(spec, *read_documents(spec, text)), text)
+
+
+def as_part(spec: ManifestSpec, found: Review, text: str | None) -> Part:
+    """Return the result of a review."""
     value = float(found.passed)
     if spec.credit == "weighted" and not found.passed:
         # A text that is handed back unchanged earns nothing.
-        floor = _floor(_key(problem)) if spec.original else 0.0
+        floor = _floor(spec) if spec.original else 0.0
         gained = found.credit(spec.weights)
         value = max(0.0, (gained - floor) / (1.0 - floor)) if floor < 1.0 else 0.0
     faults = found.faults()
@@ -145,17 +153,30 @@ def judge_manifests(problem: Problem, completion: Completion) -> Part:
     )
 
 
-def review(text: str | None, spec: ManifestSpec) -> Review:
-    """Check a text against a row. All rules of the row are checked, whatever fails before."""
+def read_documents(spec: ManifestSpec, text: str | None) -> tuple[list[Any], str]:
+    """Return (documents, "") of a text, or ([], why there are none)."""
     if text is None:
-        return Review({}, fault="no YAML")
+        return [], "no YAML"
     try:
-        documents = parse_documents(text)
+        if spec.form == "changes":
+            return apply_changes(original_documents(spec), text), ""
+        documents = expanded(parse_documents(text))
     except BadYaml as error:
-        return Review({}, fault=f"not valid YAML: {error}")
-    documents = expanded(documents)
+        return [], f"not valid YAML: {error}"
     if not 0 < len(documents) <= MAX_DOCUMENTS:
-        return Review({}, fault=f"{len(documents)} documents; accepted: 1 to {MAX_DOCUMENTS}")
+        return [], f"{len(documents)} documents; accepted: 1 to {MAX_DOCUMENTS}"
+    return documents, ""
+
+
+def original_documents(spec: ManifestSpec) -> list[Any]:
+    """Return the documents that the prompt shows. Raises BadYaml."""
+    return expanded(parse_documents(find_yaml(spec.original) or ""))
+
+
+def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Review:
+    """Check documents against a row. All rules of the row are checked, whatever fails before."""
+    if fault:
+        return Review({}, fault=fault)
     resources: list[Resource] = []
     schema: list[Check] = []
     unknown: list[Check] = []
@@ -210,13 +231,10 @@ def find_yaml(text: str) -> str | None:
 
 def read_manifest_spec(problem: Problem) -> ManifestSpec:
     """Return the spec of a problem. Raises VerifierError for a malformed one."""
-    return _spec(_key(problem))
-
-
-def _key(problem: Problem) -> str:
     where = f"problem {problem.id}: spec"
     read = {each.name: each.of(problem.spec, where) for each in FIELDS}
-    return json.dumps([where, read], sort_keys=True)
+    # The completions of a group have one problem, so that the manifests to keep are read once.
+    return _spec(json.dumps([where, read], sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
@@ -227,6 +245,8 @@ def _spec(key: str) -> ManifestSpec:
         raise VerifierError(message(f"{where}.require", "missing", accepted))
     if unused := [name for name in ALLOWED if row[name] and not row["keep"]]:
         raise VerifierError(message(f"{where}.keep", "missing", f"a text, for {unused[0]}"))
+    if row["form"] == "changes" and not row["original"]:
+        raise VerifierError(message(f"{where}.original", "missing", "the manifests to change"))
     try:
         check_version(row["kubernetes"])
     except VerifierError as error:
@@ -241,6 +261,7 @@ def _spec(key: str) -> ManifestSpec:
         row["credit"],
         row["kubernetes"],
         row["original"],
+        row["form"],
     )
 
 
@@ -266,10 +287,10 @@ def _kept(row: Mapping[str, Any], where: str) -> Kept:
 
 
 @lru_cache(maxsize=1024)
-def _floor(key: str) -> float:
+def _floor(spec: ManifestSpec) -> float:
     """Return the credit of the original text."""
-    spec = _spec(key)
-    return review(find_yaml(spec.original), replace(spec, original="")).credit(spec.weights)
+    whole = replace(spec, form="manifests")
+    return review(whole, *read_documents(whole, find_yaml(spec.original))).credit(spec.weights)
 
 
 def lacks(_: Mapping[str, Any]) -> str:
@@ -332,6 +353,13 @@ FIELDS: tuple[Field, ...] = (
         'a list of "Kind/name": resources outside the manifests that references may name',
         default=[],
         check=list_of(is_resource, 200),
+    ),
+    Field(
+        "form",
+        f'{" or ".join(FORMS)}: the whole manifests, or a YAML mapping of "Kind/name path" to the '
+        "new value, which changes the original (null: remove)",
+        default=FORMS[0],
+        check=FORMS.__contains__,
     ),
     Field("credit", ", ".join(CREDITS), default="all_or_nothing", check=CREDITS.__contains__),
     Field(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from assay.types import Problem
-from assay.verify.manifests.manifests import RULES, read_manifest_spec, review
+from assay.verify.manifests.manifests import (
+    RULES,
+    Review,
+    read_documents,
+    read_manifest_spec,
+    review,
+)
 from assay.verify.manifests.resources import find, parse_path
 from assay.verify.manifests.values import quantity
 
@@ -118,8 +124,12 @@ SPEC = read_manifest_spec(
 )  # fmt: skip
 
 
+def reviewed(text: str) -> Review:
+    return review(SPEC, *read_documents(SPEC, text))
+
+
 def faults(text: str) -> dict[str, list[str]]:
-    found = review(text, SPEC)
+    found = reviewed(text)
     assert not found.fault, found.fault
     return {
         name: [f"{one.where}: {one.fault}" for one in checks if one.fault]
@@ -130,7 +140,7 @@ def faults(text: str) -> dict[str, list[str]]:
 
 def test_good_manifests_hold_every_rule_and_every_rule_looks_at_them() -> None:
     assert faults(GOOD) == {}
-    found = review(GOOD, SPEC)
+    found = reviewed(GOOD)
     assert (
         found.passed and {name for name, checks in found.checks.items() if checks} >= RULES.keys()
     )
@@ -232,7 +242,7 @@ def test_every_rule_is_broken_by_a_line() -> None:
     ],
 )  # fmt: skip
 def test_values_of_any_type_are_faults_and_never_errors(text: str) -> None:
-    assert not review(text, SPEC).passed
+    assert not reviewed(text).passed
 
 
 def test_quantities_are_numbers() -> None:

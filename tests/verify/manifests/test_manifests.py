@@ -17,6 +17,7 @@ from assay.verify.manifests.manifests import (
     RULES,
     find_yaml,
     judge_manifests,
+    read_documents,
     read_manifest_spec,
     review,
 )
@@ -233,7 +234,8 @@ def test_without_the_package_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_review_lists_each_fault_once() -> None:
     spec = read_manifest_spec(Problem("p", "q", REPAIR))
-    faults = review(GOOD.replace("image:", "imgae:"), spec).faults()
+    text = GOOD.replace("image:", "imgae:")
+    faults = review(spec, *read_documents(spec, text)).faults()
     assert any("did you mean image?" in each for each in faults)
     assert len(faults) == len(set(faults))
 
@@ -252,3 +254,57 @@ def test_a_review_lists_each_fault_once() -> None:
 )
 def test_yaml_is_found(text: str, found: str | None) -> None:
     assert find_yaml(text) == found
+
+
+CHANGED = {**REPAIR, "original": BROKEN, "form": "changes"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Service/web spec.selector.app: web", ""),
+        ("```yaml\nService/web spec.selector.app: web\n```", ""),
+        ("Service/web spec.selector: {app: web}", ""),
+        ("Service/web spec.selector.app: wbe", "no pod has the labels"),
+        ("Service/web spec.selector.app: null", "spec.selector.app must not change"),
+        ("Service/web spec.selector.app: web\nDeployment/web spec.replicas: 3", "must not change"),
+        ("Service/web spec.ports[1].port: 80", "no single place"),
+        ("Service/web spec.ports[*].x.y: 80", "spec.ports[0].x"),
+        ("Service/web spec.ports[name=a].port: 80", "no single place"),
+        ("Service/web spec.ports.port: 80", "no single place"),
+        ("Service/wbe spec.selector.app: web", "0 resources are 'Service/wbe'"),
+        ("Service/web spec..x: 1", "is no path"),
+        ("Service/web: 1", "accepted: Kind/name path"),
+        ("spec.selector.app: web", "0 resources"),
+        ("- a", "accepted: one mapping"),
+        ("a: 1\n---\nb: 1", "accepted: one mapping"),
+        (GOOD, "accepted: one mapping"),
+        ("", "no YAML"),
+    ],
+)
+def test_changes_are_applied_to_the_original(text: str, fault: str) -> None:
+    part = judge(text, **CHANGED)
+    assert part.passed is (not fault) and fault in part.detail, part.detail
+
+
+def test_changes_add_and_remove_values() -> None:
+    row = {"original": GOOD, "form": "changes", "rules": ["images"]}
+    ports = {"resource": "Service/web", "path": "spec.ports[1].port", "equals": 443}
+    assert judge("Service/web spec.ports[1]: {port: 443, name: s}", **row, require=[ports]).passed
+    label = {"resource": "Service/web", "path": "metadata.labels['a.b/c']", "equals": "d"}
+    assert judge("Service/web metadata.labels['a.b/c']: d", **row, require=[label]).passed
+    gone = {"resource": "Deployment/web", "path": "spec.replicas", "exists": False}
+    assert judge("Deployment/web spec.replicas: null", **row, require=[gone]).passed
+    item = {"resource": "Service/web", "path": "spec.ports[0]", "exists": False}
+    assert judge("Service/web spec.ports[0]: null", **row, require=[item]).passed
+
+
+def test_changes_leave_the_original_of_other_completions_alone() -> None:
+    assert judge("Service/web spec.selector.app: web", **CHANGED).passed
+    assert not judge("Service/web spec.selector.tier: web", **CHANGED).passed
+    assert judge("Service/web spec.selector.app: web", **CHANGED).passed
+
+
+def test_changes_need_an_original() -> None:
+    with pytest.raises(VerifierError, match="original: found missing; accepted: the manifests"):
+        judge("a: 1", **REPAIR, form="changes")
