@@ -89,27 +89,9 @@ def written(path: Sequence[str | int]) -> str:
 
 def application(random: Random) -> Documents:
     """Return the documents of a web application without a fault."""
-    name, image, port = random.choice(NAMES), random.choice(IMAGES), random.choice(PORTS)
+    name = random.choice(NAMES)
     labels = {"app": name}
-    memory, cpu = random.choice((64, 128, 256)), random.choice((50, 100, 200))
-    container = {
-        "name": name,
-        "image": image,
-        "ports": [{"name": "http", "containerPort": port}],
-        "env": [
-            {
-                "name": "MODE",
-                "valueFrom": {"configMapKeyRef": {"name": f"{name}-settings", "key": "mode"}},
-            }
-        ],
-        "resources": {
-            "requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"},
-            "limits": {"cpu": f"{2 * cpu}m", "memory": f"{2 * memory}Mi"},
-        },
-        "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}},
-        "securityContext": {"allowPrivilegeEscalation": False},
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-    }
+    container = _container(name, random)
     pod = {
         "securityContext": {"runAsNonRoot": True},
         "containers": [container],
@@ -169,6 +151,24 @@ def application(random: Random) -> Documents:
     return {
         kind: {"apiVersion": version, "kind": kind, "metadata": {"name": called}, **body}
         for kind, (version, called, body) in specs.items()
+    }
+
+
+def _container(name: str, random: Random) -> dict[str, Any]:
+    memory, cpu = random.choice((64, 128, 256)), random.choice((50, 100, 200))
+    settings = {"configMapKeyRef": {"name": f"{name}-settings", "key": "mode"}}
+    return {
+        "name": name,
+        "image": random.choice(IMAGES),
+        "ports": [{"name": "http", "containerPort": random.choice(PORTS)}],
+        "env": [{"name": "MODE", "valueFrom": settings}],
+        "resources": {
+            "requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"},
+            "limits": {"cpu": f"{2 * cpu}m", "memory": f"{2 * memory}Mi"},
+        },
+        "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}},
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
 
 
