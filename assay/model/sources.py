@@ -137,6 +137,10 @@ def read_model(
             raise ModelError(message(where, found, fit if "CausalLM" in family else head))
     if source.gguf is not None:
         model = _as_plain_model(model, dtype)
+    # Transformers 5.17 chooses SDPA for Gemma 2, which drops its bound on attention scores.
+    shape = model.config.get_text_config()
+    if getattr(shape, "attn_logit_softcapping", None) and shape._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
     model.name_or_path = source.name
     return model.eval()
 
