@@ -79,23 +79,6 @@ def test_dropout_is_off(tmp_path: Path) -> None:
     assert torch.equal(logits(model), logits(model))
 
 
-def test_a_bound_on_attention_scores_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2PreTrainedModel
-
-    sizes = {"vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Gemma2Config(**sizes, **heads, query_pre_attn_scalar=8, attn_logit_softcapping=1e-3)
-    # Transformers 5.17 says that SDPA supports it; later releases do not.
-    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    model.save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    loaded = load(tmp_path, dtype="float32").model
-    assert torch.allclose(logits(loaded), logits(model), atol=1e-5)
-
-
 def test_end_tokens_are_gathered(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "chat", vocab_size=262, eos_token_id=5)
     tokenizer = byte_tokenizer(CHAT_TEMPLATE.replace("<|end|>", "<|im_end|>"))
