@@ -174,6 +174,15 @@ def _check_processor() -> Iterator[Checked]:
     yield noted("C compiler", found, "" if compiler else remedy)
 
 
+def _kernels_on(index: int) -> Checked:
+    from assay.model.triton_jit import fault_on
+
+    fault = fault_on(index)
+    remedy = "Triton, a C compiler and the headers of Python make training faster: install them"
+    found = f"slower tensor operations are used: {fault}" if fault else "Triton compiles and runs"
+    return noted(f"kernels on cuda:{index}", found, remedy if fault else "")
+
+
 def _products_on(device: str) -> Checked:
     """Measure the rate of matrix products in each type that a model can have."""
     from assay.model.rates import NOISE, rates_here
@@ -207,6 +216,7 @@ def _check_cuda() -> Iterator[Checked]:
         remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
         yield noted(f"cuda:{index}", found, remedy)
         yield _products_on(f"cuda:{index}")
+        yield _kernels_on(index)
 
 
 def _check_memory() -> Iterator[Checked]:

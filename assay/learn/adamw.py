@@ -73,7 +73,7 @@ class AdamW:
                 # Norms and biases are not decayed, as usual for transformers.
                 "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
             }
-            if adamw_kernel.takes(tensors):
+            if adamw_kernel.can_step(tensors):
                 adamw_kernel.step(tensors, self.num_steps[name], settings, scale)
                 continue
             key = noise_key(name, self.num_steps[name])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from assay.model.triton_jit import DTYPES, has_triton, kernel
+from assay.model.triton_jit import kernel, takes
 
 if TYPE_CHECKING:
     import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -73,12 +73,11 @@ def adamw_kernel(
         tl.store(parameter + place, weights, mask=inside)
 
 
-def takes(tensors: Mapping[str, Tensor]) -> bool:
+def can_step(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether the kernel can step a parameter: contiguous on CUDA, with float32 moments."""
-    parameter = tensors["parameter"]
-    wide = all(tensors[n].dtype == torch.float32 for n in ("gradient", "exp_avg", "exp_avg_sq"))
-    plain = all(one.is_contiguous() and one.device == parameter.device for one in tensors.values())
-    return parameter.is_cuda and parameter.dtype in DTYPES and wide and plain and has_triton()
+    wide = (tensors["gradient"], tensors["exp_avg"], tensors["exp_avg_sq"])
+    plain = all(one.is_contiguous() for one in tensors.values())
+    return plain and takes(tensors["parameter"]) and wide[0].dtype == torch.float32 and takes(*wide)
 
 
 def step(

@@ -39,7 +39,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if the library can add to the type of ``total``."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    elif total.dtype == torch.float32 and left.element_size() == 2:
+    elif torch.version.cuda and total.dtype == torch.float32 and left.element_size() == 2:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         total.add_(left @ right)

@@ -6,13 +6,15 @@ without it: the kernels are plain functions until they are launched.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Types of the tensors that kernels read and write. All arithmetic is in float32."""
@@ -41,7 +43,7 @@ class Kernel:
         """The function, which finds Triton's language under the name ``tl``."""
         import triton.language  # pyright: ignore[reportMissingImports]
 
-        inspect.unwrap(self.function).__globals__["tl"] = triton.language
+        self.function.__globals__["tl"] = triton.language
         return self.function
 
     def __call__(self, grid: int, *arguments: Tensor | float | None, **sizes: Any) -> None:
@@ -62,21 +64,35 @@ def kernel(*varying: str) -> Callable[[Callable[..., None]], Kernel]:
     return lambda function: Kernel(function, varying)
 
 
+LEAST_CAPABILITY = (8, 0)
+"""Older devices have no bfloat16."""
+
+
+@kernel()
+def probe_kernel(out, SIZE: tl.constexpr):
+    tl.store(out + tl.arange(0, SIZE), tl.arange(0, SIZE) + 1.0)
+
+
 @cache
-def has_triton() -> bool:
-    """Return whether Triton is installed."""
+def fault_on(device: int) -> str | None:
+    """Return why kernels do not compile or run on a CUDA device; None if they do."""
+    if torch.version.cuda is None:
+        return "PyTorch is not built for CUDA"
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return "the device is older than compute capability 8.0"
+    found = torch.zeros(4, device=f"cuda:{device}")
     try:
-        import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return False
-    return True
+        probe_kernel(1, found, SIZE=4)
+    except Exception as error:  # of Triton, which calls a C compiler
+        return str(error).strip().split("\n")[0]
+    return None if found.tolist() == [1.0, 2.0, 3.0, 4.0] else "a kernel writes wrong numbers"
 
 
 def takes(*tensors: Tensor) -> bool:
     """Return whether kernels can run on these tensors: on CUDA, of one type in `DTYPES`."""
     first = tensors[0]
     same = all((one.device, one.dtype) == (first.device, first.dtype) for one in tensors)
-    return same and first.is_cuda and first.dtype in DTYPES and has_triton()
+    return same and first.is_cuda and first.dtype in DTYPES and fault_on(first.device.index) is None
 
 
 def power_of_two(number: int) -> int:

@@ -328,10 +328,10 @@ def test_an_optimizer_step_is_that_of_tensor_operations(
     step = adamw_kernel.step
     monkeypatch.setattr(adamw_kernel, "step", lambda *given: (calls.append(1), step(*given)))
     if INTERPRETED:
-        monkeypatch.setattr(adamw_kernel, "takes", lambda _: True)
+        monkeypatch.setattr(adamw_kernel, "can_step", lambda _: True)
     found = adamw_states(device, dtype, shape)
     assert len(calls) == 4
-    monkeypatch.setattr(adamw_kernel, "takes", lambda _: False)
+    monkeypatch.setattr(adamw_kernel, "can_step", lambda _: False)
     wanted = adamw_states(device, dtype, shape)
     assert found.keys() == wanted.keys()
     for name in found.keys() - {"lower", "parameter"}:
@@ -419,6 +419,24 @@ def test_kernels_compile_for_devices_that_are_not_here() -> None:
 
 
 REAL = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.gpu
+def test_a_device_whose_kernels_do_not_compile_takes_tensor_operations(monkeypatch: Any) -> None:
+    model: Any = tiny_model(vocab_size=VOCAB, eos_token_id=None).to("cuda")
+    assert type(operations_of(Decoder.of(model))) is TritonOperations
+    assert triton_jit.fault_on(0) is None
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.\nSet CC")
+
+    monkeypatch.setattr(triton_jit, "probe_kernel", fail)
+    triton_jit.fault_on.cache_clear()
+    try:
+        assert triton_jit.fault_on(0) == "Failed to find C compiler."
+        assert type(operations_of(Decoder.of(model))) is Operations
+    finally:
+        triton_jit.fault_on.cache_clear()
 
 
 @pytest.mark.gpu
