@@ -34,6 +34,7 @@ from assay.generate.slots import Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
+from assay.model.transfer import on_device
 from assay.model.weights import Weights, fingerprint
 from assay.types import FinishReason, Floats, Group, Problem, Prompt
 
@@ -327,7 +328,7 @@ class Engine:
             logits_V = call.reader.read(group.prompt.tokens)
             siblings = [group.todo.popleft() for _ in range(min(len(free), len(group.todo)))]
             chosen, free = free[: len(siblings)], free[len(siblings) :]
-            index = torch.from_numpy(chosen).to(self._device)
+            index = on_device(chosen, self._device)
             forward.cache.place(index)
             call.fresh.append((index, logits_V))
             problem = group.problem
@@ -349,7 +350,7 @@ class Engine:
         idle = np.flatnonzero(~slots.active_S)[: num_rows - len(active)]
         kept = np.concatenate([active, idle])
         slots.keep(kept)
-        self._choice.forward.cache.keep_slots(torch.from_numpy(kept).to(self._device), len(active))
+        self._choice.forward.cache.keep_slots(on_device(kept, self._device), len(active))
 
     @torch.inference_mode()
     def _run(self, call: _Call) -> None:
@@ -358,21 +359,19 @@ class Engine:
         if not slots.going().any():
             return
         started = time.perf_counter()
-        uniforms_S = torch.from_numpy(uniforms(slots.keys_S, slots.draws()))
+        uniforms_S = uniforms(slots.keys_S, slots.draws())
+        # All inputs of a step in one copy.
+        inputs_3S = np.stack([slots.tokens_S, slots.positions(), uniforms_S.view(np.int64)])
+        tokens_S, positions_S, uniform_bits_S = on_device(inputs_3S, device)
         if call.num_decoding:
-            positions_S = slots.positions()
-            logits_SV = self._choice.forward.decode(
-                torch.from_numpy(slots.tokens_S).to(device),
-                torch.from_numpy(positions_S).to(device),
-                slots.extent(),
-            )
+            logits_SV = self._choice.forward.decode(tokens_S, positions_S, slots.extent())
         else:
             logits_V = call.fresh[0][1]
             logits_SV = logits_V.new_zeros(len(slots.tokens_S), len(logits_V))
         for index, logits_V in call.fresh:
             logits_SV[index] = logits_V
         call.fresh.clear()
-        sampled = sample(logits_SV, uniforms_S.to(device), call.sampling)
+        sampled = sample(logits_SV, uniform_bits_S.view(torch.float64), call.sampling)
         slots.record(_to_host(sampled))
         self.stats.num_steps += 1
         self.stats.rows += len(slots.group)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.model.transfer import on_device
 from assay.types import Tokens
 
 # Few-shot examples and system prompts, which prompts share, have a few hundred tokens. A product of
@@ -61,7 +62,7 @@ class PromptReader:
             if np.array_equal(last, tokens):
                 return logits_V
             known = num_known(tokens, last) if self._in_blocks else 0
-        tokens_L = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        tokens_L = on_device(tokens.astype(np.int64), self._device)
         logits_V = self._prefill(tokens_L, known)
         self._last = tokens, logits_V
         self.num_computed += len(tokens) - known

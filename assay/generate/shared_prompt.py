@@ -29,6 +29,7 @@ from assay.generate.kv_cache import (
     num_blocks_of,
     split_blocks,
 )
+from assay.model.transfer import on_device
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
@@ -138,7 +139,7 @@ class SharedPromptCache(KeyValues):
             if at is not None:
                 self._at[slot] = (row_numbers[at[0]], at[1])
                 self._rows[row_numbers[at[0]]].slots[at[1]] = slot
-        rows = torch.tensor(used, device=self._device)
+        rows = on_device(torch.tensor(used), self._device)
         self._own.keep_slots(slots, num_active)
         self._prompts = [
             (k.index_select(1, rows), v.index_select(1, rows)) for k, v in self._prompts
@@ -238,15 +239,17 @@ class SharedPromptCache(KeyValues):
         bias_NK = torch.zeros((len(self._rows), len(order_K)), dtype=self._dtype)
         bias_NK.masked_fill_(order_K >= length_N1, -math.inf)
         bias = blocked_bias(bias_NK, heads, PROMPT_BLOCK).contiguous()
+        slot_of_place, place_of_slot, bias = (
+            on_device(one, self._device) for one in (slot_NHB.view(-1), place_SH.view(-1), bias)
+        )
         if self._mapped != self.layout:
             self._mapped = self.layout
-            self._slot_of_place = slot_NHB.view(-1).to(self._device)
-            self._place_of_slot = place_SH.view(-1).to(self._device)
-            self._all_prompt_bias = bias.to(self._device)
+            self._slot_of_place, self._place_of_slot = slot_of_place, place_of_slot
+            self._all_prompt_bias = bias
         else:
             # Update in place, because a captured step reads this memory.
-            self._slot_of_place.copy_(slot_NHB.view(-1))
-            self._place_of_slot.copy_(place_SH.view(-1))
+            self._slot_of_place.copy_(slot_of_place)
+            self._place_of_slot.copy_(place_of_slot)
             self._all_prompt_bias.copy_(bias)
 
 

@@ -257,7 +257,8 @@ class CriticUpdate:
             found["critic/return_mean"] = returns_N.double().mean()
         if self._losses:
             found["critic/loss"] = torch.stack(self._losses).sum() / max(1, len(self._reports))
-            clipped_N = torch.cat(self._clipped)
+            clipped_N, counts_N = torch.cat(self._clipped, 1)
+            clipped_N = clipped_N[counts_N]
             if len(clipped_N):
                 found["critic/clip_fraction"] = clipped_N.double().mean()
         metrics = to_floats(found)
@@ -275,5 +276,5 @@ class CriticUpdate:
         old = (self.old_values_T[index_T], self.returns_T[index_T], weights_T)
         loss, clipped_T = value_loss(values_T, *old, self.algorithm.value_clip)
         self._losses.append(loss.detach())
-        self._clipped.append(clipped_T[weights_T > 0])
+        self._clipped.append(torch.stack([clipped_T, weights_T > 0]))
         return loss

@@ -151,7 +151,8 @@ class Optimizer:
         """
         learning_rate = self.learning_rate
         gradients = self._summed()
-        norm = nn.utils.get_total_norm(gradients.values())
+        # The norm is the only number that the host waits for.
+        norm = nn.utils.get_total_norm(gradients.values()).cpu()
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
         if not skipped:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.model.packing import Batch
+from assay.model.transfer import on_device
 
 
 def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
@@ -46,9 +47,9 @@ def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) 
 
 def tokens_of(batch: Batch, groups: Sequence[int]) -> Tensor:
     """Return the mask of tokens in these groups, [T] bool."""
-    chosen_P = torch.zeros(batch.num_groups, dtype=torch.bool, device=batch.device)
+    chosen_P = torch.zeros(batch.num_groups, dtype=torch.bool)
     chosen_P[groups] = True
-    return chosen_P[batch.group_R[batch.row_T]]
+    return on_device(chosen_P, batch.device)[batch.group_R[batch.row_T]]
 
 
 def groups_with(batch: Batch, mask_T: Tensor) -> set[int]:

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.model.layouts import ModelInputs, Rectangle, on_device
+from assay.model.layouts import ModelInputs, Rectangle
+from assay.model.transfer import on_device
 
 WIDTHS = (8, 256)
 """Widths of a head that the kernels accept: multiples of the first, up to the second."""

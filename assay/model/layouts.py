@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.model.transfer import on_device
+
 Layout = Literal["tree", "plain"]
 
 RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
@@ -253,13 +255,6 @@ def tree_inputs(
     offset_T, row_T = shape.offset_T, shape.row_T
     predict_T = np.where(offset_T == 0, first_R[row_T], second_R[row_T] + offset_T - 1)
     return ModelInputs(tuple(rectangles), on_device(predict_T, device))
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device. A GPU's queue of work is not waited for."""
-    # CUDA copies memory that is not pinned to a buffer of its own before the call returns, so that
-    # the array may be freed.
-    return torch.from_numpy(array).to(device, non_blocking=device.type == "cuda")
 
 
 def seen_by(

@@ -14,15 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.model.layouts import (
-    BatchShape,
-    Layout,
-    ModelInputs,
-    on_device,
-    plain_inputs,
-    tree_inputs,
-)
+from assay.model.layouts import BatchShape, Layout, ModelInputs, plain_inputs, tree_inputs
+from assay.model.transfer import on_device
 from assay.types import Completion, Group, Problem, Verdict
+
+STRUCTURE = ("tokens_T", "row_T", "group_R", "length_R")
+"""The tensors of a batch whose values `HostRows` holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostRows:
+    """The rows and tokens of a batch in host memory, from which index tensors are built.
+
+    row_T: the row of each token, as the batch has it. of: the batch's tensors of `STRUCTURE`.
+    Raises ValueError if they contradict each other.
+    """
+
+    shape: BatchShape
+    tokens_T: np.ndarray
+    row_T: np.ndarray
+    of: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        if not np.array_equal(self.row_T, self.shape.row_T):
+            raise ValueError("Batch.row_T contradicts length_R: tokens of a row must be neighbors")
+        group_R, num_groups = self.shape.group_R, len(self.shape.prompt_length_P)
+        risen = group_R[np.flatnonzero(np.diff(group_R, prepend=-1))]
+        if not np.array_equal(risen, np.arange(num_groups)):
+            raise ValueError(f"Batch.group_R must rise from 0 to {num_groups - 1} in steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +59,8 @@ class Batch:
     ``ref_logprobs_T`` a number is the log-probability of a span: its token and the NaN tokens
     directly before it (cross-tokenizer distillation). An infinite entry excludes the token from the
     teacher's term. ``kl_factor_R`` multiplies the KL to the reference of each completion; None: 1
-    for all. ``problems`` are those of the P prompts, if known.
+    for all. ``problems`` are those of the P prompts, if known. ``host`` holds rows and tokens in
+    host memory, so that no use of them waits for a GPU; None: they are read from the tensors.
 
     Raises ValueError if a tensor's size contradicts its suffix.
     """
@@ -67,6 +87,7 @@ class Batch:
     values_T: Tensor | None = None
     kl_factor_R: Tensor | None = None
     problems: tuple[Problem, ...] = ()
+    host: HostRows | None = None
 
     def __post_init__(self) -> None:
         sizes = {"T": len(self.tokens_T), "R": len(self.length_R)}
@@ -80,16 +101,22 @@ class Batch:
                 raise ValueError(
                     f"Batch.{name} is on {tensor.device}; tokens_T is on {self.device}"
                 )
-        rows = torch.arange(self.num_rows, device=self.device)
-        if not torch.equal(self.row_T, torch.repeat_interleave(rows, self.length_R)):
-            raise ValueError("Batch.row_T contradicts length_R: tokens of a row must be neighbors")
-        if not torch.equal(
-            torch.unique_consecutive(self.group_R),
-            torch.arange(self.num_groups, device=self.device),
-        ):
-            raise ValueError(f"Batch.group_R must rise from 0 to {self.num_groups - 1} in steps")
         if any(prompt.ndim != 1 or len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("Batch.prompts: every prompt needs at least one token")
+        # A batch that is made from another one by `replace` may have other rows than its source.
+        held = (None,) * len(STRUCTURE) if self.host is None else self.host.of
+        if any(one is not other for one, other in zip(held, self._structure, strict=True)):
+            object.__setattr__(self, "host", self._read_rows())
+
+    @property
+    def _structure(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, name) for name in STRUCTURE)
+
+    def _read_rows(self) -> HostRows:
+        tokens_T, row_T, group_R, length_R = (one.cpu().numpy() for one in self._structure)
+        prompt_length_P = np.array([len(prompt) for prompt in self.prompts], np.int64)
+        shape = BatchShape(prompt_length_P, group_R, length_R)
+        return HostRows(shape, tokens_T, row_T, self._structure)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for field in fields(self):
@@ -117,23 +144,18 @@ class Batch:
         """The device of all tensors except the prompts."""
         return self.tokens_T.device
 
-    @cached_property
+    @property
     def shape(self) -> BatchShape:
-        """Sizes and offsets as host arrays, from which index tensors are built."""
-        return BatchShape(
-            prompt_length_P=np.array([len(prompt) for prompt in self.prompts], np.int64),
-            group_R=self.group_R.cpu().numpy(),
-            length_R=self.length_R.cpu().numpy(),
-        )
-
-    @cached_property
-    def host_tokens(self) -> np.ndarray:
-        """``tokens_T`` as a host array."""
-        return self.tokens_T.cpu().numpy()
+        """Sizes and offsets in host memory."""
+        assert self.host is not None, "set at construction"
+        return self.host.shape
 
     def to(self, device: torch.device | str) -> Batch:
         """Move the batch to a device; the prompts stay on the CPU."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})
+        moved = {name: tensor.to(device) for name, tensor in self._tensors()}
+        assert self.host is not None, "set at construction"
+        host = replace(self.host, of=tuple(moved[name] for name in STRUCTURE))
+        return replace(self, **moved, host=host)
 
     def select_groups(self, groups: Sequence[int]) -> Batch:
         """Return the batch of these groups, in this order."""
@@ -169,25 +191,26 @@ class Batch:
             return MicroBatch(self, whole_T, torch.arange(self.num_rows, device=self.device))
         length_R = shape.length_R[rows_R]
         first_R = np.cumsum(length_R) - length_R
-        token_index = np.arange(length_R.sum()) + np.repeat(
-            shape.first_R[rows_R] - first_R, length_R
-        )
+        row_T = np.repeat(np.arange(len(rows_R)), length_R)
+        token_index = np.arange(len(row_T)) + (shape.first_R[rows_R] - first_R)[row_T]
         token_index_T = on_device(token_index, self.device)
         row_index_R = on_device(rows_R, self.device)
         part = {
             name: tensor[token_index_T if name.endswith("_T") else row_index_R]
             for name, tensor in self._tensors()
         }
-        part["row_T"] = on_device(np.repeat(np.arange(len(rows_R)), length_R), self.device)
-        part["group_R"] = on_device(block_R, self.device)
+        part |= {"row_T": on_device(row_T, self.device), "group_R": on_device(block_R, self.device)}
         of_blocks = [shape.group_R[block[0]] for block in blocks]
         prompts = tuple(self.prompts[group] for group in of_blocks)
         problems = tuple(self.problems[group] for group in of_blocks if self.problems)
-        whole = Batch(prompts=prompts, problems=problems, **part)
-        # Known here. Reading them back from a GPU would wait for all of its queued work.
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        vars(whole)["shape"] = BatchShape(lengths, block_R, length_R)
-        vars(whole)["host_tokens"] = self.host_tokens[token_index]
+        assert self.host is not None, "set at construction"
+        host = HostRows(
+            BatchShape(shape.prompt_length_P[of_blocks], block_R, length_R),
+            self.host.tokens_T[token_index],
+            row_T,
+            tuple(part[name] for name in STRUCTURE),
+        )
+        whole = Batch(prompts=prompts, problems=problems, host=host, **part)
         return MicroBatch(whole, token_index_T, row_index_R)
 
 
@@ -225,7 +248,8 @@ class MicroBatch:
 
     def _lay_out(self, build: Callable[..., ModelInputs]) -> ModelInputs:
         batch = self.batch
-        return build(batch.shape, batch.prompts, batch.host_tokens, batch.device)
+        assert batch.host is not None, "set at construction"
+        return build(batch.shape, batch.prompts, batch.host.tokens_T, batch.device)
 
 
 def pack(
@@ -274,9 +298,17 @@ def pack(
         arrays["turn_T"] = _concatenate(turns, np.int64)
     if any(verdict.step_scores for verdict in flat_verdicts):
         arrays |= _steps(flat_verdicts, first_R, length_R)
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    tensors = {name: on_device(array, device) for name, array in arrays.items()}
     prompts = tuple(torch.from_numpy(g.prompt.tokens.astype(np.int64)) for g in groups)
-    return Batch(prompts=prompts, problems=tuple(group.problem for group in groups), **tensors)
+    problems = tuple(group.problem for group in groups)
+    prompt_length_P = np.array([len(prompt) for prompt in prompts], np.int64)
+    host = HostRows(
+        BatchShape(prompt_length_P, arrays["group_R"], length_R),
+        arrays["tokens_T"],
+        row_T,
+        tuple(tensors[name] for name in STRUCTURE),
+    )
+    return Batch(prompts=prompts, problems=problems, host=host, **tensors)
 
 
 def _steps(

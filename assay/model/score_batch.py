@@ -17,6 +17,7 @@ from torch import Tensor
 
 from assay.model.layouts import Layout, ModelInputs, fill
 from assay.model.packing import Batch, MicroBatch, pack
+from assay.model.transfer import on_device
 from assay.types import Completion, Floats, Group, Problem, Prompt, Tokens, Verdict
 
 _LABELLED = Verdict.of_score(1.0, "label@1")
@@ -122,7 +123,7 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
         "labels_M": np.concatenate([text.labels for text in texts]).astype(np.float32),
         "margins_P": np.array([group.margin for group in groups], np.float32),
     }
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    tensors = {name: on_device(array, device) for name, array in arrays.items()}
     verdicts = [[_LABELLED] * len(group.completions) for group in packed]
     return ScoreBatch(pack(packed, verdicts, device), **tensors)
 

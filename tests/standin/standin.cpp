@@ -299,6 +299,11 @@ void run_on_aliases(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t num_arguments = schema.arguments().size();
   const size_t begin = stack->size() - num_arguments;
   if (waits(name, *stack, begin)) count("shape", name);
+  if (name.rfind("aten::index_put", 0) == 0 || name == "aten::_index_put_impl_") {
+    // CUDA moves a number that is assigned by index to the device first.
+    const IValue& number = (*stack)[begin + 2];
+    if (number.isTensor() && !is_ours(number.toTensor())) count("to_device", name);
+  }
   Aliases aliases;
   auto alias_of = [&](const Tensor& tensor, bool scalar_allowed) {
     if (!tensor.defined()) return tensor;
@@ -364,12 +369,10 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
 }
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
-  if (is_ours(from) && !is_ours(to)) count("to_host", "aten::copy_");
-  if (!is_ours(from) && is_ours(to)) {
-    count("to_device", "aten::copy_");
-    bool waits = non_blocking && from.dim() && !from.is_pinned(the_device().type());
-    if (waits) count("unpinned", "aten::copy_");
-  }
+  // CUDA queues a copy that need not be awaited, if the host's memory is pinned.
+  const Tensor& on_host = is_ours(from) ? to : from;
+  const bool queued = non_blocking && !is_ours(on_host) && on_host.is_pinned(kDevice);
+  if (is_ours(from) != is_ours(to)) count(queued ? "queued" : is_ours(to) ? "to_device" : "to_host", "aten::copy_");
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below;
   Tensor target = is_ours(to) ? aliases.of(to) : to;

@@ -32,8 +32,8 @@ from torch.utils import backend_registration
 
 NAME = "standin"
 SOURCE = Path(__file__).with_name("standin.cpp")
-SYNCHRONIZES = ("item", "shape", "synchronize", "to_host")
-"""The kinds of counts at which the host waits for the device."""
+WAITS = ("item", "shape", "synchronize", "to_device", "to_host")
+"""The kinds of counts at which the host waits for the device. The other one is ``queued``."""
 
 
 def compiler() -> str | None:
@@ -67,7 +67,7 @@ class Synchronizations:
     @property
     def total(self) -> int:
         """How often the host waited for the device."""
-        return sum(self.kinds[kind] for kind in SYNCHRONIZES)
+        return sum(self.kinds[kind] for kind in WAITS)
 
 
 @contextmanager

@@ -26,13 +26,15 @@ Found = dict[str, Any]
 
 
 @contextmanager
-def without_fast_paths() -> Iterator[None]:
-    """Take on every device the code of a device without C kernels, packed products and graphs."""
+def without_fast_paths(shared: bool = False) -> Iterator[None]:
+    """Take on every device the code of a device without C kernels, packed products and graphs.
+
+    shared: let siblings share their prompt's keys and values.
+    """
     ways = forward.ways_through
 
     def same_ways(model: Any, num_slots: int) -> Any:
-        plain = lambda: LeanForward(model)  # noqa: E731
-        return (plain, *ways(model, num_slots)[-5:])
+        return (lambda: LeanForward(model, shared=shared), *ways(model, num_slots)[-5:])
 
     with pytest.MonkeyPatch.context() as patch, sdpa_kernel(SDPBackend.MATH):
         patch.setattr(forward, "ways_through", same_ways)
