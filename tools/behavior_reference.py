@@ -12,9 +12,10 @@ from pathlib import Path
 from assay.evaluation.detector_errors import DetectorError, detector_errors
 from assay.run.intervals import Interval
 from assay.verify.behaviors.detectors import BEHAVIORS
+from assay.verify.behaviors.monitor import FINDINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "behaviors.md"
-TABLES = {"behaviors": ("behavior", BEHAVIORS)}
+TABLES = {"behaviors": ("behavior", BEHAVIORS), "trace_monitor": ("finding", FINDINGS)}
 
 
 def page() -> str:
@@ -22,10 +23,10 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for verifier, (key, names) in TABLES.items():
         mark = f"<!-- errors of {verifier}: written by tools/behavior_reference.py -->"
-        pattern = rf"(?<={re.escape(mark)}\n\n)(?:\|[^\n]*\n)*"
+        pattern = rf"(?<={re.escape(mark)}\n\n)(?:\|[^\n]*\n)*\n?"
         table = "".join(f"{line}\n" for line in table_of(verifier, key, names))
         assert mark in text, mark
-        text = re.sub(pattern, lambda _, table=table: table, text)
+        text = re.sub(pattern, lambda _, table=table: f"{table}\n", text)
     return text
 
 

@@ -86,6 +86,9 @@ def audit(
         str | None,
         typer.Option(metavar="VERIFIER", help="Verifier of the steps of passed completions."),
     ] = None,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Passed completions with a finding in the trace.")
+    ] = False,
     label: Annotated[
         bool, typer.Option("--label", help="Show the queue and enter labels.")
     ] = False,
@@ -115,8 +118,8 @@ def audit(
 
     if at and steps is None:
         raise UserError("assay run audit --at: found no --steps; accepted: with --steps VERIFIER")
-    if label and (second is not None or steps is not None):
-        raise UserError("assay run audit: give --second and --steps, or --label")
+    if label and (second is not None or steps is not None or monitor):
+        raise UserError("assay run audit: give --second, --steps and --monitor, or --label")
     if label:
         ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
         show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)
@@ -125,7 +128,12 @@ def audit(
     options = verifier_options(overrides, False)
     sizes = {"count": count, "among": among, "seed": seed}
     sizes |= {"at": at or [], "passes": passes, "below": below}
-    show(of_audit.audit(run, second, steps=steps, **sizes, options=options, **trust), as_json)
+    show(
+        of_audit.audit(
+            run, second, steps=steps, monitor=monitor, **sizes, options=options, **trust
+        ),
+        as_json,
+    )
 
 
 @run_commands.command()

@@ -26,14 +26,17 @@ from assay.report.loaded import load_run
 from assay.run.intervals import share_interval
 from assay.verify.selftest import labelled_row
 
+MONITOR = "trace_monitor"
 LABELS = ("passed", "failed", "unsure")
 QUEUE, LABELLED, LABELLED_STEPS = "queue.jsonl", "labelled.jsonl", "labelled_steps.jsonl"
 _NEEDED = {"id", "step", "kind", "prompt", "completion", "think", "spec", "verdicts", "extracted"}
+_REJECTED = "passed, and the second verifier rejects it"
 _WAYS = {
-    ("passed", "failed"): "passed, and the second verifier rejects it",
+    ("passed", "failed"): _REJECTED,
     ("failed", "passed"): "failed, and the second verifier accepts it",
 }
 _STEP_IS_WRONG = "passed, and a step of it is wrong"
+_FINDING = "passed, and the trace monitor has a finding"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def audit(
     second: str | None = None,
     *,
     steps: str | None = None,
+    monitor: bool = False,
     count: int = 50,
     among: int = 2000,
     seed: int = 0,
@@ -112,6 +116,7 @@ def audit(
     second: verifier expression; None: only read labels, without judging. count: at most this many
     new rows, half of each kind if possible. among: approximate number of completions to judge, from
     steps drawn at random. steps: a step verifier; passes with a wrong step are queued too, at most
+    ``count``. monitor: passes with a finding of the trace monitor are queued too, at most
     ``count``. at, passes, below: see `audit_steps`. seed: of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
@@ -126,8 +131,15 @@ def audit(
         found.update(row["kind"] for row in fresh)
         # Rows that are in the queue stay as they are, with their labels; a repeated audit only adds
         # rows.
-        known = {row["id"] for row in rows if row["kind"] != _STEP_IS_WRONG}
+        known = {row["id"] for row in rows if row["kind"] in _WAYS.values()}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
+    if monitor:
+        check_folder(folder / "audit", str(folder))
+        _, fresh = _disagreements(folder, MONITOR, _draw_steps(folder, among, seed), how)
+        known = {row["id"] for row in rows if row["kind"] == _FINDING}
+        fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
+        fresh = [row for row in fresh if row["id"] not in known]
+        rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
         check_folder(folder / "audit", str(folder))
         drawn = {"at": at, "passes": passes, "below": below, "seed": seed}

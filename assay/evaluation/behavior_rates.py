@@ -1,4 +1,4 @@
-"""How often completions show each behavior: over a run's steps, or in a file of rows.
+"""How often completions show each behavior and finding: over a run's steps, or in a file of rows.
 
 ``assay run behaviors RUN`` reads recorded completions, runs the detectors, and writes
 ``RUN/behaviors/``: the rates that the report draws, and what each completion shows.
@@ -28,8 +28,11 @@ from assay.run.rollout_log import RolloutLog, read_columns
 from assay.types import Completion, Status, ThinkFormat
 from assay.verify.base import resolve
 from assay.verify.behaviors.detectors import BEHAVIORS, find_behaviors
+from assay.verify.behaviors.monitor import FINDINGS, find_in_trace
 
 ALL, PASSED, FAILED = "all", "passed", "failed"
+NAMES = (*BEHAVIORS, *FINDINGS)
+"""All that is detected, in the order of the table."""
 # A fifth of the steps at the start and at the end are compared.
 _WINDOW = 0.2
 # Completions of a step. More steps than that allows are left out.
@@ -250,8 +253,10 @@ def _read_file(path: Path) -> Iterator[Read]:
 
 
 def _shown_by(completion: Completion) -> frozenset[str] | None:
-    found = find_behaviors(completion)
-    return found.behaviors if found.measured else None
+    found, findings = find_behaviors(completion), find_in_trace(completion)
+    if not found.measured or findings is None:
+        return None
+    return frozenset([*found.behaviors, *findings])
 
 
 def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
@@ -268,17 +273,18 @@ def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
         for side in (ALL, PASSED, FAILED)
         if _of_side(some, side)
     ]
-    verifier = resolve("behaviors")
-    errors = detector_errors("behaviors", "behavior")
+    verifiers = [resolve(name) for name in ("behaviors", "trace_monitor")]
+    errors = {**detector_errors("behaviors", "behavior")}
+    errors |= detector_errors("trace_monitor", "finding")
     return BehaviorRates(
         name=name,
         of=of,
         read=len(found),
         not_english=sum(one.shows is None for one in found),
-        detectors={verifier.label: verifier.hash},
+        detectors={verifier.label: verifier.hash for verifier in verifiers},
         columns=_columns(by_moment),
         steps=steps,
-        errors={name: errors[name] for name in BEHAVIORS},
+        errors={name: errors[name] for name in NAMES},
     )
 
 
@@ -318,7 +324,7 @@ def rates_of(found: Sequence[Read], side: str = ALL) -> Rates:
     sizes = [len([*group]) for _, group in groupby(some, key=lambda one: (one.step, one.group))]
     shares: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
-    for name in BEHAVIORS if some else ():
+    for name in NAMES if some else ():
         values = np.array([float(name in (one.shows or ())) for one in some])
         shares[name] = float(values.mean())
         error = clustered_stderr(values, sizes)

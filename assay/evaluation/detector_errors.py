@@ -12,8 +12,8 @@ from assay.run.intervals import Interval, share_interval
 from assay.verify.base import resolve
 from assay.verify.selftest import labelled_pair, labelled_rows
 
-REPHRASED = "rephrased"
-"""Kind of passages that avoid the usual words of a behavior."""
+LABELLED = {"trace_monitor": "failed"}
+"""Label of the rows that have what a verifier finds, if it is not ``passed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,25 @@ def _interval(share: float | None, count: int) -> Interval | None:
 def detector_errors(
     verifier: str, key: str, kinds: tuple[str, ...] | None = None
 ) -> Mapping[str, DetectorError]:
-    """Measure a verifier that detects one thing per labelled row, by the row's value of ``key``.
-
-    kinds: of labelled rows; None: all.
-    """
+    """Measure a detector on its shipped set; see `errors_on`. kinds: of rows; None: all."""
     rows = [row for row in labelled_rows(verifier) if kinds is None or row["kind"] in kinds]
-    return errors_on(verifier, key, rows)
+    return errors_on(verifier, key, rows, LABELLED.get(verifier, "passed"))
 
 
 def errors_on(
-    verifier: str, key: str, rows: Iterable[Mapping[str, Any]]
+    verifier: str, key: str, rows: Iterable[Mapping[str, Any]], labelled: str = "passed"
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on labelled rows. A row that it does not judge counts as not found."""
+    """Measure a detector on labelled rows. A row that it does not judge counts as not found.
+
+    Each row names what is to be found under ``key``; the detector's components have the same names.
+    labelled: the label of a row that has it.
+    """
     judge = resolve(verifier).judge
     counts: Counter[tuple[str, bool, bool]] = Counter()
     for row in rows:
         part = judge(*labelled_pair(verifier, row))
-        counts[row[key], part.accepted, row["expected"] == "passed"] += 1
+        found = part.components.get(row[key], 0.0) == 1.0
+        counts[row[key], found, row["expected"] == labelled] += 1
     names = sorted({name for name, _, _ in counts})
     return {
         name: DetectorError(

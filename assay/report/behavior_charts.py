@@ -16,11 +16,12 @@ TRAINING = "training"
 """Source of the completions that a run trained on. Other sources are kinds of evaluations."""
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
-_SIDES = {"passed": "passed", "failed": "failed"}
+_SIDES = ("passed", "failed")
+_MONITOR = ("exploit", "policy_violation", "disagreement")
 
 
 def behavior_charts(run: Path) -> list[Chart]:
-    """Return a chart for the passed and for the failed rollouts, if the run has rates of behaviors.
+    """Return charts of the passed and the failed rollouts, and of the trace monitor, if any.
 
     A damaged file gives no chart, because the report must not depend on it.
     """
@@ -28,22 +29,33 @@ def behavior_charts(run: Path) -> list[Chart]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         steps = json.loads((run / FOLDER / RATES).read_text(encoding="utf-8"))["steps"]
     charts: list[Chart] = []
-    for side, words in _SIDES.items():
+    for side in (*_SIDES, "all"):
         with suppress(KeyError, TypeError, ValueError):
             rows = [
                 row
                 for row in steps
                 if row["side"] == side and row["source"] == TRAINING and row["completions"]
             ]
-            if rows:
-                charts.append(_chart(rows, words))
+            if not rows:
+                continue
+            findings = [name for name in rows[0]["shares"] if name in _MONITOR]
+            if side == "all":
+                note = (
+                    "Share of the completions with each finding in the trace, with 95 % intervals."
+                )
+                chart = _chart(rows, findings, "Trace monitor", note)
+            else:
+                names = [name for name in rows[0]["shares"] if name not in _MONITOR]
+                note = f"Share of the {side} completions that show each, with 95 % intervals."
+                chart = _chart(rows, names, f"Behaviors, {side}", note)
+            charts += [chart] if chart.traces else []
     return charts
 
 
-def _chart(rows: Sequence[Mapping[str, Any]], words: str) -> Chart:
+def _chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, note: str) -> Chart:
     steps = [int(row["first_step"]) for row in rows]
     traces: list[dict[str, Any]] = []
-    for name, color in zip(rows[0]["shares"], _COLORS, strict=False):
+    for name, color in zip(names, _COLORS, strict=False):
         shares = [float(row["shares"][name]) for row in rows]
         if not any(shares):
             continue
@@ -67,5 +79,4 @@ def _chart(rows: Sequence[Mapping[str, Any]], words: str) -> Chart:
                 "hovertemplate": "%{y:.1%}",
             }
         )
-    note = f"Share of the {words} completions that show each, with 95 % intervals."
-    return Chart(f"Behaviors, {words}", note, share=True).with_traces(traces)
+    return Chart(title, note, share=True).with_traces(traces)

@@ -37,6 +37,7 @@ from assay.run.progress import Progress, SamplingWatch
 from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
 from assay.session.judging import open_service
+from assay.session.measures import refuse_measures
 from assay.session.mixture_check import PartCheck, check_parts
 from assay.session.reward_trial import try_rewards
 from assay.session.tag_check import TagWatch
@@ -286,13 +287,18 @@ def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return the check of training problems: the verifiers' own, plus one for step credit."""
-    if config.rl is None or choose_algorithm(config).credit != "steps":
-        return verifiers.check_problem
+    """Return the check of training problems: the verifiers' own, and those of a reward."""
+    options = config.verification.options
+    for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
+        refuse_measures(expression, options, "data.verifier")
+    by_steps = config.rl is not None and choose_algorithm(config).credit == "steps"
 
     def check(problem: Problem) -> None:
         verifiers.check_problem(problem)
-        if problem.verifier and (complaint := dropped_parts(problem.verifier)):
+        if not problem.verifier:
+            return
+        refuse_measures(problem.verifier, options, "verifier")
+        if by_steps and (complaint := dropped_parts(problem.verifier)):
             raise VerifierError(message("verifier", problem.verifier, *complaint))
 
     return check

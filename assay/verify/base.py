@@ -139,6 +139,8 @@ class Verifier:
     cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
     fallible: a detector with a measured error. Its labelled set measures the error, so a wrong
         verdict on it refuses no run.
+    measure_only: a measure that must not be a reward. A run refuses it with a weight other than 0,
+        unless its option ``as_reward`` is true.
     by_itself: the verifier takes verdicts, but judges each completion independently.
     modules, packages: modules and packages in the content hash besides the module of ``judge``. For
         a built-in verifier the hash always covers its whole package.
@@ -175,6 +177,7 @@ class Verifier:
     cached: bool = False
     by_itself: bool = False
     fallible: bool = False
+    measure_only: bool = False
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     extra: str | None = None

@@ -34,6 +34,7 @@ BUILT_IN = {
     "repetition": "assay.verify.style.repetition:REPETITION",
     "language": "assay.verify.style.language:LANGUAGE",
     "behaviors": "assay.verify.behaviors.verifier:BEHAVIORS_VERIFIER",
+    "trace_monitor": "assay.verify.behaviors.monitor:TRACE_MONITOR",
     "constant": "assay.verify.style.constant:CONSTANT",
     "kimi_length": "assay.verify.style.length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions.instructions:INSTRUCTIONS",

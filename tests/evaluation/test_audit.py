@@ -153,6 +153,18 @@ def test_the_steps_of_passes_are_judged_at_milestones(
     assert found.rows == 2
 
 
+def test_passes_with_a_finding_are_queued(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model writes no sentences, so another verifier has the findings."""
+    monkeypatch.setattr("assay.evaluation.audit.MONITOR", "texts:by_length")
+    passed = {id for id, status in expected(run).items() if status == "passed"}
+    result = audit(run, monitor=True, count=1000)
+    rows = read_queue(run)
+    assert passed and {row["id"] for row in rows} == passed and result.rows == len(passed)
+    assert {row["kind"] for row in rows} == {"passed, and the trace monitor has a finding"}
+    assert audit(run, monitor=True, count=1000).rows == len(passed), "no row twice"
+    assert audit(run, "texts:by_length", count=1000).rows == len(passed) + len(expected(run))
+
+
 def test_milestones_are_chosen_and_share_no_pass(run: Path) -> None:
     found = audit(run, steps="texts:every_step", at=[1, 3], passes=4, below=-1.0)
     assert found.steps is not None

@@ -7,13 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from train_worlds import REWARD, World
 
 from assay.cli.command import run_command
-from assay.errors import DataError, RunError
+from assay.errors import DataError, RunError, VerifierError
 from assay.evaluation.behavior_rates import BehaviorRates, behavior_rates
 from assay.evaluation.detector_errors import errors_on
 from assay.report.behavior_charts import behavior_charts
+from assay.report.loaded import load_run
 from assay.report.report import write_report
+from assay.training.api import train
 
 RUN = Path(__file__).parents[2] / "examples" / "gsm8k_cpu" / "run"
 CHECK = "So it is 4. Let me check: 4 - 2 = 2."
@@ -90,7 +93,8 @@ def test_the_report_draws_the_rates_and_ignores_damage(run: Path) -> None:
     assert behavior_charts(run) == []
     behavior_rates(run)
     charts = behavior_charts(run)
-    assert [chart.title for chart in charts] == ["Behaviors, passed", "Behaviors, failed"]
+    titles = [chart.title for chart in charts]
+    assert titles == ["Behaviors, passed", "Behaviors, failed", "Trace monitor"]
     assert {trace["name"] for chart in charts for trace in chart.traces} >= {"subgoals"}
     assert "Behaviors, failed" in write_report(run).read_text(encoding="utf-8")
     shown = (run / "behaviors" / "completions.jsonl").read_text(encoding="utf-8").splitlines()
@@ -106,6 +110,16 @@ def test_a_folder_that_is_no_run_and_a_run_without_completions_are_refused(run: 
     shutil.rmtree(run / "evaluations")
     with pytest.raises(RunError, match="holds no rollouts and no recorded evaluations"):
         behavior_rates(run)
+
+
+def test_a_run_refuses_the_monitor_as_reward_and_measures_with_it(world: World) -> None:
+    paid = world.tree(data={"verifier": f"{REWARD} + trace_monitor*0.1"})
+    with pytest.raises(VerifierError, match=r"data\.verifier: .* with weight 0"):
+        train(paid, quiet=True)
+    measured = world.tree(data={"verifier": f"{REWARD} + trace_monitor"}, rl={"steps": 1})
+    result = train(measured, quiet=True)
+    (row,) = load_run(result.run).metrics
+    assert row["reward/trace_monitor.exploit"] == 0.0
 
 
 def test_the_command_prints_json(
