@@ -36,7 +36,9 @@ def _group(name: str, task: str, help: str) -> typer.Typer:
 
 
 run_commands = _group(
-    "run", READ, "Runs: list, view, report, rollouts, behaviors, compare, replay, rollback, audit."
+    "run",
+    READ,
+    "Runs: list, view, report, rollouts, behaviors, calibration, compare, replay, rollback, audit.",
 )
 model_commands = _group("model", READ, "Check a template; export, merge, route.")
 verifier_commands = _group("verifier", JUDGE, "Verifiers: self-test, serve, drift.")

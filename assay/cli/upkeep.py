@@ -152,6 +152,21 @@ def behaviors(
     show(behavior_rates(run, among=among, seed=seed, say=how_far), as_json)
 
 
+@run_commands.command()
+def calibration(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    among: Annotated[
+        int, typer.Option(min=1, help="Approximate number of completions to read.")
+    ] = 5000,
+    seed: Annotated[int, typer.Option(help="Random seed of the draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare confidence with correctness, and measure diversity: pass@k, distinct answers."""
+    from assay.evaluation.answer_confidence import calibration as calibrate_run
+
+    show(calibrate_run(run, among=among, seed=seed), as_json)
+
+
 @app.command(rich_help_panel=BEGIN)
 def doctor(as_json: Json = False) -> None:
     """Check the machine and the installation."""

@@ -189,18 +189,20 @@ def _read_run(
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
         share = max(1, among // len(logs))
-        steps = _thinned(sizes, share)
+        steps = thinned_steps(sizes, share)
         total = sum(sizes[step] for step in steps)
         for step in steps:
             most = sizes[step] if total <= share else -(-share * sizes[step] // total)
-            rows = _drawn(read_columns(log.path(step), _COLUMNS) or [], most, f"{seed} {step}")
+            rows = drawn_groups(
+                read_columns(log.path(step), _COLUMNS) or [], most, f"{seed} {step}"
+            )
             found += [_read(source, step, row) for row in rows]
             if say is not None:
                 say(f"{source} step {step}: {len(found)} completions read")
     return of, found
 
 
-def _thinned(sizes: Mapping[int, int], among: int) -> list[int]:
+def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
     """Return steps at even distances, the first and the last included."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
@@ -211,7 +213,7 @@ def _thinned(sizes: Mapping[int, int], among: int) -> list[int]:
     return [steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)]
 
 
-def _drawn(rows: Sequence[dict[str, Any]], most: int, seed: str) -> list[dict[str, Any]]:
+def drawn_groups(rows: Sequence[dict[str, Any]], most: int, seed: str) -> list[dict[str, Any]]:
     """Return all rows, or whole groups drawn at random until they hold ``most`` rows."""
     if len(rows) <= most:
         return list(rows)

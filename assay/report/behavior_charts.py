@@ -12,6 +12,8 @@ from assay.report.charts import Chart
 
 FOLDER, RATES, COMPLETIONS = "behaviors", "rates.json", "completions.jsonl"
 """Files of ``assay run behaviors`` in a run's directory."""
+CALIBRATION = "calibration.json"
+"""File of ``assay run calibration`` in the same folder."""
 TRAINING = "training"
 """Source of the completions that a run trained on. Other sources are kinds of evaluations."""
 
@@ -80,3 +82,77 @@ def _chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, 
             }
         )
     return Chart(title, note, share=True).with_traces(traces)
+
+
+def calibration_charts(run: Path) -> list[Chart]:
+    """Return charts of ``assay run calibration``, if the run has its file: reliability, pass@k."""
+    charts: list[Chart] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((run / FOLDER / CALIBRATION).read_text(encoding="utf-8"))
+        charts = [_reliability(found["confidences"]), *_diversity(found["diversity"])]
+    return [chart for chart in charts if chart.traces]
+
+
+def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
+    exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
+    traces: list[dict[str, Any]] = []
+    for one, color in zip((c for c in confidences if c["when"] == "all"), _COLORS, strict=False):
+        counts, predicted, observed = zip(*one["reliability"], strict=True)
+        sizes = [round(4 + 14 * (count / max(counts)) ** 0.5, 2) for count in counts]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": str(one["name"]).replace("_", " "),
+                "x": [round(value, 5) for value in predicted],
+                "y": [round(value, 5) for value in observed],
+                "marker": {"size": sizes, "color": color},
+                "line": {"width": 2, "color": color},
+                "customdata": list(counts),
+                "hovertemplate": "%{y:.1%} of %{customdata:,d} were right",
+            }
+        )
+    line = {"width": 1, "dash": "dot", "color": "other"}
+    note = "Confidence of completions against the share that was right; larger marks hold more."
+    axis = {"range": [0, 1], "tickformat": ".0%"}
+    layout = {
+        "xaxis": {"title": {"text": "confidence"}, **axis},
+        "yaxis": {"title": {"text": "right"}, **axis},
+    }
+    traces = [{**exact, "name": "exact", "line": line}, *traces] if traces else []
+    return Chart("Reliability of the answers", note, traces=traces, layout=layout)
+
+
+def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    steps = [int(row["step"]) for row in rows]
+    ks = sorted({int(k) for row in rows for k in row["pass_at"]})
+    shown = [k for k in ks if all(str(k) in row["pass_at"] for row in rows)]
+    passes = [
+        _line(f"pass@{k}", steps, [row["pass_at"][str(k)] for row in rows], color)
+        for k, color in zip(shown, _COLORS, strict=False)
+    ]
+    kinds = {"answers": "distinct answers", "solutions": "distinct solutions"}
+    counts = [
+        _line(name, steps, [row[key] for row in rows], color)
+        for (key, name), color in zip(kinds.items(), _COLORS, strict=False)
+    ]
+    note = "Chance that one of k siblings passes. If only pass@1 rises, the model sharpens."
+    more = "Mean number in a group. A solution is the sequence of numbers in a text."
+    return [
+        Chart("pass@k", note, share=True).with_traces(passes),
+        Chart("Diversity", more, unit="in a group").with_traces(counts),
+    ]
+
+
+def _line(
+    name: str, steps: Sequence[int], values: Sequence[float | None], color: str
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(steps) < 3 else "lines",
+        "name": name,
+        "x": list(steps),
+        "y": [None if value is None else round(value, 5) for value in values],
+        "line": {"width": 2, "color": color},
+        "hovertemplate": "%{y:.4~g}",
+    }

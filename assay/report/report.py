@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from assay.config import TrainConfig, dump
 from assay.data.verified import UNKNOWN_ORIGIN, verified_words
 from assay.host.files import disk_full_as, write_atomic
-from assay.report.behavior_charts import behavior_charts
+from assay.report.behavior_charts import behavior_charts, calibration_charts
 from assay.report.charts import Chart, make_charts
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.rollout_pages import reader_html, safe
@@ -47,7 +47,8 @@ def render(summary: LoadedRun) -> str:
     """Render the report as HTML. The content policy allows only its own scripts, by hash."""
     from plotly.offline import get_plotlyjs
 
-    charts = [*make_charts(summary), *behavior_charts(summary.folder)]
+    extra = [*behavior_charts(summary.folder), *calibration_charts(summary.folder)]
+    charts = [*make_charts(summary), *extra]
     library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
     script = template("report.js")
     data = json.dumps(

@@ -74,6 +74,7 @@ def rollout_metrics(
     flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
     completions = [completion for group in groups for completion in group.completions]
     metrics |= {**_group_metrics(verdicts), **_verdict_metrics(flat), **_prompt_metrics(groups)}
+    metrics |= _diversity_metrics(groups, verdicts)
     if completions:
         metrics |= _length_metrics(completions)
         metrics["text/repeated"] = float(np.mean([repeated(one.tokens) for one in completions]))
@@ -149,6 +150,29 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
     if spreads:
         metrics["group/reward_std"] = float(np.mean(spreads))
     return metrics
+
+
+def _diversity_metrics(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+) -> dict[str, float]:
+    """Return how much the siblings of a group differ, as means over groups of two or more.
+
+    distinct_texts: share of distinct texts. distinct_answers: number of distinct extracted answers;
+    all that passed count as one, because the verifier accepts them as equal.
+    """
+    texts, answers = list[float](), list[int]()
+    for group, judged in zip(groups, verdicts, strict=True):
+        if len(group.completions) < 2:
+            continue
+        texts.append(len({one.text for one in group.completions}) / len(group.completions))
+        said = {
+            True if one.correct else one.extracted
+            for one in judged
+            if one.correct or (one.judged and (one.extracted or "").strip())
+        }
+        answers += [len(said)] if said else []
+    found = {"group/distinct_texts": float(np.mean(texts))} if texts else {}
+    return found | ({"group/distinct_answers": float(np.mean(answers))} if answers else {})
 
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -67,6 +67,8 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
     ("entropy", {"entropy/mean": [0.1]}, {"entropy/mean": [0.3]}, {"min_entropy": 0.2}),
     ("entropy_collapse", {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.5] * 11},
      {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.97] * 11}, {}),
+    ("mode_collapse", {"group/distinct_texts": [0.9] * 6 + [0.2] * 5, "verdict/passed": [0.5] * 11},
+     {"group/distinct_texts": [0.9] * 6 + [0.2] * 5, "verdict/passed": [0.97] * 11}, {}),
     ("entropy_lost",
      {"entropy/mean": [1.0] * 50 + [0.4] * 50, "verdict/passed": [0.3, 0.2] * 50, "reward/mean": [0.3, 0.2] * 50},
      {"entropy/mean": [1.0] * 50 + [0.4] * 50, "verdict/passed": [0.3, 0.2] * 50, "reward/mean": [0.3] * 50 + [0.6] * 50}, {}),
