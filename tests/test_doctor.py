@@ -9,6 +9,7 @@ import pytest
 
 from assay import doctor
 from assay.errors import WorkerDied
+from assay.model import triton_jit
 
 
 def by_name(findings: list[doctor.Checked]) -> dict[str, doctor.Checked]:
@@ -44,6 +45,14 @@ def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.status == "note" and "install" in finding.remedy
     monkeypatch.setattr(doctor, "c_compiler", lambda: ("/usr/bin/cc", "cc 12.2"))
     assert by_name(list(doctor._check_processor()))["C compiler"].found == "cc 12.2"
+
+
+def test_kernels_that_do_not_compile_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_jit, "fault_on", lambda _: "Failed to find C compiler.")
+    finding = doctor._kernels_on(0)
+    assert finding.status == "note" and "Failed to find C compiler." in finding.found
+    monkeypatch.setattr(triton_jit, "fault_on", lambda _: None)
+    assert doctor._kernels_on(0).status == "ok"
 
 
 @pytest.mark.parametrize(
