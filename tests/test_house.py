@@ -402,6 +402,24 @@ def eager_imports(tree: ast.Module) -> Iterator[str]:
 # names.
 SENT = {"standard_names", "stand_ins", "test_process"}
 
+# Modules of Triton kernels, which themselves are imported inside functions only.
+KERNELS = {"assay/generate/triton_decode.py", "assay/generate/fused.py"}
+
+
+def test_modules_of_kernels_are_imported_where_they_are_used() -> None:
+    modules = {module_of(ROOT / name) for name in KERNELS}
+    for name in set(named(python_files("assay"))) - KERNELS:
+        tree = tree_of(ROOT / name)
+        inner = {
+            id(node)
+            for function in statements(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in statements(function)
+        }
+        eager = ast.Module([n for n in statements(tree) if id(n) not in inner], [])
+        imports = [n for n in eager.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        assert not imported_modules(ast.Module(list(imports), []), modules), name
+
 
 def test_only_core_dependencies_are_imported_at_load() -> None:
     distributions = packages_distributions()
@@ -411,6 +429,8 @@ def test_only_core_dependencies_are_imported_at_load() -> None:
         known = {"assay", "__future__"}
         if name in {f"assay/verify/programs/{each}.py" for each in SENT}:
             known |= SENT
+        if name in KERNELS:
+            known |= {"triton"}
         for package in set(eager_imports(tree_of(ROOT / name))) - known:
             owners = {canonicalize_name(owner) for owner in distributions.get(package, [])}
             if package not in sys.stdlib_module_names and not owners & core:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,8 @@ class _Step:
 class CapturedForward(LeanForward):
     """The lean decoder with one captured graph per (rows, extent in blocks).
 
-    capture: captures a step; returns the replay function and the output tensor.
+    A step's logits are valid until the next step, which overwrites them. capture: captures a step;
+    returns the replay function and the output tensor.
     """
 
     name = "captured"
@@ -71,13 +73,67 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        # The next replay overwrites this tensor.
-        return step.logits_SV.clone()
+        # A copy for each step would take longer than many of its kernels.
+        return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
         plain = super().decode
         replay, logits_SV = self._capture(lambda: plain(tokens_S, positions_S, extent))
         return _Step(tokens_S, positions_S, replay, logits_SV)
+
+
+class CapturedSampling:
+    """Sampling as a captured graph, for logits that each step writes to the same memory.
+
+    draw: returns sampled values for logits and uniforms. The first call for a tensor is not
+    captured, because a step without a graph samples only once from its logits.
+    """
+
+    def __init__(
+        self, draw: Callable[[Tensor, Tensor], Tensor], capture: Capture | None = None
+    ) -> None:
+        self._draw = draw
+        self._capture = capture or capture_graph
+        self._last_address = 0
+        # Logits, whose memory the graph reads; uniforms; the replay function; the result.
+        self._graph: tuple[Tensor, Tensor, Callable[[], None], Tensor] | None = None
+
+    def __call__(self, logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
+        """Sample; the next call overwrites the result."""
+        seen, self._last_address = self._last_address == logits_SV.data_ptr(), logits_SV.data_ptr()
+        graph = self._graph
+        if graph is None or graph[0].data_ptr() != logits_SV.data_ptr():
+            if not seen:
+                return self._draw(logits_SV, uniforms_S)
+            steady_S = uniforms_S.clone()
+            captured = self._capture(lambda: self._draw(logits_SV, steady_S))
+            graph = self._graph = (logits_SV, steady_S, *captured)
+        graph[1].copy_(uniforms_S)
+        graph[2]()
+        return graph[3]
+
+
+class Captures:
+    """Captures functions that have run before, into graphs that share the memory of temporaries.
+
+    The graphs must be replayed one after the other. Their results stay separate. capture: replaces
+    the capture, as in `CapturedForward`.
+    """
+
+    def __init__(self, capture: Capture | None = None) -> None:
+        self._capture = capture
+        self._pool: Any = None
+
+    def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        if self._capture is not None:
+            return self._capture(step)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return _recorded(step, self._pool)
+
+    def forget(self) -> None:
+        """Use other memory for further graphs. The old memory is freed with the last graph."""
+        self._pool = None
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
@@ -89,7 +145,11 @@ def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tenso
     with torch.cuda.stream(aside):
         step()
     torch.cuda.current_stream().wait_stream(aside)
+    return _recorded(step)
+
+
+def _recorded(step: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor]:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         result = step()
     return graph.replay, result

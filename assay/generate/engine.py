@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +22,16 @@ from torch import Tensor, nn
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import OutOfMemory
 from assay.generate.base import CompletionLog, TurnController
+from assay.generate.captured import CapturedForward
 from assay.generate.controllers import TurnControllers
+from assay.generate.drawing import Draw, draw_on
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.prompt_reading import PromptReader
-from assay.generate.sampler import completion_key, sample, uniforms
+from assay.generate.sampler import completion_key, uniforms
 from assay.generate.slots import Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
@@ -87,6 +89,8 @@ class _Call:
     policy_version: int
     controllers: TurnControllers
     reader: PromptReader
+    # Samples from logits with uniforms: tokens, behavior and model log-probabilities.
+    draw: Draw
     # New slots of this step; their first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
@@ -96,7 +100,8 @@ class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
     Memory is allocated when generation starts. Keys and values are freed at the end of the call.
-    Packed copies of the linear maps (CPU) are shared by calls and freed at `sleep`.
+    Packed copies of the linear maps (CPU) are shared by calls and freed at `sleep`. Stacked copies
+    (CUDA) are made in each call and freed at `sleep`.
 
     exact: the engine reads the learner's own parameters with a verified decoder. ``render``
     converts a problem to a prompt. A completion depends, to the bit, only on the weights, the seed,
@@ -245,10 +250,14 @@ class Engine:
         self.settings = self.settings.model_copy(update={"threads": threads})
         return found if threads == torch.get_num_threads() else choice()
 
-    def _threads(self) -> AbstractContextManager[None]:
-        """Set the chosen number of decoding threads inside the context."""
-        there = torch.get_num_threads()
-        return on_threads(min(self.settings.threads or there, there))
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Set the chosen number of decoding threads, and the model's device, inside the context."""
+        there, on_cuda = torch.get_num_threads(), self._device.type == "cuda"
+        # Graphs and Triton kernels run on the current device, whatever the device of the tensors.
+        device = torch.cuda.device(self._device) if on_cuda else nullcontext()
+        with on_threads(min(self.settings.threads or there, there)), device:
+            yield
 
     def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
         if (self._dtype, self._device) != _kind_of(self._model):
@@ -280,6 +289,7 @@ class Engine:
             policy_version=self.policy_version,
             controllers=TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
             reader=PromptReader(forward.prefill, forward.reads_in_blocks, self._device),
+            draw=draw_on(self._device, sampling, isinstance(forward, CapturedForward)),
         )
 
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
@@ -328,9 +338,8 @@ class Engine:
             logits_V = call.reader.read(group.prompt.tokens)
             siblings = [group.todo.popleft() for _ in range(min(len(free), len(group.todo)))]
             chosen, free = free[: len(siblings)], free[len(siblings) :]
-            index = on_device(chosen, self._device)
-            forward.cache.place(index)
-            call.fresh.append((index, logits_V))
+            forward.cache.place(torch.from_numpy(chosen))
+            call.fresh.append((on_device(chosen, self._device), logits_V))
             problem = group.problem
             for slot, sibling in zip(chosen, siblings, strict=True):
                 number = group.first_sibling + sibling
@@ -371,8 +380,7 @@ class Engine:
         for index, logits_V in call.fresh:
             logits_SV[index] = logits_V
         call.fresh.clear()
-        sampled = sample(logits_SV, uniform_bits_S.view(torch.float64), call.sampling)
-        slots.record(_to_host(sampled))
+        slots.record(call.draw(logits_SV, uniform_bits_S.view(torch.float64)))
         self.stats.num_steps += 1
         self.stats.rows += len(slots.group)
         self.stats.tokens += int(slots.going().sum())
@@ -466,11 +474,3 @@ class Engine:
 def _kind_of(model: nn.Module) -> tuple[torch.dtype, torch.device]:
     parameter = next(model.parameters())
     return parameter.dtype, parameter.device
-
-
-def _to_host(sampled: tuple[Tensor, Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Copy tokens and log-probabilities to the host, in one transfer from a device."""
-    if sampled[0].device.type != "cpu":
-        packed = torch.stack([tensor.double() for tensor in sampled]).cpu()
-        return packed[0].numpy(), packed[1].numpy(), packed[2].numpy()
-    return sampled[0].numpy(), sampled[1].numpy(), sampled[2].numpy()

@@ -90,7 +90,7 @@ class Forward(Protocol):
         ...
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token per slot and return the next logits [S, V]."""
+        """Feed one token per slot and return the next logits [S, V], valid until the next step."""
         ...
 
 
@@ -334,6 +334,8 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
     fast: list[Callable[[], Forward]] = []
     if kind == "cpu":
         fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
+    else:
+        fast.append(lambda: _fused(model))
     for sharing in (True, False) if shared else (False,):
         if kind == "cuda":
             fast.append(lambda sharing=sharing: CapturedForward(model, sharing))
@@ -350,6 +352,13 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         lambda: ModuleForward(model, by_blocks=False, in_blocks=False),
         lambda: OwnCacheForward(model),
     )
+
+
+def _fused(model: nn.Module) -> Forward:
+    # Triton comes with CUDA builds of torch only.
+    from assay.generate.fused import FusedForward
+
+    return FusedForward(model)
 
 
 def shares_prompts(model: nn.Module, num_slots: int) -> bool:
@@ -423,7 +432,7 @@ def _through_cache(
             torch.full_like(tokens_L[:1], position).repeat(num_rows),
         )
         near = Extent(position + 1, num_prompt, position + 1 - num_prompt)
-        logits_SV = forward.decode(*step, near)
+        logits_SV = forward.decode(*step, near).clone()
         same_bits &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
         if beyond:
             same_bits &= torch.equal(logits_SV, forward.decode(*step, far))

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from assay.model.transfer import on_device
+
 BLOCK = 64
 
 # Keys and values by layer, [1, H, L, D].
@@ -97,7 +99,7 @@ class KeyValues:
         raise NotImplementedError
 
     def place(self, slots: Tensor) -> None:
-        """Assign the current prompt to ``slots``."""
+        """Assign the current prompt to ``slots``, numbers on the host or on the cache's device."""
         raise NotImplementedError
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
@@ -194,6 +196,8 @@ class SlotCache(KeyValues, Cache):
         self._num_read = num_read
 
     def place(self, slots: Tensor) -> None:
+        if slots.device != self._order.device:
+            slots = on_device(slots, self._order.device)
         for layer, prompt in self.prompt.items():
             for store, (tensor,) in zip(self._layers[layer], prompt, strict=True):
                 heads, length, width = tensor.shape

@@ -66,8 +66,11 @@ class LeanForward:
             return
         # Free the old copies first, so that the two never exist together.
         self._products = None
-        self._products = Products.of(self._decoder, num_rows if self._packed else 0)
+        self._products = self._new_products(num_rows)
         self._weights = weights
+
+    def _new_products(self, num_rows: int) -> Products:
+        return Products.of(self._decoder, num_rows if self._packed else 0)
 
     def end_call(self) -> None:
         self.cache.release()

@@ -1,17 +1,21 @@
-"""The linear maps of a decoding step: live parameters, or packed copies.
+"""The linear maps of a decoding step: live parameters, or packed or stacked copies.
 
 Adapters of live maps and of narrow types are computed separately. In packed float32 maps they are
 merged. On a CPU a step multiplies a few rows with every weight, and the library reorders the
 weight's memory for each product. Packing the weights once per generation (query, key and value as
 one map, gate and up as another) avoids this. Packed copies are as large as the weights and do not
 see updates, so they are reused only while the weights are unchanged.
+
+On a GPU the maps with the same input are stacked once per generation, which halves the number of
+products of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +26,7 @@ from assay.model.family import Adapter, Decoder, Layer, NotLean
 
 # Weight and bias.
 Map = tuple[Tensor, Tensor | None]
+_Make: TypeAlias = "Callable[[Sequence[Map], Sequence[Adapter | None]], Product]"
 
 
 class Live:
@@ -66,14 +71,40 @@ class Packed:
         return found
 
 
+class Stacked:
+    """Maps with the same input, stacked to one weight: one product instead of several.
+
+    adapters: computed separately.
+    """
+
+    def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None]) -> None:
+        self._weight = torch.cat([weight.detach() for weight, _ in maps])
+        self._bias = _joined_bias(maps)
+        self._sizes = [len(weight) for weight, _ in maps]
+        self._adapters = tuple(adapters)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Apply every map to rows [n, D] and concatenate the outputs."""
+        found = F.linear(rows, self._weight, self._bias)
+        if any(self._adapters):
+            parts = found.split(self._sizes, -1)
+            for part, adapter in zip(parts, self._adapters, strict=True):
+                if adapter is not None:
+                    adapter.add(part, rows)
+        return found
+
+
+Product: TypeAlias = Live | Packed | Stacked
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProducts:
     """The maps of one layer; maps with the same input are combined."""
 
-    query_key_value: Live | Packed
-    output: Live | Packed
-    gate_up: Live | Packed
-    down: Live | Packed
+    query_key_value: Product
+    output: Product
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +112,7 @@ class Products:
     """The maps of a whole model."""
 
     layers: tuple[LayerProducts, ...]
-    head: Live | Packed
+    head: Product
 
     @classmethod
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
@@ -89,11 +120,20 @@ class Products:
         cannot be packed."""
         if packed_for:
             packed_mib(decoder)
+        return cls._by(decoder, partial(_product, packed_for=packed_for))
 
-        def product(layer: Layer, *names: str) -> Live | Packed:
+    @classmethod
+    def stacked(cls, decoder: Decoder) -> Products:
+        """Return stacked copies of maps with the same input, and the live other maps. Raises
+        NotLean if the copies are too large."""
+        stacked_mib(decoder)
+        return cls._by(decoder, _stacked_product)
+
+    @classmethod
+    def _by(cls, decoder: Decoder, make: _Make) -> Products:
+        def product(layer: Layer, *names: str) -> Product:
             maps: list[Map] = [getattr(layer, name) for name in names]
-            adapters = [layer.adapters.get(name) for name in names]
-            return _product(maps, adapters, packed_for)
+            return make(maps, [layer.adapters.get(name) for name in names])
 
         return cls(
             layers=tuple(
@@ -105,13 +145,15 @@ class Products:
                 )
                 for layer in decoder.layers
             ),
-            head=_product([decoder.head], [None], packed_for),
+            head=make([decoder.head], [None]),
         )
 
 
-def _product(
-    maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for: int
-) -> Live | Packed:
+def _stacked_product(maps: Sequence[Map], adapters: Sequence[Adapter | None]) -> Product:
+    return Live(maps, adapters) if len(maps) == 1 else Stacked(maps, adapters)
+
+
+def _product(maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for: int) -> Product:
     if not packed_for:
         return Live(maps, adapters)
     if maps[0][0].element_size() < torch.float32.itemsize:
@@ -145,6 +187,20 @@ def packed_mib(decoder: Decoder) -> float:
     size = sum(weight.numel() * weight.element_size() for weight, _ in _maps(decoder)) / 2**20
     if size > default_kv_mib(decoder.embedding.device):
         raise NotLean(f"packed products would take {size:.0f} MiB, over a quarter of all memory")
+    return size
+
+
+def stacked_mib(decoder: Decoder) -> float:
+    """Return the size of stacked copies of maps with the same input in MiB. Raises NotLean if they
+    are too large."""
+    together = [
+        one
+        for layer in decoder.layers
+        for one in (layer.query, layer.key, layer.value, layer.gate, layer.up)
+    ]
+    size = sum(weight.numel() * weight.element_size() for weight, _ in together) / 2**20
+    if size > default_kv_mib(decoder.embedding.device):
+        raise NotLean(f"stacked products would take {size:.0f} MiB, over a quarter of all memory")
     return size
 
 

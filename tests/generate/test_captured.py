@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import forward as forward_module
-from assay.generate.captured import CapturedForward, capture_graph
+from assay.generate.captured import CapturedForward, CapturedSampling, capture_graph
 from assay.generate.engine import Engine
-from assay.generate.kv_cache import BLOCK, Extent, SlotCache
+from assay.generate.kv_cache import BLOCK, SlotCache
 from assay.generate.lean import LeanForward
+from assay.generate.sampler import sample
 from assay.generate.shared_prompt import SharedPromptCache
 from assay.testing import tiny_model
 
@@ -149,19 +150,21 @@ def test_weights_updated_in_place_are_seen_by_a_captured_step(recorder: Recorder
     at_the_first_group(engine, look)
 
 
-def test_a_steps_logits_outlive_the_next_step(recorder: Recorder) -> None:
-    engine = engine_of()
+def test_captured_sampling_draws_what_plain_sampling_draws() -> None:
+    """From logits that move to other memory, and are overwritten in the same memory."""
+    recorder, calls = Recorder(), 0
 
-    def look() -> None:
-        step = engine._choice.forward.decode
-        positions, extent = torch.full((8,), 20), Extent(21, 19, 21)
-        with torch.inference_mode():
-            first = step(torch.arange(8), positions, extent)
-            kept = first.clone()
-            step(torch.arange(8) + 40, positions, extent)
-        assert torch.equal(first, kept)
+    def draw(logits_SV: torch.Tensor, uniforms_S: torch.Tensor) -> torch.Tensor:
+        sampled = sample(logits_SV, uniforms_S, SamplingConfig(temperature=0.7))
+        return torch.stack([one.double() for one in sampled])
 
-    at_the_first_group(engine, look)
+    captured = CapturedSampling(draw, recorder)
+    for logits_SV in (torch.zeros(4, 300), torch.zeros(4, 300)):
+        for _ in range(4):
+            logits_SV.normal_()
+            uniforms_S, calls = torch.rand(4, dtype=torch.float64), calls + 1
+            assert torch.equal(captured(logits_SV, uniforms_S), draw(logits_SV, uniforms_S))
+    assert recorder.num_captures == 2 and recorder.num_replays == calls - 2
 
 
 def test_weights_that_were_replaced_are_captured_again(recorder: Recorder) -> None:

@@ -1,0 +1,39 @@
+"""Sampling in a decoding step, with one copy of the results to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.config import SamplingConfig
+from assay.generate.captured import CapturedSampling
+from assay.generate.sampler import sample
+
+Draw: TypeAlias = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Function of logits and uniforms that returns tokens, behavior and model log-probabilities."""
+
+
+def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Draw:
+    """Return the function that samples and copies the result to the host.
+
+    steady: each step writes its logits to the same memory, so that sampling can be captured.
+    """
+    if device.type == "cpu":
+        return lambda logits_SV, uniforms_S: _arrays(sample(logits_SV, uniforms_S, sampling))
+
+    def draw(logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
+        sampled = sample(logits_SV, uniforms_S, sampling)
+        return torch.stack([tensor.double() for tensor in sampled])
+
+    # Truncation reads values on the host, which a graph cannot do.
+    steps = CapturedSampling(draw) if steady and not sampling.truncates else draw
+    return lambda logits_SV, uniforms_S: _arrays(steps(logits_SV, uniforms_S).cpu().unbind())
+
+
+def _arrays(values: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    tokens, behavior, model = (one.numpy() for one in values)
+    return tokens, behavior, model

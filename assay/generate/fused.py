@@ -1,0 +1,183 @@
+"""The decoder for CUDA: fused kernels around the matrix products, in captured graphs.
+
+A layer of a step is four matrix products and six kernels (see `triton_decode`). Prompts are read at
+lengths padded to multiples of `PADDED`, and the second prompt of a padded length is captured as
+well. A prompt's bits depend on its own padded length only, because no token attends to the padding
+behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.generate import triton_decode as kernels
+from assay.generate.captured import Capture, CapturedForward, Captures
+from assay.generate.fused_cache import FusedCache
+from assay.generate.kv_cache import Extent
+from assay.generate.lean import Attend, Norm
+from assay.generate.products import Products
+from assay.generate.triton_decode import PADDED, SPLIT, Heads, Rows
+from assay.model.family import Decoder, Layer, NotLean
+
+# Prompts of more tokens are read without a graph: launching their kernels takes less time than
+# running them, and their graphs would hold much memory.
+LONGEST_CAPTURED = 2048
+# Captured lengths of prompts; the least recently used one is dropped.
+MAX_PROMPT_GRAPHS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class _PromptGraph:
+    """A captured prompt: input tensors, replay function, and the tensors that it writes."""
+
+    tokens_L: Tensor
+    last_1: Tensor
+    replay: Callable[[], None]
+    prompt: Tensor
+    logits_V: Tensor
+
+
+class FusedForward(CapturedForward):
+    """Decoding with the parameters of a Llama-like model, in Triton kernels and captured graphs.
+
+    capture: as in `CapturedForward`.
+    """
+
+    name = "fused"
+    cache: FusedCache
+
+    def __init__(self, model: nn.Module, capture: Capture | None = None) -> None:
+        super().__init__(model, capture=capture)
+        self._heads = [_heads_of(self._decoder, layer) for layer in self._decoder.layers]
+        if len({(one.num_keys, one.queries_per_key) for one in self._heads}) != 1:
+            raise NotLean("layers with different numbers of heads")
+        if self._decoder.width % 2:
+            raise NotLean(f"heads of {self._decoder.width} numbers")
+        sizes = (len(self._heads), self._heads[0].num_keys, self._decoder.width)
+        like = self._decoder.layers[0].key[0].detach()
+        self.cache = FusedCache(sizes, like, SPLIT, PADDED)
+        self._prompt_captures = Captures(capture)
+        self._prompts: OrderedDict[int, _PromptGraph] = OrderedDict()
+        self._prompts_of = 0
+        # Prompts read so far, by padded length.
+        self._num_read: Counter[int] = Counter()
+
+    @property
+    def reads_in_blocks(self) -> bool:
+        """Whether prompts are read in blocks: a block would take as long as a prompt."""
+        return False
+
+    def refresh(self, num_rows: int) -> None:
+        """Drop all graphs, read the live model again, and stack its linear maps."""
+        self._drop_prompts()
+        super().refresh(num_rows)
+        self._heads = [_heads_of(self._decoder, layer) for layer in self._decoder.layers]
+
+    def _new_products(self, num_rows: int) -> Products:
+        return Products.stacked(self._decoder)
+
+    def release(self) -> None:
+        self._drop_prompts()
+        super().release()
+
+    def reach(self, extent: Extent) -> None:
+        """Extend the rotary tables to the cache's capacity at once, so that they do not move."""
+        held = self.cache.prompt_capacity + self.cache.capacity
+        super().reach(Extent(max(extent.total, held), 0, 0))
+
+    def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
+        length = len(tokens_L)
+        padded = self.cache.padded(length)
+        self.reach(Extent(padded, 0, 0))
+        self.cache.begin_prompt()
+        if self._prompts_of != self._cos_KD.data_ptr():
+            self._drop_prompts()
+            self._prompts_of = self._cos_KD.data_ptr()
+        self._num_read[padded] += 1
+        if padded > LONGEST_CAPTURED or self._num_read[padded] < 2:
+            last_1 = torch.full_like(tokens_L[:1], length - 1)
+            prompt = self.cache.new_prompt(length)
+            logits_V = self._read(F.pad(tokens_L, (0, padded - length)), last_1, prompt)
+        else:
+            graph = self._graph_of(padded, tokens_L)
+            graph.tokens_L[:length].copy_(tokens_L)
+            graph.last_1.fill_(length - 1)
+            graph.replay()
+            # The next replay overwrites these tensors.
+            prompt, logits_V = graph.prompt.clone(), graph.logits_V.clone()
+        self.cache.keep_prompt(prompt, length)
+        return logits_V
+
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
+        self.cache.upload()
+        return super().decode(tokens_S, positions_S, extent)
+
+    def _graph_of(self, padded: int, like_L: Tensor) -> _PromptGraph:
+        """Return the graph of prompts of a padded length, which is captured if there is none."""
+        graph = self._prompts.pop(padded, None)
+        if graph is None:
+            if len(self._prompts) >= MAX_PROMPT_GRAPHS:
+                self._prompts.popitem(last=False)
+            tokens_L, last_1 = like_L.new_zeros(padded), like_L.new_zeros(1)
+            prompt = self.cache.new_prompt(padded)
+            replay, logits_V = self._prompt_captures(lambda: self._read(tokens_L, last_1, prompt))
+            graph = _PromptGraph(tokens_L, last_1, replay, prompt, logits_V)
+        self._prompts[padded] = graph
+        return graph
+
+    def _drop_prompts(self) -> None:
+        self._prompts.clear()
+        self._prompt_captures.forget()
+
+    def _read(self, tokens_L: Tensor, last_1: Tensor, prompt: Tensor) -> Tensor:
+        """Compute a padded prompt's keys and values, and the logits [V] of token ``last_1``."""
+        positions_L = torch.arange(len(tokens_L), device=tokens_L.device)
+        rotary, scale = (self._cos_KD, self._sin_KD), self._decoder.scale
+
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            heads, (keys, values) = self._heads[index], prompt[index]
+            kernels.rotate(heads, fused, rotary, (keys, values), positions_L)
+            query = fused.view(len(fused), -1, heads.width)[:, : heads.num_queries].transpose(0, 1)
+            attended = F.scaled_dot_product_attention(
+                query[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
+            )
+            return attended[0].transpose(0, 1).reshape(len(fused), -1)
+
+        hidden, added = self._through_layers(tokens_L, attend)
+        return self._logits(hidden.index_select(0, last_1), added.index_select(0, last_1))[0]
+
+    def _step_attention(self, positions_S: Tensor) -> Attend:
+        """Return the attention function of a step: one token per slot attends to the slot's
+        tokens."""
+        cache, rotary, scale = self.cache, (self._cos_KD, self._sin_KD), self._decoder.scale
+        rows = Rows(positions_S, cache.table_2S[0], cache.table_2S[1], *cache.num_parts())
+
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            heads, stores = self._heads[index], cache.stores[index]
+            kernels.rotate(heads, fused, rotary, stores, positions_S, rows.lengths_S)
+            return kernels.attend(heads, index, fused, stores, rows, scale)
+
+        return attend
+
+    def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
+        """Add ``added`` to ``hidden`` in place and return the norm of the sum."""
+        return kernels.add_norm(hidden, added, norm)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up for rows that hold gate and up, concatenated."""
+        return kernels.gated(gate_up)
+
+
+def _heads_of(decoder: Decoder, layer: Layer) -> Heads:
+    width = decoder.width
+    num_keys = len(layer.key[0]) // width
+    norms = None
+    if layer.query_norm and layer.key_norm:
+        norms = (layer.query_norm, layer.key_norm)
+    return Heads(num_keys, len(layer.query[0]) // len(layer.key[0]), width, norms)
