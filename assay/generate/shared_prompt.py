@@ -125,6 +125,8 @@ class SharedPromptCache(KeyValues):
             place = self._rows[row].slots.index(None)
             self._rows[row].slots[place] = slot
             self._at[slot] = (row, place)
+        if slots.device != self._prompt_length_S.device:
+            slots = on_device(slots, self._device)
         self._prompt_length_S[slots] = self.prompt[0][0].shape[2]
         self._map()
 
