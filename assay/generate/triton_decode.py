@@ -406,6 +406,8 @@ def rotate(
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
+        # Fused, a product would not be rounded before its sum, as the learner's and the modules' is.
+        enable_fp_fusion=False,
     )
 
 

@@ -211,7 +211,8 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -
     rotate_kernel(
         *(-(-rows // at_once), heads, cos.contiguous(), signed_sin.contiguous(), rows, count),
         *(heads.stride(0), heads.stride(1), -1.0 if back else 1.0),
-        **{"HALF": half, "PADDED": padded, "ROWS": at_once},
+        # Fused, the product would not be rounded before the sum, as the engine's and the modules' is.
+        **{"HALF": half, "PADDED": padded, "ROWS": at_once, "enable_fp_fusion": False},
     )
 
 

@@ -220,10 +220,15 @@ def test_a_stale_replay_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "differ from a plain pass" in engine._choice.reasons[0]
 
 
+def no_triton(model: Any) -> Any:
+    raise ImportError("No module named 'triton'")
+
+
 @pytest.mark.gpu
 def test_captured_steps_on_a_device_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for shared in (True, False):
         monkeypatch.setattr(forward_module, "SHARED_FROM_MIB", 0 if shared else 64)
+        monkeypatch.setattr(forward_module, "_fused", no_triton)
         model = tiny_model().to("cuda")
         engine = engine_of(model, eos_ids=EARLY)
         assert engine.path == "captured", engine._choice.reasons
