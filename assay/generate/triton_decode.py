@@ -406,7 +406,7 @@ def rotate(
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
-        # Fused, a product would not be rounded before its sum, as the learner's and the modules' is.
+        # Fused, a product would not be rounded before its sum, as it is in the learner.
         enable_fp_fusion=False,
     )
 

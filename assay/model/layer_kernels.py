@@ -211,7 +211,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -
     rotate_kernel(
         *(-(-rows // at_once), heads, cos.contiguous(), signed_sin.contiguous(), rows, count),
         *(heads.stride(0), heads.stride(1), -1.0 if back else 1.0),
-        # Fused, the product would not be rounded before the sum, as the engine's and the modules' is.
+        # Fused, a product would not be rounded before its sum, as it is in the modules.
         **{"HALF": half, "PADDED": padded, "ROWS": at_once, "enable_fp_fusion": False},
     )
 
