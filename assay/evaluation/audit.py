@@ -12,7 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
@@ -45,7 +45,8 @@ class AuditResult:
 
     judged: completions that the second verifier judged in this call. found: number of
     disagreements, by kind. waiting: rows without a label. right: for each kind, how often each
-    verifier agrees with the labels. steps: the last audit of the steps of passes, if any.
+    verifier agrees with the labels. steps: the last audit of the steps of passes, if any. findings:
+    passes with a finding of the trace monitor, if this call asked for them.
     """
 
     run: str
@@ -59,6 +60,7 @@ class AuditResult:
     unsure: int = 0
     right: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Any])
     steps: StepAudit | None = None
+    findings: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -70,6 +72,8 @@ class AuditResult:
         if self.second is not None:
             lines.append(f"{self.run}: {self.judged} completions judged again by {self.second}")
             lines += [f"  {way}: {count}" for way, count in self.found.items()]
+        if self.findings is not None:
+            lines.append(f"{self.run}: {self.findings} passes with a finding of the trace monitor")
         lines += [] if self.steps is None else self.steps.lines()
         lines.append(
             f"{self.queue}: {self.rows} rows, {self.rows - self.waiting} with a label"
@@ -124,7 +128,7 @@ def audit(
     folder = Path(run)
     config_of(folder)
     rows = read_queue(folder)
-    judged, found = 0, Counter[str]()
+    judged, found, findings = 0, Counter[str](), None
     if second is not None:
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
@@ -138,6 +142,7 @@ def audit(
         _, fresh = _disagreements(folder, MONITOR, _draw_steps(folder, among, seed), how)
         known = {row["id"] for row in rows if row["kind"] == _FINDING}
         fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
+        findings = len(fresh)
         fresh = [row for row in fresh if row["id"] not in known]
         rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
@@ -149,7 +154,7 @@ def audit(
         rows += random.Random(f"{seed} wrong steps").sample(fresh, min(count, len(fresh)))
     if rows:
         write_queue(folder, rows)
-    return _standing(folder, rows, second, judged, found)
+    return replace(_standing(folder, rows, second, judged, found), findings=findings)
 
 
 def label(

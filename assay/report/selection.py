@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from assay.report.rollout_index import RolloutIndex, pc
+from assay.report.shown_behaviors import shown_behaviors
 from assay.types import Status
 
 Order = Literal["newest", "worst", "best", "longest", "shortest", "flipped"]
@@ -27,6 +28,7 @@ class Selection:
     group: kind of the rollout's group. problem: id of the problem. text: in the prompt or the
     completion, ignoring case. truncated: ended at the length limit. injected: contains tokens
     that the policy did not sample. conflict: parts of the verdict differ by `CONFLICT` or more.
+    shows: a behavior or finding that ``assay run behaviors`` found in it.
 
     order: ``worst`` and ``best`` keep judged rollouts only. ``flipped`` keeps two rollouts of each
     problem whose pass rate changed between its first and last draw, one of each draw, the largest
@@ -43,11 +45,14 @@ class Selection:
     truncated: bool = False
     injected: bool = False
     conflict: bool = False
+    shows: str | None = None
 
     def places(self, index: RolloutIndex) -> np.ndarray:
         """Return the positions of the selected rollouts in the index's table, in order."""
         table = index.table
         places = np.flatnonzero(self._mask(table))
+        if self.shows is not None and len(places):
+            places = places[self._showing(index, places)]
         if self.text and len(places):
             found = index.contains(self.text)
             # Another thread may have refreshed the index since.
@@ -57,6 +62,14 @@ class Selection:
         if self.order == "flipped":
             return flipped(table, places)
         return _ordered(table, places, self.order)
+
+    def _showing(self, index: RolloutIndex, places: np.ndarray) -> np.ndarray:
+        """Return which rollouts show a behavior, among those that the detectors have read."""
+        shown = shown_behaviors(index.folder.parent)
+        steps = index.table.column("step").take(pa.array(places)).to_pylist()
+        ids = index.table.column("completion_id").take(pa.array(places)).to_pylist()
+        found = [self.shows in shown.get(key, ()) for key in zip(steps, ids, strict=True)]
+        return np.array(found, np.bool_)
 
     def _mask(self, table: pa.Table) -> np.ndarray:
         mask = np.ones(len(table), np.bool_)
@@ -139,6 +152,7 @@ def selection_of(asked: Mapping[str, str]) -> Selection:
         "truncated": bool,
         "injected": bool,
         "conflict": bool,
+        "shows": str,
     }
     found: dict[str, Any] = {
         name: convert(asked[name]) for name, convert in read.items() if asked.get(name)

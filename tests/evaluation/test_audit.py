@@ -159,7 +159,11 @@ def test_passes_with_a_finding_are_queued(run: Path, monkeypatch: pytest.MonkeyP
     passed = {id for id, status in expected(run).items() if status == "passed"}
     result = audit(run, monitor=True, count=1000)
     rows = read_queue(run)
-    assert passed and {row["id"] for row in rows} == passed and result.rows == len(passed)
+    assert (
+        passed
+        and {row["id"] for row in rows} == passed
+        and result.rows == result.findings == len(passed)
+    )
     assert {row["kind"] for row in rows} == {"passed, and the trace monitor has a finding"}
     assert audit(run, monitor=True, count=1000).rows == len(passed), "no row twice"
     assert audit(run, "texts:by_length", count=1000).rows == len(passed) + len(expected(run))

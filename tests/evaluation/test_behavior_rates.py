@@ -16,6 +16,8 @@ from assay.evaluation.detector_errors import errors_on
 from assay.report.behavior_charts import behavior_charts
 from assay.report.loaded import load_run
 from assay.report.report import write_report
+from assay.report.rollout_index import RolloutIndex
+from assay.report.selection import selection_of
 from assay.training.api import train
 
 RUN = Path(__file__).parents[2] / "examples" / "gsm8k_cpu" / "run"
@@ -101,6 +103,19 @@ def test_the_report_draws_the_rates_and_ignores_damage(run: Path) -> None:
     assert all(json.loads(line)["shows"] for line in shown)
     (run / "behaviors" / "rates.json").write_text('{"steps": [{"side": "passed"}]}')
     assert behavior_charts(run) == []
+
+
+def test_rollouts_are_filtered_by_what_they_show(run: Path) -> None:
+    index = RolloutIndex(run / "rollouts")
+    index.refresh()
+    asked = selection_of({"shows": "disagreement", "step": "40"})
+    assert len(asked.places(index)) == 0, "no detector has read the run"
+    behavior_rates(run)
+    rows = index.rows(asked.places(index).tolist(), ["text", "completion_id", "step"])
+    assert len(rows) == 3 and all(row and row["step"] == 40 for row in rows)
+    damaged = run / "behaviors" / "completions.jsonl"
+    damaged.write_text(damaged.read_text() + '{"source": "training"}\n[1]\nno json\n')
+    assert len(asked.places(index)) == 3
 
 
 def test_a_folder_that_is_no_run_and_a_run_without_completions_are_refused(run: Path) -> None:

@@ -126,6 +126,22 @@ def test_problems_of_which_many_completions_are_not_judged_are_counted() -> None
     assert metrics_of([lost, lost, *[right] * 7])["group/often_not_judged"] == 0.0, "2 of 9"
 
 
+def test_siblings_that_differ_are_counted() -> None:
+    def said(text: str, verdict: Verdict, extracted: str | None) -> tuple[Completion, Verdict]:
+        return Completion.from_text(text), replace(verdict, extracted=extracted)
+
+    group = [
+        said("2", judge(1.0), "2"),
+        said("2.0", judge(1.0), "2.0"),
+        said("3", judge(0.0), "3"),
+        said("3", judge(0.0), "3"),
+        said("", judge(0.0), None),
+    ]
+    metrics = metrics_of(group, [said("5", judge(0.0), "5")])
+    assert metrics["group/distinct_texts"] == 0.8, "a group of one says nothing"
+    assert metrics["group/distinct_answers"] == 2.0, "answers that passed are equal"
+
+
 def test_nothing_judged_leaves_rates_out_and_never_says_zero() -> None:
     metrics = metrics_of([rollout(2, TIMEOUT), rollout(2, ERROR)])
     assert not [key for key in metrics if key.startswith(("reward/", "family/"))]
@@ -133,6 +149,7 @@ def test_nothing_judged_leaves_rates_out_and_never_says_zero() -> None:
         "group/not_judged",
         "group/often_not_judged",
         "group/size",
+        "group/distinct_texts",
     }
     assert metrics["group/not_judged"] == metrics["group/often_not_judged"] == 1.0
     assert "verdict/passed" not in metrics and metrics["verdict/not_judged_share"] == 1.0

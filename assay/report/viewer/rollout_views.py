@@ -11,6 +11,7 @@ import pyarrow as pa
 from assay.report.rollout_index import RolloutIndex
 from assay.report.rollout_pages import safe
 from assay.report.selection import CONFLICT, Selection
+from assay.report.shown_behaviors import shown_behaviors
 from assay.report.viewer.opened import OpenedRun
 from assay.report.viewer.page import SYMBOLS, Links, badge, notices, number, select
 
@@ -45,7 +46,7 @@ _SWITCHES = {
 def asked_of(selection: Selection) -> dict[str, Any]:
     """Return the parameters of a URL that give this selection."""
     usual = Selection()
-    names = ("order", "status", "group", "step", "problem", "tag", "text", *_SWITCHES)
+    names = ("order", "status", "group", "step", "problem", "tag", "text", "shows", *_SWITCHES)
     return {
         name: value for name in names if (value := getattr(selection, name)) != getattr(usual, name)
     }
@@ -109,12 +110,15 @@ def _filters_html(run: OpenedRun, selection: Selection) -> str:
             ("step", "step", ' inputmode="numeric"'),
         )
     )
+    names = sorted({name for shown in shown_behaviors(run.folder).values() for name in shown})
+    behaviors = {"": "any behavior"} | {name: name.replace("_", " ") for name in names}
+    shows = select("shows", "Behavior", behaviors, asked.get("shows", "")) if names else ""
     return (
         '<form class="filters" role="search" data-swap="results">'
         f'<input type="hidden" name="run" value="{safe(run.key)}">{fields}'
         f"{select('status', 'Verdict', _STATUSES, asked.get('status', ''))}"
         f"{select('group', 'Group', _GROUPS, asked.get('group', ''))}"
-        f"{select('order', 'Order', _ORDERS, asked.get('order', 'newest'))}{switches}"
+        f"{shows}{select('order', 'Order', _ORDERS, asked.get('order', 'newest'))}{switches}"
         f'<noscript><button type="submit">apply</button></noscript></form>'
         f'<p class="note small">Parts are in conflict if two of them differ by {CONFLICT} or more.'
         "</p>"
