@@ -44,7 +44,10 @@ class CapturedForward(LeanForward):
     ) -> None:
         super().__init__(model, shared=shared)
         self._capture = capture or capture_graph
+        self._capture_again = capture or _recorded
         self._steps: dict[tuple[int, Extent], _Step] = {}
+        # Shapes of captured steps in all generations. A further capture needs no run before it.
+        self._known: set[tuple[int, Extent]] = set()
         self._memory: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
@@ -77,8 +80,10 @@ class CapturedForward(LeanForward):
         return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
-        plain = super().decode
-        replay, logits_SV = self._capture(lambda: plain(tokens_S, positions_S, extent))
+        plain, key = super().decode, (len(tokens_S), extent)
+        capture = self._capture_again if key in self._known else self._capture
+        replay, logits_SV = capture(lambda: plain(tokens_S, positions_S, extent))
+        self._known.add(key)
         return _Step(tokens_S, positions_S, replay, logits_SV)
 
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from assay.errors import ModelError, message
 from assay.generate.captured import CapturedForward
 from assay.generate.compiled import CompiledForward
+from assay.generate.fused_cache import has_triton
 from assay.generate.kv_cache import (
     BLOCK,
     Extent,
@@ -334,7 +335,7 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
     fast: list[Callable[[], Forward]] = []
     if kind == "cpu":
         fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
-    else:
+    elif kind == "cuda" and has_triton():
         fast.append(lambda: _fused(model))
     for sharing in (True, False) if shared else (False,):
         if kind == "cuda":
@@ -355,7 +356,6 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
 
 
 def _fused(model: nn.Module) -> Forward:
-    # Triton comes with CUDA builds of torch only.
     from assay.generate.fused import FusedForward
 
     return FusedForward(model)

@@ -55,13 +55,9 @@ class FusedForward(CapturedForward):
     def __init__(self, model: nn.Module, capture: Capture | None = None) -> None:
         super().__init__(model, capture=capture)
         self._heads = [_heads_of(self._decoder, layer) for layer in self._decoder.layers]
-        if len({(one.num_keys, one.queries_per_key) for one in self._heads}) != 1:
-            raise NotLean("layers with different numbers of heads")
         if self._decoder.width % 2:
             raise NotLean(f"heads of {self._decoder.width} numbers")
-        sizes = (len(self._heads), self._heads[0].num_keys, self._decoder.width)
-        like = self._decoder.layers[0].key[0].detach()
-        self.cache = FusedCache(sizes, like, SPLIT, PADDED)
+        self.cache = FusedCache.of(self._decoder, SPLIT, PADDED)
         self._prompt_captures = Captures(capture)
         self._prompts: OrderedDict[int, _PromptGraph] = OrderedDict()
         self._prompts_of = 0

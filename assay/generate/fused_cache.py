@@ -7,11 +7,13 @@ prompt therefore copies nothing, siblings share one copy, and captured steps sta
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from assay.generate.kv_cache import Extent, KeyValues, Room
+from assay.generate.kv_cache import BLOCK, Extent, KeyValues, Room
+from assay.model.family import Decoder, NotLean
 
 # Steps of up to this many parts of prompts, and of own tokens, have the same shape: programs beyond
 # a slot's tokens return at once, and a further shape would need a further captured step.
@@ -27,7 +29,9 @@ class FusedCache(KeyValues):
     split: tokens of one part of an attention sum. padding: lengths are multiples of it.
     """
 
-    def __init__(self, sizes: tuple[int, int, int], like: Tensor, split: int, padding: int) -> None:
+    def __init__(
+        self, sizes: tuple[int, int, int], like: Tensor, split: int = BLOCK, padding: int = BLOCK
+    ) -> None:
         super().__init__()
         self.num_layers, self.heads, self.width = sizes
         self.stores: list[tuple[Tensor, Tensor]] = []
@@ -44,6 +48,16 @@ class FusedCache(KeyValues):
         self._table_2S = torch.zeros(2, 0, dtype=torch.int64)
         self.table_2S = self._table_2S
         self._changed = False
+
+    @classmethod
+    def of(cls, decoder: Decoder, split: int = BLOCK, padding: int = BLOCK) -> FusedCache:
+        """Return a cache for a model. Raises NotLean if its layers have different heads."""
+        heads = {(len(layer.query[0]), len(layer.key[0])) for layer in decoder.layers}
+        if len(heads) != 1:
+            raise NotLean("layers with different numbers of heads")
+        num_keys = len(decoder.layers[0].key[0]) // decoder.width
+        like = decoder.layers[0].key[0].detach()
+        return cls((len(decoder.layers), num_keys, decoder.width), like, split, padding)
 
     @property
     def bytes_per_token(self) -> int:
@@ -134,3 +148,8 @@ class FusedCache(KeyValues):
         while tokens < length:
             tokens *= GROWTH
         return tokens
+
+
+def has_triton() -> bool:
+    """Return whether Triton is installed, as it is with CUDA builds of torch."""
+    return find_spec("triton") is not None

@@ -80,11 +80,11 @@ def _sample(
     logits_RV: Tensor, uniforms_R: Tensor, sampling: SamplingConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
     if sampling.temperature == 1.0 and not sampling.truncates:
-        probs_RV = logits_RV.float().softmax(-1)
+        probs_RV = logits_RV.softmax(-1, dtype=torch.float32)
         tokens_R = invert_cdf(probs_RV, uniforms_R)
         logprobs_R = _pick(probs_RV, tokens_R).log()
         return tokens_R, logprobs_R, logprobs_R
-    model_RV = logits_RV.float().log_softmax(-1)
+    model_RV = logits_RV.log_softmax(-1, dtype=torch.float32)
     if sampling.temperature == 0:
         tokens_R = model_RV.argmax(-1)
         return tokens_R, torch.zeros_like(model_RV[:, 0]), _pick(model_RV, tokens_R)
@@ -126,8 +126,10 @@ def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     """
     num_rows, num_tokens = probs_SV.shape
     num_sections = -(-num_tokens // SECTION)
-    sections = F.pad(probs_SV, (0, num_sections * SECTION - num_tokens))
-    sections = sections.view(num_rows, num_sections, SECTION)
+    # Padding copies the tensor, also if nothing is added.
+    added = num_sections * SECTION - num_tokens
+    sections = F.pad(probs_SV, (0, added)) if added else probs_SV
+    sections = sections.reshape(num_rows, num_sections, SECTION)
     mass = sections.sum(-1).double()
     edges = mass.cumsum(-1)
     target_S1 = uniforms_S[:, None] * edges[:, -1:]

@@ -20,9 +20,10 @@ import torch
 from assay.config import TrainConfig
 from assay.generate.compiled import CompiledForward
 from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, shares_prompts
+from assay.generate.fused_cache import FusedCache, has_triton
 from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
 from assay.generate.memory import default_kv_mib, num_that_fit
-from assay.generate.products import packed_mib
+from assay.generate.products import packed_mib, stacked_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model import triton_jit
 from assay.model.activations import saved_bytes
@@ -349,6 +350,8 @@ def _generation_parts(
 def _empty_cache(model: Any, slots: int) -> KeyValues:
     """Return the cache that the engine will choose, with a prompt's shapes but no memory."""
     try:
+        if next(model.parameters()).device.type == "cuda" and has_triton():
+            return FusedCache.of(Decoder.of(model))
         return CompiledForward(model).cache
     except NotLean:
         pass
@@ -375,9 +378,12 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
 
 
 def _packed_bytes(model: Any) -> float:
-    """Return the bytes of packed linear weights, if the engine packs them."""
+    """Return the bytes of packed or stacked linear weights, if the engine copies them."""
     try:
-        return packed_mib(Decoder.of(model)) * MIB
+        decoder = Decoder.of(model)
+        if decoder.embedding.device.type == "cuda" and has_triton():
+            return stacked_mib(decoder) * MIB
+        return packed_mib(decoder) * MIB
     except NotLean:
         return 0.0
 

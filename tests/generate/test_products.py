@@ -11,8 +11,8 @@ from assay.config import SamplingConfig
 from assay.generate import products as products_module
 from assay.generate.forward import choose_forward
 from assay.generate.lean import LeanForward
-from assay.generate.products import Live, Packed, Products, can_pack
-from assay.model.family import Adapter, NotLean
+from assay.generate.products import Live, Packed, Products, Stacked, can_pack, stacked_mib
+from assay.model.family import Adapter, Decoder, NotLean
 from assay.model.weights import Weights
 from assay.testing import tiny_model
 
@@ -171,3 +171,34 @@ def test_an_adapters_change_is_not_rounded_away(packed_for: int) -> None:
         found = product(sign_D.repeat(3, 1).bfloat16())
     assert torch.equal(found[:, :16], torch.zeros(3, 16, dtype=torch.bfloat16))
     assert torch.allclose(found[:, 16:].float(), torch.tensor(0.064), rtol=0.01)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_stacked_maps_are_the_live_ones(adapted: bool) -> None:
+    dice = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=dice)
+
+    maps = [(random(rows, 40), random(rows) if rows == 8 else None) for rows in (32, 8, 24)]
+    adapters = [None, Adapter(random(2, 40), random(8, 2), 0.5) if adapted else None, None]
+    inputs = random(5, 40)
+    found, expected = Stacked(maps, adapters)(inputs), Live(maps, adapters)(inputs)
+    torch.testing.assert_close(found, expected)
+
+
+def test_stacked_copies_are_counted_and_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder.of(tiny_model())
+    products = Products.stacked(decoder)
+    stacked = [
+        product
+        for layer in products.layers
+        for product in (layer.query_key_value, layer.gate_up, layer.output, layer.down)
+        if isinstance(product, Stacked)
+    ]
+    assert len(stacked) == 2 * len(decoder.layers)
+    size = sum(one._weight.numel() * one._weight.element_size() for one in stacked)
+    assert stacked_mib(decoder) == size / 2**20
+    monkeypatch.setattr(products_module, "default_kv_mib", lambda device: size / 2**21)
+    with pytest.raises(NotLean, match="stacked products would take"):
+        Products.stacked(decoder)
