@@ -58,7 +58,7 @@ def begin_process() -> None:
 
 
 @dataclass
-class Synchronizations:
+class Transfers:
     """How often each kind of transfer happened, and from which line of whose code."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -71,9 +71,9 @@ class Synchronizations:
 
 
 @contextmanager
-def counted(part: str = f"{os.sep}assay{os.sep}") -> Iterator[Synchronizations]:
+def counted(part: str = f"{os.sep}assay{os.sep}") -> Iterator[Transfers]:
     """Count transfers inside the context. part: of the files whose lines are named."""
-    native, found = register(), Synchronizations()
+    native, found = register(), Transfers()
 
     def hear(kind: str, name: str) -> None:
         found.kinds[kind] += 1

@@ -18,7 +18,10 @@ from train_worlds import rows_of
 
 from assay.generate import forward
 from assay.generate.lean import LeanForward
+from assay.learn.passes import Passes
+from assay.learn.update import PolicyLearner
 from assay.model import attention, layouts, operations
+from assay.run.directory import Run
 from assay.run.metrics import is_timing
 from assay.training.api import train
 
@@ -71,12 +74,53 @@ def facts_of(run: Path) -> Found:
     return {"metrics": metrics, "states": states}
 
 
-def waits_of(tree: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
-    """Return how often the host waited in a run on the device, by kind and by place."""
+def waits_of_update(tree: Mapping[str, Any]) -> tuple[int, int, Counter[str]]:
+    """Return the micro-batches of a run's only update, how often it waited, and where."""
+    num_parts = 0
+    updates: list[standin.Transfers] = []
+    split, update = Passes.split, PolicyLearner.update
+
+    def counted_split(self: Passes, *given: Any) -> Any:
+        nonlocal num_parts
+        parts = split(self, *given)
+        num_parts += len(parts)
+        return parts
+
+    def counted_update(self: PolicyLearner, *given: Any) -> Any:
+        nonlocal num_parts
+        num_parts = 0
+        with standin.counted() as found:
+            done = update(self, *given)
+        updates.append(found)
+        return done
+
     run = {**tree["run"], "device": standin.NAME}
-    with standin.counted() as found:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Passes, "split", counted_split)
+        patch.setattr(PolicyLearner, "update", counted_update)
         train({**tree, "run": run}, quiet=True)
-    return found.kinds, found.places
+    (found,) = updates
+    return num_parts, found.total, found.places
+
+
+def resumed(tree: Mapping[str, Any]) -> tuple[Found, Found, bool]:
+    """Return what a whole run and a resumed one wrote, and whether a later process would draw the
+    same random numbers on the device."""
+    runs: list[Path] = []
+    draws: list[list[float]] = []
+    for name in ("whole", "part"):
+        run = {**tree["run"], "device": standin.NAME, "name": name}
+        with pytest.MonkeyPatch.context() as cut:
+            if name == "part":
+                stop = property(lambda run: "interrupted" if run.step else None)
+                cut.setattr(Run, "stop_reason", stop)
+            runs.append(Path(train({**tree, "run": run}, quiet=True).run))
+        if name == "part":
+            torch.manual_seed(99)
+            train(resume=runs[-1], quiet=True)
+        draws.append(torch.rand(3, device=standin.NAME).tolist())
+    whole, part = (facts_of(run) for run in runs)
+    return whole, part, draws[0] == draws[1]
 
 
 def in_folder(folder: str) -> None:

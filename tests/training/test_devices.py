@@ -1,6 +1,7 @@
 """Every stage and feature on a GPU: the CPU's numbers, and a killed run's bits after a resume.
 
-The device is that of ``ASSAY_TEST_DEVICE`` if it is set, so that ``cpu`` tries the tests themselves.
+The device is that of ``ASSAY_TEST_DEVICE`` if it is set: ``cpu`` tries the tests themselves, and
+``standin`` runs them on the stand-in (tests/standin).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from assay.testing import save_tiny_model
 from assay.training.api import evaluate, sample, train
 
 DEVICE = os.environ.get("ASSAY_TEST_DEVICE", "cuda")
-ON_CUDA = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+ON_CUDA = [pytest.mark.gpu] if DEVICE.startswith("cuda") else []
 pytestmark = [*ON_CUDA, pytest.mark.filterwarnings("ignore")]
 
 Tree = dict[str, Any]
