@@ -334,9 +334,10 @@ def test_an_optimizer_step_is_that_of_tensor_operations(
     monkeypatch.setattr(adamw_kernel, "can_step", lambda _: False)
     wanted = adamw_states(device, dtype, shape)
     assert found.keys() == wanted.keys()
+    # A weight near 4 has steps of 5e-7, and products are rounded in another order.
     for name in found.keys() - {"lower", "parameter"}:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-6, atol=1e-7)
-    rounding = CLOSE[dtype] if dtype != torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-6, atol=5e-7)
+    rounding = CLOSE[dtype] if dtype != torch.float32 else {"rtol": 1e-6, "atol": 5e-7}
     torch.testing.assert_close(found["parameter"], wanted["parameter"], **rounding)
 
 
