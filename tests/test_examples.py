@@ -20,6 +20,7 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 ELSEWHERE = ("tutorial", "recipe", "mixture", "run")
 EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ELSEWHERE]
 RUN = ROOT / "examples" / "gsm8k_cpu" / "run"
+GPU_RUN = ROOT / "examples" / "gsm8k_gpu" / "run"
 GSM8K = '{"question": "%d+1?", "answer": "So it is.\\n#### %d"}\n'
 
 
@@ -72,14 +73,18 @@ def test_the_page_lists_every_example() -> None:
     assert not missing, "describe these in examples/README.md"
 
 
-def test_the_reported_run_is_whole_and_is_the_configuration_of_its_example() -> None:
-    (checkpoint,) = (RUN / "checkpoints").iterdir()
+@pytest.mark.parametrize("run_folder", [RUN, GPU_RUN], ids=lambda path: path.parent.name)
+def test_the_reported_run_is_whole_and_is_the_configuration_of_its_example(
+    run_folder: Path,
+) -> None:
+    (checkpoint,) = (run_folder / "checkpoints").iterdir()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     for name, known in manifest["files"].items():
         content = (checkpoint / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == known["sha256"], name
     assert sum(known["bytes"] for known in manifest["files"].values()) < 5e6
-    example, run = load_config(RUN.parent / "gsm8k_cpu.toml"), load_config(RUN / "config.toml")
+    (file,) = run_folder.parent.glob("*.toml")
+    example, run = load_config(file), load_config(run_folder / "config.toml")
     assert run.data == example.data and run.sampling == example.sampling
     assert run.rl == example.rl and run.optimizer == example.optimizer
 
