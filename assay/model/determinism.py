@@ -30,3 +30,20 @@ def fixed_order(device: torch.device) -> Generator[None]:
     finally:
         torch.set_deterministic_debug_mode(mode)
         filling.fill_uninitialized_memory = fill
+
+
+@contextmanager
+def strictly_fixed_order() -> Generator[None]:
+    """Inside `fixed_order`, make flash attention repeat too; elsewhere change nothing.
+
+    Its backward pass takes the repeatable kernel only in the mode in which an operation without one
+    raises an error. In the mode that warns, it warns and adds in any order.
+    """
+    mode = torch.get_deterministic_debug_mode()
+    if mode:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        if mode:
+            torch.set_deterministic_debug_mode(mode)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.model.determinism import strictly_fixed_order
 from assay.model.layouts import ModelInputs, Rectangle
 from assay.model.transfer import on_device
 
@@ -205,8 +206,9 @@ def backward(
     """Call the kernel: the gradients of query, key and value."""
     # The state of the dropout's generator; there is no dropout.
     unused = torch.empty(0, dtype=torch.uint64, device=grad.device)
-    return torch.ops.aten._flash_attention_backward(
-        *(grad, query, key, value, out, lse_HN, queries[0], keys[0], queries[1], keys[1]),
-        *(0.0, causal, unused, unused),
-        scale=scale,
-    )
+    with strictly_fixed_order():
+        return torch.ops.aten._flash_attention_backward(
+            *(grad, query, key, value, out, lse_HN, queries[0], keys[0], queries[1], keys[1]),
+            *(0.0, causal, unused, unused),
+            scale=scale,
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from assay.model import flash, operations
 from assay.model.attention import attend, attend_backward, segments_of
+from assay.model.determinism import fixed_order, strictly_fixed_order
 from assay.model.flash import FlashPlan, Lengths
 from assay.model.layouts import Layout, ModelInputs
 from assay.model.logprobs import token_logprobs
@@ -133,6 +134,19 @@ def test_two_parts_are_one_softmax(
     torch.testing.assert_close(found, wanted)
 
 
+def test_flash_attention_is_called_in_the_mode_that_takes_repeatable_kernels() -> None:
+    """torch's flash attention ignores the mode that only warns."""
+    with strictly_fixed_order():
+        assert not torch.are_deterministic_algorithms_enabled()
+    with fixed_order(torch.device("meta")):  # any device but a CPU
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        with strictly_fixed_order():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_a_cpu_and_float32_have_no_flash_attention() -> None:
     weight = torch.zeros(2, 2)
     assert not flash.supports(weight, 64) and not flash.supports(weight.bfloat16(), 64)
@@ -171,11 +185,8 @@ def test_gradients_on_the_gpu_are_near_those_of_float32_and_repeat(
         )
 
     exact = gradients("float32")
-    torch.use_deterministic_algorithms(True)
-    try:
+    with fixed_order(torch.device("cuda")):
         found, again = gradients("bfloat16"), gradients("bfloat16")
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert torch.equal(found, again)
     monkeypatch.setattr(operations.flash, "supports", lambda *_: False)
     plain = gradients("bfloat16")
