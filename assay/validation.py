@@ -259,7 +259,7 @@ def _without_member(path: _Path, root: type[BaseModel]) -> _Path:
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the configuration model of a field's type, or None for a plain value.
 
-    A table of sections counts as a plain value.
+    A dictionary of sections counts as a plain value.
     """
     kinds = () if get_origin(annotation) is dict else get_args(annotation)
     for kind in (annotation, *kinds):
@@ -269,13 +269,14 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def table_section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the configuration model of a table of sections, such as ``dict[str, Section]``."""
+    """Return the configuration model of a dictionary of sections, such as ``dict[str,
+    Section]``."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
-    # A table of sections: the next name in the path is chosen by the user.
+    # Set after the name of a dictionary of sections. The next name in the path is the user's.
     table: Any = None
     for name in names:
         if table is not None:

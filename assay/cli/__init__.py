@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 
 class Interruption(KeyboardInterrupt):
-    """Raised on a signal to end.
-
-    A plain KeyboardInterrupt raised inside `exec` makes Python end by SIGINT, even if it is caught.
-    """
+    """Raised when SIGINT or SIGTERM arrives. A plain KeyboardInterrupt inside `exec` makes Python
+    end by SIGINT, even if it is caught."""
 
 
 def main() -> None:
@@ -36,6 +34,7 @@ def main() -> None:
     # machine with other load. Never spinning is slower on an idle one. So they spin for some
     # microseconds and then sleep. OpenMP reads the setting once, when torch is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    # At the end of the path, so that no file in the working directory replaces a library.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     with guarded_python(), signals_interrupt() as received:
@@ -66,6 +65,7 @@ def signals_interrupt() -> Iterator[list[int]]:
         received.append(number)
         raise Interruption
 
+    # Python allows signal handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return

@@ -8,7 +8,7 @@ from typing import Any, cast
 import typer
 
 # isort: off
-# These imports register commands, in the order of the help.
+# These imports register the commands, in the order in which the help lists them.
 from assay.cli import start, training, recipes, curation, models, reading, verifiers  # noqa: F401
 from assay.cli import serving, upkeep  # noqa: F401
 
@@ -25,12 +25,13 @@ _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.
 def run_command() -> int:
     """Run the command in the arguments and return its exit code."""
     try:
+        # In standalone mode, typer prints its own errors in boxes and exits.
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        # A configuration error can have several lines, other errors have one.
+        # A configuration error can have several lines. All other errors have one line.
         return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)
@@ -39,7 +40,7 @@ def run_command() -> int:
     except OSError as error:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
-            # Not about a file of the user: a defect of Assay.
+            # The error does not concern a file of the user, so it is a defect of Assay.
             raise
         where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)

@@ -134,5 +134,6 @@ def show_path(name: str, place: Any, as_json: bool) -> None:
 
 def leave_closed_pipe() -> NoReturn:
     """Exit without an error if the reader of the output, such as ``head``, has closed it."""
+    # Python flushes the output when it exits, which would print a second error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

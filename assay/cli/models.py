@@ -63,8 +63,8 @@ def _sampling_options(
         int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
     ] = None,
 ) -> None:
-    """Declare the options that `samples` adds to a command. They are the keys of
-    `assay.session.sampling.SamplingOptions`.
+    """Declare the options of all commands that sample, as keys of
+    `assay.session.sampling.SamplingOptions`. The decorator `samples` adds them to a command.
     """
 
 
@@ -85,7 +85,7 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
                 check_place(given[name], given[name])
         if "samples" in given:
             check_siblings(given["samples"], given["temperature"])
-        # A missing key of SamplingOptions means the run's own setting.
+        # For a key that is missing in SamplingOptions, the run's own setting applies.
         command(**{name: one for name, one in given.items() if one is not None})
 
     ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
@@ -261,7 +261,8 @@ def gate(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Test a checkpoint against another model on separate problems. Exit code 1 if it fails."""
+    """Test a checkpoint against another model on separate problems. Exit with code 1 if the
+    checkpoint fails."""
     from assay.evaluation import gate as of_gate
 
     result = of_gate.gate(
@@ -452,7 +453,7 @@ def check_template(
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Show what training makes of a chat template, token by token, and check it.
+    """Show how training tokenizes and masks a chat template, and check the result.
 
     Exit code 1 if a check fails.
     """

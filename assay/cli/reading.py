@@ -97,7 +97,8 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port. 0: any free port.")] = 0,
 ) -> None:
-    """Read runs in a browser: curves, rollouts, tokens. Only this machine can open the page."""
+    """Read runs in a browser: curves, rollouts, tokens. Only browsers on this machine can open the
+    page."""
     from assay.report.viewer.view_server import serve_view
 
     serve_view(runs or [Path("runs")], port)
@@ -113,7 +114,8 @@ def compare(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare the records of runs: settings, curves, speed. Runs no model, unlike assay compare."""
+    """Compare the records of runs: settings, curves, speed. Unlike assay compare, this command runs
+    no model."""
     from assay.report.compare_runs import compare_runs
     from assay.report.loaded import load_run_at
 

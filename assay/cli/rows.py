@@ -30,7 +30,7 @@ def verify_file(
     say: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Judge a file into ``out``, or to standard output.
+    """Judge the completions of a file and write their verdicts to ``out`` or to standard output.
 
     Return the numbers of passed and failed rows.
     """

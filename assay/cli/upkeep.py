@@ -65,7 +65,8 @@ def replay(
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Judge and train a recorded step again from the rollout log. Exit code 1 if it differs."""
+    """Judge and train a recorded step again from the rollout log. Exit with code 1 if the result
+    differs from the recorded one."""
     from assay.evaluation.replay import replay as take_again
 
     trust = {"overrides": overrides or [], "allow": allow or [], "trust_run": trust_run}

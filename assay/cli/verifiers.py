@@ -95,7 +95,7 @@ def verify(
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
-        # The checker did no work at all.
+        # Nothing was judged.
         raise typer.Exit(1)
 
 
@@ -113,7 +113,8 @@ def self_test(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Test verifiers on their labelled sets. Exit code 1 for a wrong one that is no detector."""
+    """Test verifiers on their labelled sets. Exit with code 1 if a verdict is wrong, unless the
+    verifier is a detector."""
     from assay.verify import selftest
 
     options = verifier_options(overrides, unsafe_no_sandbox)
@@ -165,7 +166,7 @@ def redteam(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier. Exit code 1 if it does not hold.
+    """Try known reward hacks on a verifier. Exit with code 1 if it does not hold.
 
     A verifier holds if it judges every hack, accepts none, and passes an honest control. The last
     lines of the output name the condition that failed. Other failed controls do not change the exit

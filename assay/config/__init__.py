@@ -1,8 +1,8 @@
 """All configuration: typed, frozen and complete, with the TOML keys and their documentation.
 
-A field's docstring is its only description. `--help`, the reference page and error messages use it.
-None always means "the documented default", so a dumped configuration without its None keys loads as
-the same configuration.
+Each field is described only in its docstring, which `--help`, the reference page and error messages
+show. None always means "the documented default", so a dumped configuration without its None keys
+loads as the same configuration.
 """
 
 # pyright: reportUnusedImport=false

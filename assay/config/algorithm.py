@@ -86,8 +86,8 @@ class Algorithm:
     clip_high: NonNegative = 0.2
     """Upper clip range: the ratio's ceiling is 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Upper bound of the ratio for completions with a negative advantage (Ye et al. 2020, eq. 5).
-    None: no bound."""
+    """Upper bound of the ratio for completions with a negative advantage (Ye et al., 2020, equation
+    5). None: no bound."""
     importance_cap: Positive | None = None
     """Upper bound of the weight of a token in truncated importance sampling. The weight is the
     token's probability under the learner divided by that under the generator. It corrects for an
@@ -140,7 +140,7 @@ class Algorithm:
     mask_truncated: bool = False
     """Exclude truncated completions from the loss. They still count in the baseline."""
     overlong_buffer: Annotated[int, Field(ge=0)] | None = 0
-    """Soft overlong punishment (DAPO eq. 13): over the last this many tokens before
+    """Soft overlong punishment (DAPO equation 13): over the last this many tokens before
     `sampling.max_tokens`, the reward decreases linearly by 1 in total. 0: off."""
     dynamic_sampling: bool = False
     """Replace groups whose completions all passed or all failed by new groups. If no other group is

@@ -20,7 +20,7 @@ class MixturePart(Section):
     """One part of a mixture: the problems with one tag, which is the table's name.
 
     Only for ``[rl]``. Every training and held-out problem belongs to exactly one part: that of its
-    first tag with a table. Keys that are left out have the run's values.
+    first tag with a table. Keys that a part omits have the run's values.
     """
 
     train: tuple[Text, ...] = ()
@@ -71,5 +71,6 @@ def part_of(parts: Mapping[str, MixturePart], tags: Sequence[str]) -> str | None
 
 
 def tags_of_sources(parts: Mapping[str, MixturePart], key: str) -> dict[str, str]:
-    """Return the tag of each source that a part names. key: ``train`` or ``heldout``."""
+    """Return the tag of each source, for the sources that a part names. key: ``train`` or
+    ``heldout``."""
     return {source: name for name, part in parts.items() for source in getattr(part, key)}

@@ -20,7 +20,8 @@ def clashes_of_mixture(
     sampling: SamplingConfig,
     algorithm: AlgorithmConfig,
 ) -> Iterator[str]:
-    """Yield conflicts of the parts with each other and with other sections, keys first."""
+    """Yield conflicts between parts, and between a part and another section. Each begins with its
+    key."""
     first = next(iter(parts))
     if rl is None:
         accepted = f"none in a run of [{stage}]: only [rl] draws from a mixture"

@@ -56,7 +56,7 @@ def section_of_row(
 ) -> Any:
     """Return the section model of a preset: its fields, with None for the preset's own value.
 
-    without: fields that a configuration cannot set.
+    without: fields of the preset that the section omits, because a configuration cannot set them.
     first: the key that names the preset, with its default and documentation.
     """
     schema = TypeAdapter(kind).json_schema()["properties"]

@@ -19,7 +19,8 @@ class ScaleConfig(Section):
     """Sampling and judging in separate processes, on this machine or on a Ray cluster
     (docs/cluster.md, extra ``ray``).
 
-    The learner stays in the process of the command, unless ``learner_ranks`` share it.
+    The learner runs in the command's process. With ``learner_ranks``, further processes share its
+    work.
     """
 
     generator: Literal["engine", "vllm"] = "engine"

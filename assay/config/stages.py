@@ -35,7 +35,7 @@ All weights: ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXi
 section 4.1). ``sft``, ``distill``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``:
 Zephyr (arXiv 2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2).
 ``pretrain``: continued training of Code Llama (arXiv 2308.12950, section 2.5). Adapters: ten times
-as much (Schulman et al. 2025, LoRA Without Regret)."""
+as much (Schulman et al., 2025, LoRA Without Regret)."""
 
 
 class RLConfig(Section):

@@ -42,7 +42,7 @@ def toml_line(key: str, value: Any, note: str = "") -> str:
 
 
 def _value_text(value: Any) -> str:
-    # The writer would use one line per item.
+    # tomli_w would write one line per item.
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")

@@ -124,9 +124,8 @@ class TrainConfig(Section):
 
     @property
     def completions_a_step(self) -> int | None:
-        """Number of completions per step, without refills and growing groups.
-
-        None: the stage does not sample.
+        """Number of completions per step, without refills and growing groups; None for a stage that
+        does not sample.
         """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
@@ -142,14 +141,15 @@ class TrainConfig(Section):
 
     @property
     def largest_group(self) -> int:
-        """Maximum group size before growth, over all parts of a mixture."""
+        """The largest configured group size of all parts of a mixture. Growing groups can exceed
+        it."""
         assert self.drawing is not None
         parts, usual = self.data.mixture.values(), self.drawing.group_size
         return max((part.group_size or usual for part in parts), default=usual)
 
     @property
     def longest_completion(self) -> int:
-        """Maximum length of a completion, over all parts of a mixture."""
+        """The longest completion that any part of a mixture allows."""
         parts = self.data.mixture.values()
         own = [part.max_tokens or self.sampling.max_tokens for part in parts]
         return max(own, default=self.sampling.max_tokens)
@@ -218,7 +218,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except RecursionError as error:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
     except ValueError as error:
-        # Also an integer of 5000 digits.
+        # Python also raises a plain ValueError for an integer of more than 4300 digits.
         raise ConfigError(_not_toml(path, str(error))) from error
     return tree, lines
 
@@ -271,7 +271,7 @@ def read_section(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> SectionType:
-    """Like `parse`, for any settings model."""
+    """Validate a tree of plain values as `parse` does, for any settings model."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:

@@ -19,7 +19,8 @@ from assay.config.toml_text import plain_tables, point_lists
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out problems, before the first step, during the run and after it."""
+    """Evaluation on held-out problems: before the first step, at intervals, and after the last
+    step."""
 
     every: Natural | None = None
     """Steps between evaluations. None: only before the first step and after the last."""

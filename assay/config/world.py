@@ -179,8 +179,8 @@ class DataConfig(Section):
     def _with_parts(self) -> DataConfig:
         """Add the parts' sources and verifiers to the keys of the whole run.
 
-        Everything that reads these keys thus covers the parts. A second pass changes nothing, so a
-        run's own copy of its configuration loads as it was written.
+        Everything that reads these keys thus covers the parts. Idempotent: a run's saved
+        configuration already contains these sources, and loads unchanged.
         """
         for key in ("train", "heldout"):
             of_parts = (one for part in self.mixture.values() for one in getattr(part, key))

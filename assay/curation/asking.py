@@ -121,8 +121,8 @@ class StepLabelSettings(AskingSettings):
     num_samples: Count = 8
     """Continuations from each step."""
     estimate: Estimate = "hard"
-    """``labels`` of the rows. ``hard``: 1 if any continuation is right (eq. 3). ``soft``: the share
-    that is right (eq. 4). Rows have both, as ``hard_labels`` and ``soft_labels``."""
+    """``labels`` of the rows. ``hard``: 1 if any continuation is right (equation 3). ``soft``: the
+    share that is right (equation 4). Rows have both, as ``hard_labels`` and ``soft_labels``."""
     temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
     """Of the continuations."""
     split: Text = "newline"

@@ -334,7 +334,8 @@ class Writer:
     # Fault detection.
 
     def measure(self, tests: Sequence[CodeTest]) -> Counter[str]:
-        """Return the faults detected by the row's own tests and by the written ones.
+        """Return the faults that the row's own tests detect, and those that the generated tests
+        detect.
 
         Raises ProblemRemoved.
         """

@@ -64,9 +64,9 @@ class StepLabeller:
     def label(self, items: Sequence[ToLabel]) -> list[dict[str, Any] | None]:
         """Return a row for each completion; None if it has no steps or a step without verdicts.
 
-        A step's soft label is the share of its judged rollouts that pass (eq. 4 of Math-Shepherd).
-        Its hard label says whether any rollout passes (eq. 3). The last step's labels are those of
-        the completion.
+        A step's soft label is the share of its judged rollouts that pass (equation 4 of
+        Math-Shepherd). Its hard label says whether any rollout passes (equation 3). The last step's
+        labels are those of the completion.
         """
         steps = [self.steps_of(item) for item in items]
         problems = [
@@ -162,7 +162,8 @@ def write_labels(
 ) -> None:
     """Label completions and write their rows in order.
 
-    facts: settings, which each row names. earlier: rows of completions that are labelled already.
+    facts: settings that are written into each row. earlier: rows of completions that already have
+    labels.
     """
     out.add_filters("not_labelled")
     say(_budget(labeller, [item for item in items if item.completion.id not in earlier]))

@@ -44,7 +44,7 @@ _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 
 def read_benchmark_form(row: dict[str, Any], where: str) -> None:
-    """Convert a row of a known benchmark format in place; other rows are unchanged."""
+    """Convert a row in place if it has the format of a known benchmark."""
     if "Question" in row and "Correct Answer" in row:
         _read_gpqa(row, where)
     elif "passage" in row and any(

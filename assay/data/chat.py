@@ -84,9 +84,9 @@ class PromptRenderer:
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, including the end token.
 
-        The prompt equals that of `render`. A think block that the prompt opens is not opened again.
-        If the prompt ends with an empty think block, only the trace's answer remains. ``<think>``
-        tags are replaced by the configured tags.
+        The prompt equals that of `render`. If the prompt opens the think block, the completion does
+        not open it again. If the prompt ends with an empty think block, only the trace's answer
+        remains. ``<think>`` tags are replaced by the configured tags.
         """
         prompt, (tokens,) = self.render_replies(
             trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
@@ -215,7 +215,8 @@ class PromptRenderer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Characters (in a byte-level vocabulary: bytes) of the longest token."""
+        """Length of the longest token in characters, or in bytes if the vocabulary is
+        byte-level."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
@@ -449,11 +450,11 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 def end_of_turn(tokenizer: Any) -> int | None:
     """Return the special token that the chat template writes after a reply, if any."""
     text = finished_chat(tokenizer, _MARK)
-    # A template may leave the text out, such as one for lists of text and images.
+    # A template for lists of text and images may omit a plain text.
     if text is None or _MARK not in text:
         return None
-    # Whoever renders the template knows its end of turn. A list of known token names failed:
-    # <|end|> ends a turn in one family and a part of a turn in another.
+    # Rendering a reply shows which token the template writes after it. A list of known token names
+    # failed: <|end|> ends a turn in one family and a part of a turn in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return tail[0] if tail and tail[0] in special else None
@@ -486,6 +487,6 @@ def _without_open_tag(prompt: Prompt, text: str) -> str:
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
-    # Only the white space that the prompt already has is removed. Further white space belongs to
+    # White space is removed only if the prompt already ends with it. Further white space belongs to
     # the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

@@ -50,7 +50,8 @@ def problem_id_of(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A row without its null keys; properties parse it and raise DataError if they cannot.
+    """A row without its null keys. Its properties parse the values and raise DataError for invalid
+    ones.
 
     source: ``file.jsonl:12``.
     """
@@ -72,7 +73,7 @@ class Record:
 
     @property
     def problem_id(self) -> str:
-        """Id that the completions of one problem share."""
+        """Id of the problem, which all its completions have in common."""
         return problem_id_of(self.keys)
 
     @property

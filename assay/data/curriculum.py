@@ -39,10 +39,10 @@ class Curriculum:
     random, weighted by the estimated pass rates. The next draw depends only on the seed, the number
     of draws and the observed verdicts, so a resumed run draws the same problems.
 
-    With oversampling, problems that were drawn but not observed wait with their draw number. When
-    they fill a step, that step consists of waiting problems only, without oversampling. No problem
-    is lost and none waits twice, whatever the length of its completions (as in the long rounds of
-    RollPacker, Gao et al. 2025, arXiv 2509.21009).
+    With oversampling, problems that were drawn but not used keep their draw number and wait for a
+    later step. As soon as enough problems wait, a step consists of them only and is not
+    oversampled. Thus no problem is lost or waits twice, even if its completions are long (as in the
+    long rounds of RollPacker, Gao et al., 2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Curriculum:
         """Begin at the first epoch.
 
         facts: difficulty labels and weights of the rows, if the settings use them. most_drawn:
-        expected number of draws in the run. oversample: number of extra problems that each step
-        draws.
+        number of draws that the run is expected to make. oversample: number of extra problems that
+        each step draws.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -98,8 +98,8 @@ class Curriculum:
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
         """Return the next problems; a batch may span two epochs.
 
-        refill: the problems belong to the same step as the previous draw. Random orders repeat a
-        problem within a step only after all others.
+        refill: the problems belong to the same step as the previous draw. In random orders, a
+        problem is repeated within a step only after all others were drawn.
         """
         self._forget()
         self._sizes = self._sizes if refill else []
@@ -114,7 +114,7 @@ class Curriculum:
         return [*waited, *(self._hand_out(index) for index in chosen)]
 
     def ahead(self) -> Curriculum:
-        """Return a copy for looking ahead; it draws the same problems as this curriculum will."""
+        """Return a copy, which draws the same problems that this curriculum will draw next."""
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()

@@ -11,14 +11,15 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """Problems of one task; scanning generates only the first."""
+    """Problems of one task. A scan of the rows generates only the first one."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)
         self._task = task
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row); every row but the first is `UNREAD`."""
+        """Yield (index, index, row). All rows but the first are `UNREAD`, because they are not
+        generated yet."""
         for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
 

@@ -31,7 +31,8 @@ _ONLY = ("completion",), ("prompt", "completion")
 
 @dataclass(frozen=True, slots=True)
 class MarginPair:
-    """A pair, and the margin by which the chosen score should exceed the rejected one."""
+    """A pair, and the margin by which the score of the chosen completion should exceed that of the
+    rejected one."""
 
     pair: Pair
     margin: float = 0.0

@@ -49,11 +49,11 @@ class Draws(Protocol):
 class MixedCurriculum:
     """Draws problems from the curricula of a mixture's parts, in proportion to their weights.
 
-    Each prompt raises the credit of every part by its share and costs the drawn part one. The part
-    with the most credit is drawn (smooth weighted round robin), so that after any number of prompts
-    each part misses its share by fewer prompts than there are parts: a random choice would miss it
-    by the square root. The next draw depends on the credits and the parts' own states only, so a
-    resumed run draws the same problems.
+    With each prompt, the credit of every part rises by its share, and that of the drawn part falls
+    by one. The part with the most credit is drawn (smooth weighted round robin), so that after any
+    number of prompts each part misses its share by fewer prompts than there are parts: a random
+    choice would miss it by the square root. The next draw depends on the credits and the parts' own
+    states only, so a resumed run draws the same problems.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class MixedCurriculum:
             self._of_step = dict.fromkeys(self._parts, 0)
         drawn: dict[str, list[Problem]] = {}
         for name, part in self._parts.items():
-            # Call every part, also one that gets no prompt, so that each begins a new step.
+            # Every part is called, even without a prompt of its own, so that each begins a new
+            # step.
             drawn[name] = part.draw(order.count(name), refill)[::-1]
             self._of_step[name] += len(drawn[name])
         return [drawn[name].pop() for name in order]
@@ -88,7 +89,8 @@ class MixedCurriculum:
         return chosen
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return the group size of each drawn problem: that of its part, or of its curriculum."""
+        """Return the group size of each drawn problem, which its part or the part's curriculum
+        determines."""
         sizes: list[int] = []
         for problem in problems:
             name = self._name_of(problem)

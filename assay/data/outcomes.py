@@ -1,4 +1,5 @@
-"""Outcomes of problems: decayed counts of passes, and the posterior of the pass rate."""
+"""Outcomes of problems: counts of passes, in which old ones weigh less, and the posterior of the
+pass rate."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ _SAVED = np.dtype([("index", "<i8"), *_COLUMNS.items()])
 class Outcomes:
     """Draw counts and verdict counts of all problems, by index.
 
-    passed, judged: completion counts that decay with time. draws: number of draws, which names the
-    problem's next group. returns_at: the problem is retired until this number of draws over all
-    problems; 0: not retired.
+    passed, judged: counts of completions, in which old ones weigh less. draws: number of draws so
+    far, which identifies the problem's next group. returns_at: number of draws, over all problems,
+    at which a retired problem returns; 0 if it is not retired.
     """
 
     def __init__(self, counts: Floats | None, num_problems: int) -> None:

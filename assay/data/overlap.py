@@ -40,8 +40,8 @@ class NearDuplicate:
 class OverlapReport:
     """Result of `check_overlap`. train: training problems after dropping.
 
-    num_self_answering: prompts of either set that contain their own answer. contradictions: pairs
-    of training rows with the same question and different answers.
+    num_self_answering: number of prompts, in both sets, that contain their own answer.
+    contradictions: pairs of training rows with the same question and different answers.
     """
 
     train: ProblemSet
@@ -137,7 +137,8 @@ def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Number of distinct n-grams that a text shares with a question, out of ``of`` n-grams."""
+    """Number of distinct n-grams that a text and a question have in common. of: number of the
+    question's n-grams."""
 
     index: int
     count: int
@@ -150,7 +151,7 @@ class Shared:
 
 
 class Questions:
-    """Index of held-out questions: finds the same words or shared n-grams in other texts.
+    """Index of held-out questions, which finds texts with the same words or with common n-grams.
 
     It stores a hash of every n-gram of the questions and nothing of the searched texts. n: words
     per n-gram; None: only equal texts are found. A question of fewer than ``n`` words has no
@@ -191,7 +192,8 @@ class Questions:
 def normalize(problem: Problem) -> tuple[str, ...]:
     """Return a question's words and marks: case-folded, without spaces, full stops and commas.
 
-    For a chat all messages but the system message count, since short last turns repeat.
+    In a chat, all messages except the system message are compared, because short last turns are
+    often equal.
     """
     return words_in(plain_text(problem.prompt))
 

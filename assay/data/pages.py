@@ -3,8 +3,8 @@
     assay.data.pages:web?size=20000               pages of some dozen sites, with address and tag
     assay.data.pages:web?size=500&only=steps      pages of one kind only, for a seed corpus
 
-Row n depends only on the seed and n. ``tags`` holds the true kind of a page, for measuring a miner,
-which must not read it.
+Row n depends only on the seed and n. ``tags`` holds the true kind of a page, by which a miner is
+measured. The miner must not read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORDS = {"+": "add {}", "-": "take {} away"}
 
 
 def _sum_of(random: Random) -> Chain:
-    # Pages mix both splits, as real web pages would.
+    # Pages contain sums of both splits, as real web pages would.
     split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 

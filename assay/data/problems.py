@@ -58,7 +58,7 @@ class _TaggedRow:
 
 
 class _TaggedSource(Source):
-    """A source whose rows all get one tag, before their own tags."""
+    """A source that puts one tag before the tags of each of its rows."""
 
     def __init__(self, name: str, tag: str) -> None:
         self._source = open_source(name)

@@ -61,7 +61,8 @@ class FactReader:
     def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
         """Read the facts of all problems in one pass.
 
-        check_names: call `check_names`; False if ``problems`` is only a part of the rows.
+        check_names: whether to call `check_names`; False if ``problems`` is only a part of the
+        rows.
         """
         if not self.reads:
             return RowFacts()

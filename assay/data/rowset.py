@@ -116,7 +116,7 @@ class AcceptedRows:
 
 
 class _Loading:
-    """State of the validating pass: accepted rows, hashes of their keys, and errors."""
+    """State of the pass that validates rows: accepted rows, hashes of their keys, and errors."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Loading:
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
         first_of: dict[str, Any] = {}
-        # Equal hashes only suggest equal keys, so suspects are compared.
+        # Equal hashes do not prove equal keys, so these rows are read and compared.
         for index in suspects.tolist():
             row = rows[index]
             row_key = self.key(row)

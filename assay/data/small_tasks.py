@@ -35,7 +35,8 @@ TESTED = (-3, 0, 1, 7, 12)
 
 @dataclass(frozen=True, slots=True)
 class SmallTask:
-    """A question, its answer, a wrong answer of the same form, and what the verifier reads."""
+    """A question, its answer, a wrong answer of the same form, and the keys that the verifier
+    reads."""
 
     prompt: str
     answer: str
@@ -77,7 +78,8 @@ def _program(random: Random) -> SmallTask:
     return SmallTask(prompt, answer, random.choice(slips), {"entry_point": "f", "tests": tests})
 
 
-# Each sentence, and its truth given whether (speaker, other person) are knights.
+# Each sentence, and a function that returns its truth from whether (speaker, other person) are
+# knights.
 SAID: Mapping[str, Callable[[bool, bool], bool]] = {
     "{other} is a knight": lambda speaker, other: other,
     "{other} is a knave": lambda speaker, other: not other,
@@ -157,10 +159,10 @@ def choices(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence
 def imperfect_answers(
     kind: str, size: int = 1000, seed: int = 0, split: Split = "train", right: float = 0.5
 ) -> Sequence[Trace]:
-    """Return traces of a kind of task, of which a share ``right`` is right.
+    """Return traces of a kind of task. The share ``right`` of them is correct.
 
-    Wrong answers have the form of right ones, so that a model that imitates both knows the form and
-    is right about as often.
+    Wrong answers have the same form as right ones. A model that imitates both learns the form, and
+    is right about as often as the traces.
     """
     _check(kind, split)
     check_share("right", right)

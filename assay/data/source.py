@@ -52,7 +52,8 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
-    # Values in Python's spelling; otherwise "False" would be a non-empty, truthy text.
+    # Values in Python's spelling are converted too. Otherwise "False" would be a text, which is
+    # true.
     if text in spelled:
         return spelled[text]
     try:

@@ -52,7 +52,8 @@ class Generated(Sequence[Row], Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An expression evaluated left to right: the first number, then (operator, number) steps."""
+    """An expression that is evaluated from left to right: a first number, then steps of (operator,
+    number)."""
 
     first: int
     steps: tuple[tuple[str, int], ...]
@@ -85,7 +86,8 @@ def chain_sums(
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
     Numbers are uniform in [0, max_number]; rows may repeat if there are few expressions. Ids
-    include non-default settings, so that sums of several lengths can be in one set.
+    include settings that differ from the defaults, so that sums of several lengths can be in one
+    set.
     """
     check_chain(split, num_terms, max_number, operators)
     is_usual = (num_terms, max_number, operators) == (4, 9, OPERATORS)
@@ -129,7 +131,8 @@ def imperfect_traces(
 
     links: separators between steps; alternatives such as ``" so | then "`` are chosen at random.
     shown: number of solved problems before the question, as in a few-shot prompt. check: an
-    instruction after the question; the last step is then also verified backwards.
+    instruction after the question, to which the traces respond with a check of the last step by its
+    inverse.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):

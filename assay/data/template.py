@@ -37,7 +37,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class TemplateFailed(Exception):
-    """A chat template raised, or exceeded its time or memory limit; the text is the cause."""
+    """Raised if a chat template fails or exceeds its time or memory limit. The text is the
+    cause."""
 
 
 def render_chat(
@@ -181,7 +182,8 @@ atexit.register(_renderer.close)
 
 
 def _forked() -> None:
-    """Reset after a fork: the process, its pipes and possibly the lock belong to the parent."""
+    """Reset after a fork, because the process, its pipes and possibly the lock belong to the
+    parent."""
     global _renderer
     _renderer.close()
     _renderer = Renderer()

@@ -23,7 +23,7 @@ def main(memory_bytes: int, most_characters: int) -> None:
     asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Standard output becomes standard error: a print of a library would corrupt the replies.
     os.dup2(2, 1)
-    # Use Transformers' own environment, because a copy of it would diverge.
+    # Transformers' own Jinja environment is used, because a copy would differ from later versions.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template

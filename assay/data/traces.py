@@ -29,7 +29,7 @@ class Trace:
 
     source: ``file.jsonl:12``. think, effort: see `Problem`. said: character spans of the assistant
     turns, as in `assay.types.Completion`. Text outside the spans, such as a tool's result, is
-    masked from the loss. Empty: the whole completion is trained on.
+    masked from the loss. If it is empty, the whole completion is trained on.
     """
 
     prompt: Text

@@ -37,7 +37,8 @@ class _ManifestKeys(BaseModel):
 
 
 def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the status of a source, following its inputs back to the deciding transform."""
+    """Yield the status of a source. Its inputs are followed back to the transform that decides
+    it."""
     path = Path(source).expanduser()
     try:
         file = (path if path.is_dir() else path.parent) / MANIFEST

@@ -152,7 +152,8 @@ class EndpointClient:
     ) -> Read:
         """Send a body and return the result of ``read`` on the answer.
 
-        Raises EndpointFailure as `ask` does. body: None: send a GET request.
+        Raises EndpointFailure as `ask` does. body: content of a POST request; None sends a GET
+        request.
         """
 
         def once(_: EndpointFailure | None) -> Read:

@@ -11,7 +11,8 @@ from assay.endpoint.http_client import EndpointFailure
 from assay.endpoint.replies import read_usage
 from assay.endpoint.settings import Endpoint
 
-# Estimate for endpoints without token counts. A low value overestimates the cost.
+# Assumed characters per token, for endpoints without token counts. A low value overestimates the
+# cost.
 CHARS_PER_TOKEN = 3
 COUNTS = (
     *("requests", "failures", "reused", "unstructured"),

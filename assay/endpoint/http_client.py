@@ -68,8 +68,8 @@ class EndpointFailure(Exception):
 class Backoff:
     """Delays between attempts, unless the server requests another: doubled each time.
 
-    first, longest: in seconds. seed: of the jitter in [0.5, 1), a function of seed and attempt;
-    None: no jitter.
+    first, longest: in seconds. seed: seed of the jitter. Each delay is multiplied by a number in
+    [0.5, 1) that depends on seed and attempt; None: no jitter.
     """
 
     first: float
@@ -93,8 +93,9 @@ def with_retries(
 ) -> Read:
     """Call ``once`` until it succeeds. Its argument is the failure of the previous attempt.
 
-    deadline: time on the `time.monotonic` clock, for all attempts together. retries: None: only the
-    deadline limits them. Raises EndpointFailure, whose detail says how often it was tried.
+    deadline: time on the `time.monotonic` clock, for all attempts together. retries: maximum number
+    of retries; None: only the deadline limits them. Raises EndpointFailure, whose detail says how
+    often it was tried.
     """
     # A library such as tenacity would need a stop rule, a wait rule and a formatter of ours, since
     # a failure carries its own delay and the last message says which limit ended the attempts.
@@ -182,7 +183,7 @@ class HttpClient:
         except httpx2.TimeoutException:
             raise EndpointFailure("timeout", f"no reply within {seconds:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            # A header that is not valid is quoted, and the key is one.
+            # The message is replaced: it quotes the invalid header, which may be the key.
             said = str(without_key(str(error), key))[:SHOWN]
             cause = type(error).__name__ + (f": {said}" if said else "")
             raise EndpointFailure("unavailable", cause) from None
@@ -276,7 +277,7 @@ class AsyncHttpClient:
 
 
 class Clock:
-    """Timeout for a server's next complete reply or event. Partial data does not reset it."""
+    """Timeout for a server's next complete reply or event. Partial data does not restart it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -321,7 +322,8 @@ class ReplyStream:
                 said = json.loads(data) if b"{" in data[:1] else None
                 yield event + b"\n\n", said
                 if said is not None:
-                    # Reset after the event was forwarded, so that a slow client does not count.
+                    # The timeout restarts after the event was forwarded, so that a slow client's
+                    # time does not count.
                     self._clock.wind()
         if data != b"[DONE]":
             raise EndpointFailure("error", "the stream ended before its [DONE]")

@@ -38,7 +38,7 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-# Options of each judge in a list. All judges share the other options.
+# Options that each judge in the list has for itself. All judges share the other options.
 JUDGE_FIELDS = (
     # No check here, because its error message would show a password in the URL.
     option("url", ADDRESS),

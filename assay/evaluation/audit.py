@@ -241,7 +241,8 @@ def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
 
 
 def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
-    """Return the queue row of a pass with a wrong step. Its second verdict counts as failed."""
+    """Return the queue row of a pass with a wrong step. The second verdict of such a row is
+    *failed*."""
     scores = [one.score for one in pair.new.step_scores]
     verdicts = [pair.logged.status, "failed"]
     steps = {"verdicts": verdicts, "step_scores": scores, "below": below}
@@ -252,7 +253,7 @@ def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[di
     """Draw at most ``count`` rows at random, as evenly over both kinds as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
-    # Of the rarer kind at most half; the other kind fills the rest.
+    # The rarer kind fills at most half of the rows, and the other kind the rest.
     sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
     few = sides[0][: count // 2]
     taken = {row["id"] for row in [*few, *sides[1][: count - len(few)]]}
@@ -263,7 +264,8 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     """Read a run's queue, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
-    # The reader stops at a damaged line, as for journals. Here that would drop a person's labels.
+    # The reader stops at a damaged line, as for journals. A skipped line would lose a person's
+    # labels.
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
         where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))

@@ -35,7 +35,8 @@ NAMES = (*BEHAVIORS, *FINDINGS)
 """All that is detected, in the order of the table."""
 # A fifth of the steps at the start and at the end are compared.
 _WINDOW = 0.2
-# Completions of a step. More steps than that allows are left out.
+# Minimum number of completions that are read of a step. If there are too many steps for that, some
+# are left out.
 _LEAST = 64
 _COLUMNS = ("completion_id", "group_id", "text", "think", "said", "status")
 
@@ -82,9 +83,10 @@ class Rates:
 class BehaviorRates:
     """Rates of behaviors.
 
-    of: recorded completions, of which ``read`` were read. not_english: of the read ones. detectors:
-    label and hash. columns: the rates that the table shows, with their titles. steps: rates of each
-    step, for all, passed and failed completions. errors: measured errors of the detectors.
+    of: number of recorded completions. read: number of those that were read. not_english: of the
+    read ones. detectors: label and hash. columns: the rates that the table shows, with their
+    titles. steps: rates of each step, for all, passed and failed completions. errors: measured
+    errors of the detectors.
     """
 
     name: str
@@ -206,7 +208,7 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
     """Return steps at even distances, the first and the last included."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
-    # A part of every step says more about a curve than a few whole steps.
+    # A curve is better estimated from a part of every step than from a few whole steps.
     count = min(len(steps), max(2, int(among / min(max(1.0, mean), _LEAST))))
     if count >= len(steps):
         return steps

@@ -140,8 +140,8 @@ class _Set:
 class _Measured:
     """Result of one model on one set. kept: completions by problem, for a judge that compares them.
 
-    left_out: ids of problems whose prompts are too long. useless: error text for a thinking control
-    without effect, because no prompt has a think block.
+    left_out: ids of problems whose prompts are too long. useless: error text if a setting of
+    thinking has no effect, because no prompt has a think block.
     """
 
     evaluation: Evaluation
@@ -190,7 +190,8 @@ def _is_of_run(config: TrainConfig) -> bool:
 def _configs(
     names: tuple[str, str], sources: Sequence[str], options: SamplingOptions
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return the sampling configuration of each model. A model without a run uses the other's."""
+    """Return the sampling configuration of each model. A model without a run uses the settings of
+    the other one."""
     if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "a file of recorded completions", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
@@ -287,8 +288,9 @@ class _Unverified:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A model to sample from. file: receives every completion. keeps: store completions for a
-    judge. kept: log of completions, which a killed comparison left."""
+    """A model to sample from. file: receives every completion. keeps: whether completions are
+    stored for a judge. kept: log of completions, which a comparison that was killed may have
+    written."""
 
     name: str
     side: str
@@ -443,7 +445,7 @@ class _Recorded:
         """Do nothing: no memory is held."""
 
     def load_policy(self, weights: Any) -> None:
-        """Do nothing: recorded completions do not depend on the policy."""
+        """Do nothing, because recorded completions do not depend on the policy."""
 
 
 def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -> ComparedSet:

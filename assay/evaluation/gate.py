@@ -116,7 +116,7 @@ def gate(
     checkpoint = find_checkpoint(str(options.get("adapter") or model))
     config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
     if options.get("verifier") is None and not config.data.verifier_by_tag:
-        # This verifier also applies if the other run has another one.
+        # The candidate's verifier judges both models, even if the other run has another verifier.
         options["verifier"] = config.data.verifier
     other = _other_model(against or config.model.path)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
@@ -165,8 +165,8 @@ def gate(
 
 
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
-    """Return the efforts to sample with. A run trained with efforts uses the first and the last
-    that leave tokens for an answer."""
+    """Return the efforts to sample with. For a run that was trained with efforts, they are the
+    first and the last that leave tokens for an answer."""
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:
         return [None]
@@ -184,7 +184,7 @@ def _file_of(out: Path, effort: str | None) -> Path:
 
 
 def _other_model(name: str) -> str:
-    """Return the name; raises RunError if there is no such model."""
+    """Return the model's name. Raises RunError if it does not exist."""
     check_place(name, name)
     find_checkpoint(name)
     return name
@@ -292,7 +292,8 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
 def hack_check(
     completions: Path, sets: Sequence[str], strong: str, limits: Thresholds, allow: Sequence[str]
 ) -> Check:
-    """Judge the candidate's passes again. A pass that the stronger verifier rejects is a hack."""
+    """Judge the candidate's passes again. A passed completion that the stronger verifier rejects is
+    counted as reward hacking."""
     rows = [row for row in read_rows(completions) if row["side"] == "B" and row["set"] in sets]
     passed = [row for row in rows if row["status"] == "passed"]
     name = f"hack rate, {strong}"

@@ -36,7 +36,7 @@ Kinds = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of a gate. limit: the bound; None: the value is reported only."""
+    """One check of a gate. limit: bound of the value; None: the value is only reported."""
 
     name: str
     found: str
@@ -161,7 +161,7 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 
 @dataclass(frozen=True)
 class AskedCanaries:
-    """Canaries of a file by kind, and their paired results.
+    """The canaries of one file, by kind, and their paired results.
 
     left_out: number of canaries per kind that do not fit the models. paired: results of the other
     model and of the candidate on each honest canary judged for both.
@@ -195,10 +195,10 @@ def _paired(one: ComparedSet, ids: Sequence[str]) -> Paired:
 def canary_checks(
     one: ComparedSet, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Iterator[Check]:
-    """Yield the checks of a canary file: left out, the whole file, each kind.
+    """Yield the checks of a canary file: omitted canaries, the whole file, and each kind.
 
-    The whole file decides, over all kinds that an honest answer passes. A kind that must never pass
-    decides alone.
+    One test covers the whole file, over all kinds that an honest answer passes. Each kind that must
+    never pass has a test of its own.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):

@@ -33,7 +33,8 @@ SHOWN_TEXT = 160
 
 
 class JudgeOptions(TypedDict, total=False):
-    """How verifiers run when they judge recorded completions again; unset: as in the run.
+    """Settings of the verifiers that judge recorded completions again. An unset one has the run's
+    value.
 
     options: replace the run's verifier options of the same name. allow: Python code that rows may
     name as verifiers. trust_run: import code that a run from another machine names.
@@ -145,7 +146,7 @@ def rejudge(
     """Open the verifiers of a run, or others, to judge its recorded completions again.
 
     verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
-    ``instead_of_rows``. steps: only these. only: step and id of the completions to judge, each
+    ``instead_of_rows``. steps: only these. only: (step, id) of the completions to judge. Each is
     judged without its siblings. Stored replies of a judge are reused, and new ones are not stored.
 
     Raises RunError if the run holds no rollouts.

@@ -60,7 +60,7 @@ _DIFF_LINES = 40
 
 
 class OnlyTheLog:
-    """Wraps the generator of a run. It holds the policy but refuses to sample."""
+    """Wraps the generator of a run. The wrapper holds the policy but refuses to sample."""
 
     def __init__(self, generator: Generator, folder: Path) -> None:
         self.generator = generator
@@ -255,7 +255,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
 
 
 def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
-    """Return version and hash of each verifier that judged a step. They may change during a run."""
+    """Return version and hash of each verifier that judged a step. Both may change during a run."""
     table = log.table(step)
     assert table is not None
     found: dict[str, dict[str, str]] = {}

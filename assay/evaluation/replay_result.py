@@ -63,7 +63,8 @@ class ReplayResult:
     """A repeated step. start: step of the checkpoint that the replay started from.
 
     again: the repeated computations. flips: changed verdicts. sources: diff of each verifier whose
-    hash changed. causes: differences of machine, versions and run that may explain others.
+    hash changed. causes: differences of machine, versions and settings that may explain the other
+    differences.
     """
 
     run: str

@@ -32,11 +32,11 @@ _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """One term. mean: of weight times value. share: part of the variance within groups; shares sum
-    to 1.
+    """One term. mean: of weight times value. share: the term's part of the reward's variance within
+    groups. All shares sum to 1.
 
     correlation: between advantages with and without the term. turned: share of advantages whose
-    sign differs without it. None if siblings have equal rewards.
+    sign changes if the term is removed. None if siblings have equal rewards.
     """
 
     term: str

@@ -27,8 +27,8 @@ STEPS = "steps.json"
 class Milestone:
     """Step verdicts of some passes. steps: first and last step that the passes come from.
 
-    wrong: passes with a step that scored too low. no_steps: passes without steps. interval: of the
-    share of wrong passes among those with steps.
+    wrong: passes with a step that scored too low. no_steps: passes without steps. interval: 95 %
+    interval of the share of wrong passes, among passes with step scores.
     """
 
     step: int
@@ -48,7 +48,8 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True)
 class StepAudit:
-    """Step verdicts of passes, at each milestone. below: a lower step score means a wrong step.
+    """Step verdicts of passes, at each milestone. below: limit of the step scores. A step with a
+    lower score is wrong.
 
     reasons: why steps were not judged, with counts.
     """

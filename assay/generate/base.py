@@ -18,9 +18,9 @@ from assay.types import Completion, Group, Problem, Prompt, Tokens
 class SoFar:
     """An unfinished completion, as a turn controller sees it.
 
-    newest: the newest token; None before the first. ends: the newest token is an end token or
-    completes a stop string. read: returns a copy of all tokens; call it only inside the controller.
-    injected: the newest token was injected, not sampled.
+    newest: the newest token; None before the first. ends: whether the newest token is an end token
+    or completes a stop string. read: returns a copy of all tokens; call it only inside the
+    controller. injected: whether the newest token was injected, not sampled.
     """
 
     num_tokens: int
@@ -53,8 +53,8 @@ class TurnController(Protocol):
     It is called before the first token, after each sampled token, and after the last injected
     token. Its result may depend only on the completion, so that a completion does not depend on its
     neighbors. Injected tokens keep a completion from ending. A controller that needs time, such as
-    for a tool, returns a future. Its completion pauses without sampling; the delay changes no
-    token.
+    for a tool, returns a future. Until the result arrives, the completion pauses. The delay does
+    not change its tokens.
     """
 
     def __call__(self, so_far: SoFar) -> InjectedTokens | Promise | None:
@@ -114,16 +114,16 @@ class Generator(Protocol):
     ) -> list[Group]:
         """Sample one group of ``group_size`` completions per problem, in the order of the problems.
 
-        first_sibling: the index of each group's first completion; it continues an earlier, smaller
-        group. on_group: called with each group when it is finished, while others are still sampled.
-        cutoff: groups outside it may be canceled and are not returned. It is passed only if more
-        problems than needed are sampled.
+        first_sibling: index of each group's first completion; above 0 if an earlier call has
+        sampled the siblings before it. on_group: called with each group when it is finished, while
+        others are still sampled. cutoff: groups outside it may be canceled and are not returned. It
+        is passed only if more problems than needed are sampled.
         """
         ...
 
     def sleep(self) -> None:
-        """Free the memory that only sampling needs before an update; `generate` allocates
-        it again."""
+        """Free the memory that only sampling needs, before an update. `generate` allocates it
+        again."""
         ...
 
     def load_policy(self, weights: Weights) -> None:

@@ -22,7 +22,7 @@ class CompiledCache(KeyValues):
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.own: list[tuple[Tensor, Tensor]] = []
-        # Number of own tokens per slot.
+        # Capacity of each slot for its own tokens, which follow the shared prompt.
         self.capacity = 0
         self.positions_S = self.prompt_length_S = torch.zeros(0, dtype=torch.int64)
         self._heads, self._width, self._dtype = tuple(heads), width, dtype

@@ -18,8 +18,8 @@ MakeController: TypeAlias = "Callable[[Problem, Prompt], TurnController | None]"
 class TurnControllers:
     """Creates the turn controller of each completion of a call, for every generator.
 
-    Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates the
-    controller in addition to the thinking controller; None: none.
+    Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates a
+    second controller, for tools or an environment; None: there is none.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and its keys and values
 are placed for each sibling, and for the next group if that has the same prompt. If the next prompt
-only begins the same, its leading blocks are reused. Run feeds one token per slot and samples the
-next. Postprocess removes finished completions and returns complete groups.
+has only its beginning in common, the common blocks are reused. Run feeds one token per slot and
+samples the next. Postprocess removes finished completions and returns complete groups.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 class EngineStats:
     """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
-    num_completions: finished, out of num_wanted. rows: computed in all steps, including idle ones.
-    prompt_tokens: computed by the model, without tokens reused from the previous prompt.
-    tokens: of all completions, including unfinished ones and removed tokens. wait_seconds: time in
-    which every completion waited for its turn controller.
+    num_completions: finished, out of num_wanted. rows: rows of all decoding steps, including idle
+    rows. prompt_tokens: computed by the model, without tokens reused from the previous prompt.
+    tokens: sampled tokens, including those of unfinished completions and removed ones.
+    wait_seconds: time in which every completion waited for its turn controller.
     """
 
     num_slots: int = 0
@@ -196,7 +196,7 @@ class Engine:
     ) -> list[Group]:
         """Sample and return one group per problem, in the order of the problems.
 
-        first_sibling: index of each group's first completion, as in a larger group. on_group:
+        first_sibling: index of each group's first completion, as in `Generator.generate`. on_group:
         called with each finished group. cutoff: the oversampling cutoff; groups outside it are
         canceled and not returned. Raises DataError if a prompt fills the model's context,
         OutOfMemory if no slot fits in ``engine.max_kv_mib``.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
-# Additional tokens to decode before the longest stop string. The first may start within a character
-# or carry a leading space.
+# Tokens that are decoded in addition to the longest stop string's. The first may start within a
+# character or carry a leading space.
 SLACK = 8
 
 

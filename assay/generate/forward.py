@@ -40,7 +40,8 @@ LEAST_ROWS = 4
 # The probe's prompt is longer than one block of prompt reading and one block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-# Tokens of the probe after a load. A few suffice, because every weight affects every position.
+# Tokens of the probe after a load. A few tokens suffice, because every weight affects every
+# position.
 LOAD_TOKENS = 16
 # Vocabulary entries whose log-probabilities are transferred and compared.
 PROBED_TOKENS = 256
@@ -70,8 +71,8 @@ class Forward(Protocol):
         ...
 
     def refresh(self, num_rows: int) -> None:
-        """Read the live model again before steps of ``num_rows`` slots. Raises NotLean if the path
-        does not support it any more."""
+        """Read the live model's parameters again, before steps of ``num_rows`` slots. Raises
+        NotLean if the path does not support it any more."""
         ...
 
     def end_call(self) -> None:
@@ -241,8 +242,8 @@ class Choice:
 
     row_counts: the slots padded to a multiple of ``row_multiple``, then smaller row counts that
     give the same bits, in descending order. independent: completions are bitwise independent of
-    their neighbors. This is false for a mixture of experts, where the neighbors' routes determine
-    the shapes of the products. reasons: why faster paths were rejected.
+    their neighbors. In a mixture of experts they are not, because the routes of other completions
+    determine the shapes of the products. reasons: why faster paths were rejected.
     """
 
     forward: Forward
@@ -317,7 +318,8 @@ def choose_forward(
         except Exception as error:  # third-party model code may raise anything
             reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    # The last candidate is the model's own cache. All others are only faster versions of it.
+    # The last candidate is the model's own cache. The other candidates are only faster versions of
+    # it.
     found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
     accepted = "a causal language model that `generate` of Transformers decodes with a cache"
     raise ModelError(message(type(model).__name__, found, accepted))
@@ -415,8 +417,8 @@ def _through_cache(
     """Return log-probabilities of the last positions, and whether all rows and extents agree
     bitwise.
 
-    beyond: additional positions of the long extent; 0 skips it. first_V: the prompt's last logits,
-    if the cache holds it already.
+    beyond: positions by which the long extent exceeds the short one; 0 skips the comparison.
+    first_V: the prompt's last logits, if the cache holds it already.
     """
     num_prompt = _num_prompt(tokens_L)
     found = [forward.prefill(tokens_L[:num_prompt]) if first_V is None else first_V]

@@ -183,7 +183,7 @@ class SlotCache(KeyValues, Cache):
         return (store for pair in self._layers.values() for store in pair)
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent rounded to whole blocks; steps of one shape share it."""
+        """Return the extent, rounded up to whole blocks so that many steps have the same shape."""
         total = -(-extent.total // BLOCK) * BLOCK
         return Extent(total, total, total)
 

@@ -29,7 +29,7 @@ output."""
 
 
 class LeanForward:
-    """Decoding with the parameters of a Llama-like model, held by reference.
+    """Decoding with the live parameters of a Llama-like model, which are not copied.
 
     packed: multiply with packed copies of the linear maps (see `products`), made at the last
     `refresh`. shared: siblings attend to one copy of their prompt (see `shared_prompt`).
@@ -224,8 +224,8 @@ class LeanForward:
 
 
 def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
-    """Apply a root-mean-square norm with the modules' rounding, which gives the learner's bits in
-    bfloat16."""
+    """Apply a root-mean-square norm. It rounds as the modules do, so that bfloat16 results equal
+    the learner's."""
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)

@@ -25,7 +25,7 @@ def default_kv_mib(device: torch.device) -> float:
 def num_that_fit(cache: KeyValues, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:
     """Return how many of ``num_slots`` fit in ``kv_mib`` together with the current prompt.
 
-    The result is a multiple of ``multiple``, unless not even one multiple fits.
+    The result is a multiple of ``multiple``, or less than ``multiple`` if no more slots fit.
     """
 
     def fits(number: int) -> bool:

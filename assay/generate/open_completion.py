@@ -1,7 +1,7 @@
 """A completion that is sampled by a chain of requests, with its turn controller.
 
 `Slots` has the same rules for the built-in engine, as arrays over all slots and with one token of
-each per step. Tests compare the two token by token.
+each per step. Tests check that both give the same tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class OpenCompletion:
     A request samples from the prompt and the tokens so far, until the turn controller injects
     tokens or needs time; a new request then continues behind them. controller: the turn controller.
     text_ends: searches for stop strings; None: the request itself stops at them. num_undone: number
-    of removed tokens. needs_request: no request in progress continues these tokens. promise: the
-    future for which the completion is paused. reason: why the completion ended; None: it has not.
+    of removed tokens. needs_request: whether a new request must continue these tokens. promise: the
+    future whose result a paused completion waits for. reason: why the completion ended; None: it
+    has not.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class OpenCompletion:
 
     @property
     def is_off(self) -> bool:
-        """Whether the completion has left its request: it ended, is paused, or has other tokens."""
+        """Whether the completion no longer follows its request, because it ended, paused, or
+        received injected tokens."""
         return self.needs_request or self.reason is not None
 
     def add(self, token: int, logprob: float, stopped: bool = False) -> None:
@@ -97,7 +99,8 @@ class OpenCompletion:
                     self.turns.append((start, start + len(queue)))
             if not queue:
                 break
-            # Injected tokens keep a completion from ending, and never end it themselves.
+            # A completion does not end while tokens are injected, even if they contain an end
+            # token.
             ends, answer = None, None
             while queue and len(self.tokens) < limit:
                 self._append(queue.popleft(), 0.0, False)

@@ -13,7 +13,7 @@ from assay.types import Group
 class OversamplingCutoff:
     """The oversampling cutoff: selects the ``enough`` groups whose longest completion is shortest.
 
-    Length is counted in tokens. If all completions start together, these are the groups that finish
+    Length is counted in tokens. If all completions start at the same time, these groups finish
     first. The selection depends only on the completions, not on slots, timings or placement. Ties
     go to the earlier group of a call. limit: a group with a longer completion is not selected and
     can be canceled. tokens: number of tokens sampled for groups that were not selected.

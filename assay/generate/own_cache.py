@@ -1,9 +1,9 @@
 """Decoding with the model's own cache class, one completion at a time: slow but general.
 
 It serves models that keep more than keys and values: recurrent states (Mamba, Qwen3-Next, Falcon
-H1), positions in the scores (ALiBi), chunked attention. A row is fed alone, in the same calls as by
-``generate`` of Transformers. Its bits therefore do not depend on other rows. A step costs one call
-of the model for each completion.
+H1), positions in the scores (ALiBi), chunked attention. Each completion is computed alone, with the
+same calls as ``generate`` of Transformers makes. Its bits therefore do not depend on other rows. A
+step costs one call of the model for each completion.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class OwnCaches(KeyValues):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token and slot of the last prompt; a recurrent state is spread over it."""
+        """Bytes per token and slot of the last prompt. The size of a recurrent state is divided by
+        the prompt's length."""
         tokens, state = self._prompt
         return -(-_num_bytes(state) // max(len(tokens), 1))
 

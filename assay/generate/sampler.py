@@ -36,14 +36,14 @@ def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
 
 
 def key_at(key: int, draw: int) -> int:
-    """Return the key that continues another one: its first draw is the other's draw ``draw``."""
+    """Return a key whose first draw is draw number ``draw`` of another key."""
     return (key + draw * int(_GOLDEN)) % 2**64
 
 
 def uniforms(keys_S: NDArray[np.uint64], positions_S: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each (completion key, token position).
 
-    SplitMix64 as a counter-based generator (Steele, Lea and Flood 2014, fig. 11).
+    SplitMix64 as a counter-based generator (Steele, Lea and Flood 2014, figure 11).
     """
     bits = keys_S + (positions_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
@@ -100,8 +100,8 @@ def _sample(
 def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return the log-probabilities after top-k, top-p and min-p (in that order), renormalized.
 
-    top-p (Holtzman et al. 2020) retains a token if the more likely tokens have a mass below p.
-    min-p is relative to the most likely token (Nguyen et al. 2024). Ties with the last retained
+    top-p (Holtzman et al., 2020) retains a token if the more likely tokens have a mass below p.
+    min-p is relative to the most likely token (Nguyen et al., 2024). Ties with the last retained
     token are retained.
     """
     num_tokens = logprobs_SV.shape[-1]

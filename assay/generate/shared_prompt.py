@@ -3,8 +3,8 @@
 A prompt is stored once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of
 N rows. A slot's own tokens are stored in its own blocks [num_blocks, S, H, BLOCK, D]. A step
 multiplies the queries of all siblings of a row with their prompt in one product, followed by one
-softmax over prompt and own tokens. Every product has the same shape for any neighbors: vacant
-places of a row are computed too, and shorter prompts end in exact zeros.
+softmax over prompt and own tokens. The shapes of products do not depend on other completions:
+vacant places of a row are computed too, and shorter prompts are padded with exact zeros.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from assay.model.transfer import on_device
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
-# Rows that are added when none is free. More would cost time, since every step computes all rows.
+# Number of rows that are added when no row is free. More would cost time, since every step computes
+# all rows.
 ROWS_AT_ONCE = 8
 
 

@@ -24,7 +24,8 @@ Asking = tuple[ThinkFormat, str | None]
 class Waiting:
     """An unfinished group and its finished completions.
 
-    todo: siblings without a slot, counted from 0; ``first_sibling`` is added in names and keys.
+    todo: siblings that wait for a slot, counted from 0. Names and random keys count them from
+    ``first_sibling``.
     """
 
     position: int

@@ -108,7 +108,7 @@ class ThinkController:
         """Return the text that ends or continues thinking, or None."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
-        # Injected tokens may open and close blocks freely.
+        # Limits do not apply to injected tokens, which may open and close blocks.
         if so_far.injected:
             was_inside = self._inside
         elif was_inside:

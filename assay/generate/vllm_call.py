@@ -34,7 +34,7 @@ class VllmClient:
         self.vllm, self.engine = vllm, engine
 
     def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
-        """Request a continuation of these tokens. `step` reports it under this name."""
+        """Request a continuation of these tokens. `step` returns its outputs under this name."""
         prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
         self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
 
@@ -100,7 +100,8 @@ class VllmCall:
                 number = group.first_sibling + sibling
                 key = completion_key(seed, problem.id, problem.draw, number)
                 controller = self.controllers.of(group)
-                # Without a controller vLLM searches for stop strings, so nothing is streamed.
+                # Without a controller, vLLM itself searches for stop strings, and no streaming is
+                # needed.
                 ends = None if controller is None else text_ends
                 self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
 

@@ -1,7 +1,7 @@
 """vLLM as the generator: token ids in; token ids and log-probabilities out.
 
-vLLM reads a model's configuration but no weights: it starts with random weights. The first load
-therefore verifies every transferred tensor, since one that was not loaded would still be random.
+vLLM reads a model's configuration but no weights: it starts with random weights. After the first
+load every tensor is verified, because a tensor that was not loaded would still be random.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ class VllmEngine:
 
     Not exact: vLLM's products round differently and depend on the other completions of a batch, so
     importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
-    expected: returns the expected result of `probe`; None: the caller compares. marks: environment
-    variables that identify vLLM's processes, so that they are ended if this process is killed.
-    None: vLLM runs in this process and takes it over. watch, make_controller, log: see `Engine`.
+    expected: returns the expected result of `probe`; None if the caller compares it. marks:
+    environment variables that identify vLLM's processes, so that they are ended if this process is
+    killed. None: vLLM runs in this process and takes it over. watch, make_controller, log: see
+    `Engine`.
     """
 
     exact = False

@@ -32,6 +32,7 @@ def is_disk_full(error: BaseException) -> bool:
     """
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
+    # safetensors and tokenizers are written in Rust and raise the text only.
     if any(text in str(error) for text in _FULL_TEXTS):
         return True
     cause = error.__cause__ or error.__context__
@@ -98,11 +99,14 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
+            # Without it, a power failure after the renaming can leave an empty file under the final
+            # name.
             os.fsync(file.fileno())
         put_in_place(temporary, path)
     except BaseException:
         remove_file(temporary)
         raise
+    # The new name is an entry of the folder, which has to be flushed on its own.
     sync_file(path.parent)
 
 
@@ -158,6 +162,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
+    # JSON has no NaN. Python would write one that other parsers reject.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -278,6 +283,7 @@ class DirectoryLock:
         try:
             while not self._take():
                 owner = self._owner()
+                # Only a lock whose owner is dead is worth waiting for.
                 if (owner is not None and is_alive(owner)) or time.monotonic() > give_up:
                     self._file.close()
                     who = f"process {owner}" if owner else "another process"

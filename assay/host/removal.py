@@ -57,7 +57,7 @@ def temporary_beside(path: Path) -> Path:
 def scratch_beside(path: Path, use: str) -> Path:
     """Return the name of this process's temporary folder beside a path. The folder is not created.
 
-    Folders of the same use and path that killed processes left are removed first; those of other
+    First remove the temporary folders that killed processes left for this use and path. Those of
     running processes stay. use: a word, such as ``export``.
     """
     prefix = f".saving-{use}-{crc32(path.name.encode())}-"
@@ -74,6 +74,7 @@ def is_alive(process: int) -> bool:
     """Return whether a process exists, also one of another user."""
     try:
         os.kill(process, 0)
+    # OverflowError: a number in a damaged file can be larger than any process's.
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
@@ -111,6 +112,7 @@ def remove_temporary(folder: Path) -> None:
     """
     if not _TEMPORARY.fullmatch(folder.name):
         raise ValueError(f"{folder} is not a temporary folder of Assay")
+    # In a shared folder such as /tmp another user could prepare a link of this name.
     if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.geteuid():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,7 +140,7 @@ def move_aside(path: Path, prefix: str) -> Path:
 
 
 def list_written(folder: Path) -> None:
-    """Write the list of a folder's files into it, to permit a later replacement."""
+    """Write a list of a folder's files into the folder, so that Assay may replace it later."""
     text = json.dumps(_digests(folder), indent=1)
     (folder / WRITTEN).write_text(f"{text}\n", encoding="utf-8")
 

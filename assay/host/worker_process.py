@@ -78,11 +78,13 @@ class WorkerProcess:
             **os.environ,
             **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            # There is a worker for each core. More threads would only compete with each other.
             "OMP_NUM_THREADS": "1",
         }
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self.process = subprocess.Popen(
+                # -P: Python would otherwise import modules from the working directory first.
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -93,6 +95,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         self.channel.settimeout(START_DEADLINE)
+        # `select.select` fails for file numbers above 1023, which a large run reaches.
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
         self._inbox = bytearray()
@@ -153,6 +156,7 @@ class WorkerProcess:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
             if self.num_waiting > 1:
+                # Replies to fast calls arrive one by one, and each would wake this thread.
                 time.sleep(GATHER * self.num_waiting)
             chunk = b""
             with suppress(OSError):
@@ -191,9 +195,10 @@ class WorkerProcess:
     def kill(self) -> int:
         """Kill the process and its group, and return its exit code.
 
-        `clear` kills other descendants.
+        `end_orphans` kills its other descendants.
         """
         with suppress(ProcessLookupError, PermissionError):
+            # SIGTERM could be caught or ignored by the program that hangs.
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         self.release()

@@ -120,9 +120,9 @@ def init(
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
     data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
-    a folder, a hub name or a run; None: a tiny model is created. verifier: None: chosen by the
-    rows. Existing rows and rewards stay. Raises UserError, before writing, for unusable rows or
-    models, and for an existing configuration without ``overwrite``.
+    a folder, a hub name or a run; None: a tiny model is created. verifier: expression of the
+    verifier; default: chosen by the rows. Existing rows and rewards stay. Raises UserError, before
+    writing, for unusable rows or models, and for an existing configuration without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
@@ -146,7 +146,7 @@ def init(
         if heldout_share is not None:
             sources, heldout = _hold_out(draft, sources, heldout_share, overwrite)
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
-        # An sft run is trained on traces but evaluated on problems.
+        # A supervised run is trained on traces but evaluated on problems.
         load_held = load_problems if kind == "sft" else load
         held = look_at_rows(heldout, load_held) if heldout else None
         _check_heldout(sources, held if load is load_problems else None)
@@ -281,7 +281,8 @@ def _choose_verifier(
 
 
 def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
-    """Write a reward function, unless one exists. Without answers in the rows it is an example."""
+    """Write a reward function, unless one exists. If the rows have no answers, an example is
+    written."""
     name = "my_reward.py"
     if key is None and not Path(name).exists():
         keys = ", ".join(rows.columns)
@@ -396,7 +397,7 @@ def _describe_verifier(draft: Draft, expression: str | None) -> None:
 def _describe_epochs(
     draft: Draft, model: LookedModel, rows: LookedRows
 ) -> dict[str, dict[str, Any]]:
-    """Choose epochs and rows per step. Returns the section of the stage."""
+    """Choose epochs and rows per step. Return the stage's section of the configuration."""
     epochs = 100.0 if model.is_tiny else 1.0
     draft.line("epochs", epochs, "passes over the rows")
     tokens, count = 32 if model.is_tiny else 4096, min(32, len(rows.rows))

@@ -1,4 +1,4 @@
-"""Detect properties of rows and models, for the configuration written for them."""
+"""Detect the properties of rows and models that a new configuration depends on."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ class LookedRows:
 class LookedModel:
     """Facts from a model's tokenizer and configuration.
 
-    think: tags of its reasoning, if any. opens: whether its chat template opens the block. context:
-    maximum tokens of prompt and completion together; None: not stated. is_tiny: the weights take a
-    few megabytes. config: the Transformers configuration, of the base model for adapters.
+    think: tags of its reasoning, if any. opens: whether the chat template opens the think block.
+    context: maximum tokens of prompt and completion together; None: not stated. is_tiny: the
+    weights take a few megabytes. config: the Transformers configuration; for adapters, that of
+    their base model.
     """
 
     path: str

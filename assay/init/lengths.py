@@ -30,11 +30,12 @@ SHORTEST = 128
 def answer_lengths(
     rows: LookedRows, model: LookedModel, key: str | None
 ) -> tuple[Lengths, dict[bool, str]]:
-    """Return lengths of prompts and completions, and reasons by whether completions are whole.
+    """Return lengths of prompts and completions, and a reason for whole and for truncated
+    completions.
 
-    Whole completions (True) have the maximum useful length; others are cut to what most rows need.
-    key: of the answers. For worked solutions, the limits are 2 and 1.5 times the length of a long
-    solution.
+    The reason under True is for whole completions, of the maximum useful length. The reason under
+    False is for completions that are truncated to what most rows need. key: the rows' key of the
+    answer. For worked solutions, the limits are 2 and 1.5 times the length of a long solution.
     """
     sample: Sequence[Any] = rows.rows[:LOOKED_AT]
     prompts = sorted(model.count(str(one.prompt)) for one in sample)

@@ -50,8 +50,8 @@ class Rung:
     whole: bool
 
 
-# Fewer steps come before smaller groups: a group of 4 is often all right or all wrong. Below 50
-# steps `assay plan` recommends another method.
+# Steps are reduced before group sizes, because all 4 completions of a small group often have the
+# same verdict. Below 50 steps `assay plan` recommends another method.
 LADDER = (
     Rung(200, 8, 16, True),
     Rung(200, 8, 8, True),
@@ -79,7 +79,7 @@ class Lengths:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Chosen sizes and reasons. expected, memory_mib: None if unknown. sure: no other program used
-    the processor. warnings: reasons why the run may not fit."""
+    the processor while the rates were measured. warnings: reasons why the run may not fit."""
 
     rung: Rung
     model: Mapping[str, Any]
@@ -170,8 +170,8 @@ def choose_sizes(
 ) -> Sizes:
     """Choose sizes that fit this machine.
 
-    base: fixed sections of the configuration. work: of a stage that trains on rows; None: the stage
-    samples.
+    base: fixed sections of the configuration. work: token counts of a stage that trains on rows;
+    None: the stage samples.
     """
     rungs = (UNKNOWN,) if work is not None else TINY if looked.is_tiny else LADDER
     try:

@@ -34,12 +34,12 @@ class AdamW:
 
     A bfloat16 parameter is the upper half of its float32 master weight. The state keeps the lower
     half (int16): two bytes per weight instead of four for a copy. A float16 parameter has a float32
-    master in the state. A float32 parameter is its own master. Weight decay applies to matrices,
-    and not to vectors (norms, biases).
+    master in the state. A float32 parameter needs no separate master. Weight decay applies to
+    matrices, and not to vectors (norms, biases).
 
     state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``),
         allocated at a parameter's first step.
-    num_steps: step count of each parameter.
+    num_steps: number of steps taken by each parameter.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
@@ -70,7 +70,7 @@ class AdamW:
                 "beta1": self.config.betas[0],
                 "beta2": self.config.betas[1],
                 "eps": self.config.epsilon,
-                # Norms and biases are not decayed, as usual for transformers.
+                # Weight decay is not applied to norms and biases, as usual for transformers.
                 "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
             }
             if adamw_kernel.can_step(tensors):

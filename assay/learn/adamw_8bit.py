@@ -1,4 +1,4 @@
-"""8-bit AdamW (Dettmers et al. 2022) by bitsandbytes, on float32 master weights."""
+"""8-bit AdamW (Dettmers et al., 2022) by bitsandbytes, on float32 master weights."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
     """Return the advantage of each token, by the preset's credit assignment.
 
         completion  one action per completion: its advantage fills the row. A KL in the reward is
-                    that of the whole completion (Ahmadian et al. 2024, section 2) and enters the
+                    that of the whole completion (Ahmadian et al., 2024, section 2) and enters the
                     baseline
         steps       the sum of the group-normalized rewards of steps that end at or after the token
                     (DeepSeekMath, section 4.1.3), minus the KL in the reward from the token on
@@ -52,7 +52,7 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
                     later turns, minus the siblings' baseline at the same turn number (`_of_turns`)
         to_go       the discounted sum of token rewards from the token on, minus the siblings'
                     baseline of that sum from their first token on
-        gae         generalized advantage estimates from token rewards and values (Schulman et al.
+        gae         generalized advantage estimates from token rewards and values (Schulman et al.,
                     2016); the critic's returns are the estimates before whitening plus the values
 
     Some presets whiten advantages over the trained tokens. A KL in the reward or a critic requires
@@ -89,9 +89,9 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
         tokens of truncated completions with `Algorithm.mask_truncated` (the baseline includes them)
         all tokens with `Algorithm.dynamic_sampling`, if no group has right and wrong completions
 
-    DAPO trains on mixed groups only (eq. 11), so every loss term is 0 for a batch without mixed
-    groups. With `Algorithm.keep` = ``correct``, completions that did not pass are counted but not
-    trained on.
+    DAPO trains on mixed groups only (equation 11), so every loss term is 0 for a batch without
+    mixed groups. With `Algorithm.keep` = ``correct``, completions that did not pass are counted but
+    not trained on.
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
@@ -99,7 +99,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # DAPO trains on mixed groups only (eq. 11), so without one every loss term is 0.
+        # DAPO trains on mixed groups only (equation 11), so without one every loss term is 0.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -176,8 +176,8 @@ def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
 
     over the assistant turns k; r_k is the sum of `token_rewards` in turn k. Baseline and scale come
     from siblings with a turn k. They do not depend on the action, so they add no bias. A turn that
-    no sibling has gets advantage 0. Turns as actions: Zhou et al. 2024 (arXiv 2402.19446). Rewards
-    at turns: Zeng et al. 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
+    no sibling has gets advantage 0. Turns as actions: Zhou et al., 2024 (arXiv 2402.19446). Rewards
+    at turns: Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
     function normalizes the discounted sums.
     """
     acts_T, rewards_T = _episodes(batch, algorithm)
@@ -268,7 +268,7 @@ def _relative_to_group(
 def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     """Return (v - mean) / sqrt(var + 1e-8) over the masked-in values, [T] float64; 0 elsewhere.
 
-    With ``shift=False`` the mean is added back, so that only deviations are scaled (Ziegler et al.
+    With ``shift=False`` the mean is added back, so that only deviations are scaled (Ziegler et al.,
     2019, reward whitening in their code). var is the sample variance, sum (v - mean)^2 / (n - 1).
     Equal values have deviations of exactly 0.
     """

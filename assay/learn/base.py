@@ -36,7 +36,8 @@ class Learner(Protocol):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The preset in effect. Its dynamic weights change from batch to batch."""
+        """The preset in effect. The algorithm's preset. Its dynamic weights change from batch to
+        batch."""
         ...
 
     def score(

@@ -25,7 +25,7 @@ def group_advantages(
 
         mean            b_i = mean of all siblings' rewards, i included   (DeepSeekMath 4.1.2)
         median          b_i = median of all siblings' rewards, i included
-        leave_one_out   b_i = mean of the other siblings' rewards          (Kool et al. 2019, RLOO)
+        leave_one_out   b_i = mean of the other siblings' rewards          (Kool et al., 2019, RLOO)
         std             divide by sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon
 
     An unjudged completion has advantage 0 and does not affect its siblings. A completion without a

@@ -41,9 +41,9 @@ def value_loss(
         loss = 1/2 (V - R)^2
         loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)    with a value clip c
 
-    PPO's value loss (Schulman et al. 2017, eq. 9). The clip follows the code of the PPO authors,
-    Ouyang et al. 2022, and its reproduction (Huang et al. 2024, detail 20). Gradients flow through
-    values_T only.
+    PPO's value loss (Schulman et al., 2017, equation 9). The clip follows the code of the PPO
+    authors, Ouyang et al., 2022, and its reproduction (Huang et al., 2024, detail 20). Gradients
+    flow through values_T only.
     """
     squares_T = (values_T - returns_T).square()
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
@@ -60,7 +60,7 @@ def value_loss(
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
     """Return 1 - Var(R - V) / Var(R), or None if R is constant.
 
-    1 means perfect prediction. 0 means no better than a constant.
+    1 means perfect prediction. A value of 0 means that the critic is no better than a constant.
     """
     if len(returns_N) < 2:
         return None
@@ -166,7 +166,7 @@ class Critic:
 class CriticUpdate:
     """One critic update: the loss, the optimizer steps and the metrics of one batch.
 
-    pulled: True if the policy trains on the batch too.
+    pulled: whether the policy trains on the batch too.
 
     ``joins``: the critic shares the policy's layers and adds its loss to the policy loss.
         ``is_known``: the values before the update already equal the returns, so the critic takes no
@@ -201,7 +201,8 @@ class CriticUpdate:
         self._reports: list[StepReport] = []
 
     def turn_to(self, groups: Sequence[int]) -> None:
-        """Select the groups of the next optimizer step. Its loss is the mean over their tokens."""
+        """Select the groups of the next optimizer step. The loss of the step is the mean over their
+        tokens."""
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))

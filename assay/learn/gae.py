@@ -29,9 +29,9 @@ def gae_advantages(
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
         A_t     = sum_l (gamma lambda)^l delta_{t+l}
 
-    Schulman et al. 2016 (arXiv 1506.02438), eq. 11 to 16, over the actions (``acts_T``) of each
-    row, with V = 0 after the last. values_T: V of the state before each token. Lambda 1 gives the
-    discounted return minus V(s_t) (eq. 18), and lambda 0 gives delta_t (eq. 17).
+    Schulman et al., 2016 (arXiv 1506.02438), equations 11 to 16, over the actions (``acts_T``) of
+    each row, with V = 0 after the last. values_T: V of the state before each token. Lambda 1 gives
+    the discounted return minus V(s_t) (equation 18), and lambda 0 gives delta_t (equation 17).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     values_N = values_T[acts_T].double()
@@ -47,8 +47,8 @@ def discounted_to_go(
 ) -> Tensor:
     """Return sum_l gamma^l r_{t+l} over each row's actions, [T] float64; 0 at other tokens.
 
-    The reward-to-go equals `gae_advantages` with lambda 1 and no critic (Schulman et al. 2016, eq.
-    18).
+    The reward-to-go equals `gae_advantages` with lambda 1 and no critic (Schulman et al., 2016,
+    equation 18).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     longest = _longest(acts_T, row_T, num_rows)
@@ -58,7 +58,7 @@ def discounted_to_go(
 def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reward of each action, [N] float64, and its row, [N]."""
     row_N = row_T[acts_T]
-    # Index of the last action up to each token. It may belong to an earlier row.
+    # Index of the last action up to each token. This action may belong to an earlier row.
     before_T = acts_T.long().cumsum(0) - 1
     owned_T = before_T >= 0
     owned_T[owned_T.clone()] = row_N[before_T[owned_T]] == row_T[owned_T]

@@ -55,8 +55,8 @@ def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
     """Fill ``out`` (int32) with 32 random bits per element, a function of (key, index) only.
 
     Element indices start at ``first``, so that noise does not depend on the split of a tensor. The
-    mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: buffer of the
-    same shape.
+    mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: int32 buffer of
+    the same shape, which is overwritten.
     """
     # The noise is a function of the element's index, so it does not depend on how a tensor is
     # split.

@@ -65,9 +65,10 @@ def policy_loss(
         sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
                     - entropy_weight H_t ]
 
-    With ``weights_T`` from `token_weights`, this is DeepSeekMath eq. 3 (negated) for
-    ``sequence_mean`` and surrogate ``clip``, DAPO eq. 8 for ``token_mean``, and PPO eq. 8 for
-    surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under ``importance_cap``.
+    With ``weights_T`` from `token_weights`, this is DeepSeekMath equation 3 (negated) for
+    ``sequence_mean`` and surrogate ``clip``, DAPO equation 8 for ``token_mean``, and PPO equation 8
+    for surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under
+    ``importance_cap``.
 
     logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
         entropy_T.
@@ -180,7 +181,7 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
         k1 = d                  unbiased; as a loss its expected gradient is zero
         k2 = d^2 / 2            biased; as a loss its expected gradient is that of
                                 KL(policy || reference); d is bounded, and its gradient stays
-        k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath eq. 4); as a loss, of
+        k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath equation 4); as a loss, of
                                 KL(reference || policy)
 
     A teacher with another tokenizer scores spans of tokens. Then d is the difference of the span,
@@ -219,8 +220,8 @@ def token_weights(
     With N_r counted tokens in row r, s_r its share, and S the sum of s_r over rows with counted
     tokens:
 
-        sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath eq. 3
-        token_mean       s_r / sum_r s_r N_r        DAPO eq. 8, over the whole optimizer step
+        sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath equation 3
+        token_mean       s_r / sum_r s_r N_r        DAPO equation 8, over the whole optimizer step
         constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; with 1 a plain sum
 
     counted_T: mask of tokens that count in the normalizers; None: the loss mask.

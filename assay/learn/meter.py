@@ -24,12 +24,12 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     Ratio and clip fraction cover the tokens that carry gradient, in all epochs. Entropy, mismatch
     and the KL to the reference cover all sampled tokens, at the first forward pass of each token in
     the update. The KL to the reference uses the k3 estimator, whatever estimator the loss uses, and
-    skips tokens without a teacher score. KL(old || new) covers the trained tokens. It is omitted if
-    no optimizer step preceded its measurement.
+    skips tokens without a teacher score. KL(old || new) covers the trained tokens. KL(old || new)
+    is omitted if no optimizer step preceded its measurement.
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
-    # An early stop leaves tokens without a forward pass.
+    # After an early stop, some tokens had no forward pass.
     met_T = sampled_T & seen.met_T
     mismatch_T = (batch.behavior_logprobs_T - seen.old_logprobs_T).abs()[sampled_T]
     values = {

@@ -27,8 +27,8 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
     Tokens with a nonzero advantage carry gradient. All trained tokens carry gradient if the loss
     has a KL to the reference or an entropy bonus. A penalty on KL(old || new), ``tau`` and a trust
-    region have zero gradient at the old policy. They add gradient only after the policy has moved,
-    so they count only if some token in the batch has an advantage.
+    region have zero gradient at the old policy. These terms count only if some token in the batch
+    has an advantage, because otherwise the policy never moves from the old one.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
@@ -42,8 +42,8 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 class PolicyUpdate:
     """Per-token data of one policy update.
 
-    carries_T: mask of tokens that carry gradient.
-    learns: False measures the policy without training it.
+    carries_T: mask of tokens that carry gradient. learns: whether the update trains the policy; if
+    False, it only measures it.
 
     Attributes:
 
@@ -173,7 +173,7 @@ class PolicyUpdate:
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
             return False
-        # The accumulated gradient belongs to the step that is not taken.
+        # The gradient that was accumulated for this step is dropped with it.
         self.passes.optimizer.zero_grad()
         self.stopped_at = len(self.steps)
         return True

@@ -71,12 +71,13 @@ def preference_loss(
 def strengths(
     logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
 ) -> Tensor:
-    """Return the quantity that the loss compares, [R]. Times beta it is the implicit reward.
+    """Return the quantity that the loss compares, [R]. Multiplied by beta, it is the implicit
+    reward.
 
-    log pi(y|x) - log pi_ref(y|x)     summed over the tokens (Rafailov et al. 2023, eq. 5)
-    the same / |y|                    with length_normalized (Tulu 3, eq. 6)
-    log pi(y|x), and / |y|            with reference_free (SimPO, eq. 4)
-    log p - log(1 - p)                under ``odds``, p = pi(y|x)^(1/|y|) (ORPO, eq. 3 and 4)
+    log pi(y|x) - log pi_ref(y|x)     summed over the tokens (Rafailov et al., 2023, equation 5)
+    the same / |y|                    with length_normalized (Tulu 3, equation 6)
+    log pi(y|x), and / |y|            with reference_free (SimPO, equation 4)
+    log p - log(1 - p)                under ``odds``, p = pi(y|x)^(1/|y|) (ORPO, equations 3 and 4)
     """
     if row.link == "odds":
         means_R = (logprobs_R / length_R).clamp(max=MAX_MEAN_LOGPROB)
@@ -92,10 +93,10 @@ def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: flo
     """Return the loss of each pair, [P]. With d the difference of its two strengths:
 
     logistic   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta d - margin
-               (DPO eq. 7, SimPO eq. 6; e is label_smoothing, Mitchell 2023)
-    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)  (Chowdhury et al. 2024)
-    square     (d - 1 / (2 beta))^2                                        (IPO eq. 17)
-    odds       -beta log sigmoid(d)                                        (ORPO eq. 7)
+               (DPO equation 7, SimPO equation 6; e is label_smoothing, Mitchell 2023)
+    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)  (Chowdhury et al., 2024)
+    square     (d - 1 / (2 beta))^2                                        (IPO equation 17)
+    odds       -beta log sigmoid(d)                                        (ORPO equation 7)
     """
     difference_P = chosen_P - rejected_P
     if row.link == "square":
@@ -115,8 +116,8 @@ def label_losses(
 ) -> Tensor:
     """Return the loss of each unpaired completion, [R]: w (1 - sigmoid(+-beta (s - z0))).
 
-    The sign is + for desirable completions. This is lambda_y - v(x, y) of KTO eq. 7 and 8, with the
-    preset's weights as lambda. z0 has no gradient.
+    The sign is + for desirable completions. This is lambda_y - v(x, y) of KTO equations 7 and 8,
+    with the preset's weights as lambda. z0 has no gradient.
     """
     above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)

@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """This process's place among the learner ranks, and the operations that join them.
+    """This process's rank among the learner ranks, and the operations that connect them.
 
     Rank 0 is the process of the command. The other ranks repeat its calls (`follow`). Outside of
     these calls rank 0 works alone, and every operation returns its argument. size: the number of
@@ -99,7 +99,7 @@ class Ranks:
 
     @property
     def divides(self) -> bool:
-        """Whether passes are divided now. True only inside a call that all ranks make."""
+        """Whether passes are divided now. Whether all ranks are inside the same call."""
         return self.size > 1 and (self.rank > 0 or self._depth > 0)
 
     def share(self, groups: Sequence[int], costs: Sequence[int]) -> list[int]:
@@ -148,7 +148,8 @@ class Ranks:
 
     @contextmanager
     def calling(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Generator[None]:
-        """Send this call to the other ranks, which repeat it. Nested calls are not sent."""
+        """Send a call of rank 0 to the other ranks, which make the same call. Nested calls are not
+        sent."""
         is_outer = self._depth == 0
         self._depth += 1
         try:

@@ -30,10 +30,11 @@ def pair_losses(
 ) -> Tensor:
     """Return the loss of each pair, [P]: -log sigmoid(r_c - r_r - m) + c (r_c + r_r)^2.
 
-    The first term is the Bradley-Terry log-likelihood of one pair (Ouyang et al. 2022,
-    arXiv:2203.02155, eq. 1), with the margin m of Llama 2 (Touvron et al. 2023, arXiv:2307.09288,
-    eq. 2). Pairs determine scores up to a constant only. The second term centers the scores at 0
-    (Eisenstein et al. 2023, arXiv:2312.09244). The caller divides by the number of pairs.
+    The first term is the Bradley-Terry log-likelihood of one pair (Ouyang et al., 2022,
+    arXiv:2203.02155, equation 1), with the margin m of Llama 2 (Touvron et al., 2023,
+    arXiv:2307.09288, equation 2). Pairs determine scores up to a constant only. The second term
+    centers the scores at 0 (Eisenstein et al., 2023, arXiv:2312.09244). The caller divides by the
+    number of pairs.
     """
     differences_P = chosen_P - rejected_P
     if margins_P is not None:
@@ -58,9 +59,9 @@ def log_odds(logits_MC: Tensor) -> Tensor:
 def label_losses(log_odds_M: Tensor, labels_M: Tensor, loss: LabelLoss) -> Tensor:
     """Return the loss of each label, [M], with p = sigmoid(log-odds) and a label y in [0, 1].
 
-    ``cross_entropy`` is -y log p - (1 - y) log(1 - p): Math-Shepherd's eq. 1 for whole texts and
-    eq. 2 for steps (Wang et al. 2023, arXiv:2312.08935), with its hard or soft labels (eq. 3 and
-    4). ``squared`` is the Brier score (p - y)^2. The caller normalizes.
+    ``cross_entropy`` is -y log p - (1 - y) log(1 - p): Math-Shepherd's equation 1 for whole texts
+    and equation 2 for steps (Wang et al., 2023, arXiv:2312.08935), with its hard or soft labels
+    (equations 3 and 4). ``squared`` is the Brier score (p - y)^2. The caller normalizes.
     """
     if loss == "squared":
         return (torch.sigmoid(log_odds_M) - labels_M).square()

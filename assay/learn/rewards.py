@@ -56,9 +56,9 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
-    Ziegler et al. 2019, eq. 2, per token (Stiennon et al. 2020; Ouyang et al. 2022). Under credit
-    ``turns``, the weighted score of a step is placed at the end of the step, and the rest of the
-    outcome at the end of the completion. The sum over a completion's tokens is its reward in
+    Ziegler et al., 2019, equation 2, per token (Stiennon et al., 2020; Ouyang et al., 2022). Under
+    credit ``turns``, the weighted score of a step is placed at the end of the step, and the rest of
+    the outcome at the end of the completion. The sum over a completion's tokens is its reward in
     `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
@@ -85,7 +85,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Return the KL to the reference at each sampled token, times its row's factor, [T] float64.
 
-    The preset selects the estimator. ``kl_clamp`` raises negative estimates to 0 (Dubois et al.
+    The preset selects the estimator. ``kl_clamp`` raises negative estimates to 0 (Dubois et al.,
     2023, AlpacaFarm). Raises ValueError for a batch without the log-probabilities of
     `Learner.score`.
     """
@@ -104,7 +104,7 @@ def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
 def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
     """Return the penalty on completions within ``buffer`` tokens of the limit, [R] in [-1, 0].
 
-    DAPO eq. 13: 0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
+    DAPO equation 13: 0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
     """
     over_R = length_R.double() - (max_tokens - buffer)
     return -(over_R / buffer).clamp(0.0, 1.0)

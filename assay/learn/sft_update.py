@@ -39,7 +39,7 @@ class SFTLearner(PassesLearner):
             -c log p(token) + (1 - c) temperature^2 D
 
         c is the weight of the cross-entropy. D is the divergence of the two distributions at the
-        teacher's temperature (Hinton et al. 2015, arXiv 1503.02531, section 2). The square of the
+        teacher's temperature (Hinton et al., 2015, arXiv 1503.02531, section 2). The square of the
         temperature keeps the gradient scale. Without a teacher the loss has no D. Raises
         OutOfMemory.
         """

@@ -31,8 +31,8 @@ def leveled_log_ratio(
     """Return the log-ratio at its level, [T]. With d_t per token and N sampled tokens in a row:
 
         token             d_t                     PPO
-        sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO eq. 7
-        sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 eq. 1
+        sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO equation 7
+        sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 equation 1
 
     All tokens of a row share its log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore its
     surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
@@ -55,8 +55,8 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
 
-    Schulman et al. 2017 (PPO), eq. 7; with unequal ranges DAPO eq. 10. With a dual clip c, where A
-    < 0: -max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv 1912.09729, eq. 5).
+    Schulman et al., 2017 (PPO), equation 7; with unequal ranges DAPO equation 10. With a dual clip
+    c, where A < 0: -max(min(r A, clip(r) A), c A) (Ye et al., 2020, arXiv 1912.09729, equation 5).
     """
     clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped_T = ratio_T * advantages_T
@@ -71,7 +71,7 @@ def ratio_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-r A, whether the dual clip is active), both [T].
 
-    Schulman et al. 2015 (TRPO), eq. 14; Schulman et al. 2017 (PPO), eq. 6 and 8.
+    Schulman et al., 2015 (TRPO), equation 14; Schulman et al., 2017 (PPO), equations 6 and 8.
     """
     unclipped_T = ratio_T * advantages_T
     surrogate_T = unclipped_T
@@ -89,8 +89,8 @@ def cispo_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of clipped weights), both [T].
 
-    MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5. sg stops the gradient through the weight, so that a
-    clipped token keeps its own gradient.
+    MiniMax-M1 (arXiv 2506.13585), equations 4 and 5. sg stops the gradient through the weight, so
+    that a clipped token keeps its own gradient.
     """
     ratio_T = ratio_T.detach()
     weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -118,7 +118,7 @@ def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: 
     """Return min(p_old / p_behavior, cap), [T], without gradient.
 
     Truncated importance sampling between the generator and the learner before its update (Ionides
-    2008; Yao et al. 2025 for language models).
+    2008; Yao et al., 2025 for language models).
     """
     return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
 

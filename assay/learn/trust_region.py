@@ -1,6 +1,6 @@
 """Trust region policy optimization: a natural gradient step with a bound on KL(old || new).
 
-Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C. Conjugate gradient solves F s = -g with
+Schulman et al., 2015 (TRPO, arXiv 1502.05477), appendix C. Conjugate gradient solves F s = -g with
 products of F and vectors only. The quadratic model of the KL gives the step length. A line search
 then checks the true surrogate and the true KL.
 
@@ -79,7 +79,7 @@ def natural_step(
 
         (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs)
 
-    The step is halved until the loss falls and KL(old || new) <= max_kl (Schulman et al. 2015,
+    The step is halved until the loss falls and KL(old || new) <= max_kl (Schulman et al., 2015,
     appendix C). After `MAX_BACKTRACKS` halvings, or if a value is not finite, the parameters are
     restored bit for bit.
 
@@ -166,7 +166,7 @@ class TokenKL:
     def look(self) -> tuple[list[Tensor], list[Tensor], float]:
         """Return (token log-probabilities, entropies, KL) at the current policy.
 
-        The first two are lists of [T] tensors, one per micro-batch.
+        The log-probabilities and entropies are lists of [T] tensors, one per micro-batch.
         """
         # The parameters have changed since the cached gradient.
         self._kept = None
@@ -184,7 +184,7 @@ class TokenKL:
         """Return the product of the Fisher matrix at the current policy with a flat vector.
 
         F is the Hessian of the mean KL with respect to the new policy's parameters, at new = old
-        (Schulman et al. 2015, appendix C.1). The product is the gradient of (gradient of the KL) .
+        (Schulman et al., 2015, appendix C.1). The product is the gradient of (gradient of the KL) .
         vector.
         """
         product = torch.zeros_like(vector)

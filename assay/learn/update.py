@@ -52,7 +52,8 @@ class PolicyLearner(PassesLearner):
     seed: seed of the assignment of groups to minibatches.
     kl_factors: factors of the KL to the reference, by tag; a problem's first tag here counts.
 
-    ``algorithm`` is the preset in effect. Its dynamic weights change from batch to batch.
+    ``algorithm`` is the preset in effect. The preset in effect. Its dynamic weights change from
+    batch to batch.
 
     Construct the learner before loading a checkpoint: the reference is a copy of the policy at
         construction. Raises ModelError, and ConfigError if critic and algorithm are incompatible.
@@ -95,7 +96,8 @@ class PolicyLearner(PassesLearner):
 
     @property
     def all_optimizers(self) -> list[Optimizer]:
-        """Optimizers of the policy and of the critic. A shared critic has one for its head."""
+        """Optimizers of the policy and of the critic. A shared critic has an optimizer for its head
+        only."""
         return [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
 
     @property
@@ -315,9 +317,9 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl < target / 1.5    weight / 2
         kl > target * 1.5    weight * 2
 
-    Schulman et al. 2017 (PPO), section 4. ``kl`` is measured after the update that used ``weight``,
-    in the unit of ``target``. A NaN leaves the weight unchanged. The weight never reaches 0,
-    because doubling could not increase it again.
+    Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update that used
+    ``weight``, in the unit of ``target``. A NaN leaves the weight unchanged. The weight never
+    reaches 0, because doubling could not increase it again.
     """
     if kl < target / PENALTY_BAND:
         # At 0 the weight could never grow again.
@@ -335,7 +337,7 @@ def next_kl_weight(
         e      = clip((kl - target) / target, -0.2, 0.2)
         weight = weight (1 + e num_completions / horizon)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain of 0.1 per batch.
+    Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain of 0.1 per batch.
     This gain is the number of completions divided by the horizon, so it does not depend on the step
     size. A NaN leaves the weight unchanged. The weight stays positive for every horizon.
     """
@@ -350,8 +352,8 @@ def steer(
 ) -> Algorithm:
     """Return the preset for the next step, with adjusted dynamic weights.
 
-    kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both are in nats per
-        token. None: not measured; the weight stays unchanged.
+    kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both KL values are
+    in nats per token. None: not measured; the weight stays unchanged.
     """
     if algorithm.kl_target is not None and kl is not None:
         weight = next_kl_weight(

@@ -6,9 +6,9 @@ With p the teacher's and q the student's probabilities of N outcomes, and m a mi
     reverse_kl   sum q log(q / m), m = skew q + (1 - skew) p
     jsd          beta sum p log(p / m) + (1 - beta) sum q log(q / m), m = beta p + (1 - beta) q
 
-Without skew the first two are the plain KL divergences. With skew they follow Ko et al. 2024
-(DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al. 2024 (GKD, arXiv 2306.13649),
-eq. 1.
+Without skew the first two are the plain KL divergences. With skew they follow Ko et al., 2024
+(DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al., 2024 (GKD, arXiv 2306.13649),
+equation 1.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ class NotLean(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al. 2021, eq. 3).
+    """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al., 2021, equation
+    3).
 
     down: [r, inputs]; up: [outputs, r]. Both are live parameters and may have another type than the
     map.
@@ -166,7 +167,7 @@ def hidden_tokens(config: Any) -> str | None:
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Apply rotary embedding (Su et al. 2021, eq. 34) with Llama's pairing of halves."""
+    """Apply rotary embedding (Su et al., 2021, equation 34) with Llama's pairing of halves."""
     first, second = heads.chunk(2, -1)
     return (heads * cos).add_(torch.cat((second, first), -1).mul_(signed_sin))
 

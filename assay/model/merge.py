@@ -24,8 +24,8 @@ def merge_tensors(
 ) -> dict[str, Tensor]:
     """Merge models in float32 and return the tensors in the first model's types.
 
-        linear           sum w_i theta_i / sum w_i (Wortsman et al. 2022, arXiv 2203.05482)
-        task_arithmetic  base + sum w_i (theta_i - base) (Ilharco et al. 2023, arXiv 2212.04089)
+        linear           sum w_i theta_i / sum w_i (Wortsman et al., 2022, arXiv 2203.05482)
+        task_arithmetic  base + sum w_i (theta_i - base) (Ilharco et al., 2023, arXiv 2212.04089)
         slerp            the point at w_2 / (w_1 + w_2) of the arc between two models, tensor by
                          tensor (Shoemake 1985)
 

@@ -47,8 +47,8 @@ def load_scorer(
 
     config: a causal model, whose head is replaced, or a reward model with the same unit and number
     of labels, which is trained further. The new head is drawn from ``seed`` with standard deviation
-    1/sqrt(D + 1) (Stiennon et al. 2020, as reported by Huang et al. 2024, arXiv:2403.17031). Raises
-    ModelError.
+    1/sqrt(D + 1) (Stiennon et al., 2020, as reported by Huang et al., 2024, arXiv:2403.17031).
+    Raises ModelError.
     """
     saved = _saved_scorer(config)
     if saved is None:

@@ -30,7 +30,7 @@ GROUP_SIZES = (4, 8, 16, 32, 64)
 # Largest group size as a multiple of the group size, for prompts whose completions all fail.
 GROWTH = 4
 KL_OF_A_COMPLETION = 10.0
-"""In nats. Beyond it, optimizing a learned reward lowers human preference (Stiennon et al. 2020,
+"""In nats. Beyond it, optimizing a learned reward lowers human preference (Stiennon et al., 2020,
 arXiv 2009.01325, figure 5). At the paper's KL weight of 0.05, 10 nats cost half the reward of one
 right answer."""
 KL_OF_A_TOKEN = 0.1

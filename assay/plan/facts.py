@@ -39,16 +39,17 @@ class Facts:
     """Facts that determine the choice of a method; None means unknown. Shares and rates are in
     0..1.
 
-    reward: source of the reward. pass_at_k: with ``num_samples`` completions per problem. passes:
-    for each measured problem, (judged completions, passed completions). attacks, attacks_accepted:
-    counts of the red team. false_accepts, false_rejects: verifier errors as shares of labelled
-    wrong and right answers. reward_accuracy: agreement of a judge or a reward model with people.
-    label_noise: share of preferences with swapped labels. step_labels: a verifier can judge single
-    steps. shaped: the reward has terms other than correctness. length_spread: standard deviation of
-    completion lengths over their mean. updates_per_batch: optimizer steps on one batch. policy_age:
-    largest age of a completion, in policy versions. generator_differs: another program samples
-    (vLLM). keep_close: abilities of the initial model must be preserved. base_mib: estimated peak
-    memory without reference or critic. reference_mib, critic_mib: additional memory of each.
+    reward: source of the reward. pass_at_k: pass@k for k = ``num_samples`` completions per problem.
+    passes: for each measured problem, (judged completions, passed completions). attacks,
+    attacks_accepted: counts of the red team. false_accepts, false_rejects: verifier errors as
+    shares of labelled wrong and right answers. reward_accuracy: agreement of a judge or a reward
+    model with people. label_noise: share of preferences with swapped labels. step_labels: whether a
+    verifier can judge single steps. shaped: whether the reward has terms other than correctness.
+    length_spread: standard deviation of completion lengths over their mean. updates_per_batch:
+    optimizer steps on one batch. policy_age: largest age of a completion, in policy versions.
+    generator_differs: another program samples (vLLM). keep_close: whether abilities of the initial
+    model must be preserved. base_mib: estimated peak memory without reference or critic.
+    reference_mib, critic_mib: additional memory of each.
 
     Raises ConfigError for a value out of its range.
     """
@@ -127,8 +128,8 @@ class Facts:
         With pass rate p_i, a group of G completions of problem i is mixed with probability 1 -
         p_i^G - (1 - p_i)^G; the share is the mean over problems. If c of n judged completions
         passed and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for
-        pass@k (Chen et al. 2021, eq. 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1). If
-        only the mean pass rate is known, it replaces every p_i.
+        pass@k (Chen et al., 2021, equation 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1).
+        If only the mean pass rate is known, it replaces every p_i.
         """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)

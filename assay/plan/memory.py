@@ -136,7 +136,7 @@ def plan_memory(
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    # The teacher also serves as the reference.
+    # The teacher is also the reference.
     if teacher is not None:
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
@@ -426,7 +426,7 @@ def _below(pid: int) -> list[int]:
 def _line_mib(path: Path, key: str) -> float | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    # Not Linux, or the process has ended.
+    # The system is not Linux, or the process has ended.
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

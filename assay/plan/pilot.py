@@ -32,8 +32,8 @@ SLACK = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """The proposed first action. config: configuration of a run, as plain values; None: no run
-    first.
+    """The proposed first action. config: configuration of the pilot run, as plain values; None: the
+    pilot is no run.
 
     completions, tokens, verifier_seconds: upper bounds of the budget. minutes: estimated wall time;
     None: unknown. stop: conditions that end the pilot. promote: results required to continue at
@@ -72,7 +72,8 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Propose the pilot of a decision. config: its model, data and settings are kept."""
+    """Propose the pilot of a decision. config: the user's configuration, whose model, data and
+    settings the pilot keeps."""
     facts, kind = decision.facts, KINDS[decision.name]
     if kind == "first" and decision.name != "train_reward_model":
         return _pilot(decision, None)

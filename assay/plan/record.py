@@ -59,7 +59,7 @@ def decision_text(
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
-    # Methods that share a reason share one row of the table.
+    # Methods that were rejected for the same reason are listed in one row of the table.
     same: dict[tuple[str, str], list[str]] = {}
     for one in decision.rejected:
         same.setdefault((one.because, one.source), []).append(f"{one.title} (`{one.name}`)")
@@ -126,9 +126,9 @@ def run_decision(
     """Render ``decision.md`` at the start of a run, from its plan's facts if there is a plan, else
     from its configuration.
 
-    The plan is the page next to the configuration file. It must belong to this file, or to the file
-    whose pilot this is. Its reward must equal the run's, or it must recommend the run's stage.
-    Values in the configuration take precedence over planned ones.
+    The plan is read from the page next to the configuration file. That page must belong to this
+    file, or to the file whose pilot this is. Also, it must have the run's reward or recommend the
+    run's stage. Values in the configuration take precedence over planned ones.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))

@@ -22,7 +22,7 @@ class StepSeconds:
     """Estimated seconds of one step, part by part.
 
     teacher: the teacher's forward pass in each step. once: all forward passes of a teacher or a
-    reference before the first step; not part of the total.
+    reference before the first step. They are not part of the total.
     """
 
     generation: float
@@ -73,7 +73,7 @@ class GivenWork:
     num_steps: steps of the run. step_tokens: tokens of a mean step in the forward and backward
     pass; a prompt counts as often as the layout repeats it. scored: tokens that the reference
     scores before the first step. prompt, completion, siblings: sizes of a typical row, used for
-    calibration. shares: a prompt is computed once for all completions of its row.
+    calibration. shares: whether a prompt is computed once for all completions of its row.
     """
 
     num_steps: int

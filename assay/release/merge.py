@@ -58,7 +58,8 @@ def merge(
     max_problems: int | None = None,
     quiet: bool = False,
 ) -> MergeResult:
-    """Merge models into a new folder. With problems, evaluate each model and the result.
+    """Merge models into a new folder. If problems are passed, evaluate each model and the merged
+    one.
 
     weights: one per model; 1 for each model by default. base: reference model of
     ``task_arithmetic``. problems: held-out problems, sampled with the settings of the first model's

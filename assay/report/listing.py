@@ -148,6 +148,7 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
     reached through a link.
     """
     seen = set() if seen is None else seen
+    # The real path, because two names of a folder would otherwise count as two folders.
     seen.add(os.path.realpath(top))
     with os.scandir(top) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir())
@@ -173,6 +174,7 @@ def read_listed(folder: Path) -> ListedRun:
 def _listed(folder: Path) -> ListedRun:
     tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     events = [*_rows(_ends(folder / "events.jsonl"))]
+    # Long runs have journals of many megabytes. Only the last rows are shown.
     last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {"step": 0})
     check_measures(last, str(folder / "metrics.jsonl"))
     evaluations = [*read_step_rows(folder / "evaluations.jsonl")]
@@ -216,6 +218,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]
     """Return a run's state and the reason of its end."""
     kinds = ("created", "resumed", "ended")
     newest = next((one for one in reversed(events) if one.get("kind") in kinds), {})
+    # A killed process writes no end, but the system releases its lock.
     if newest.get("kind") != "ended":
         return ("running" if _is_locked(folder) else "killed"), ""
     why = str(newest.get("reason"))

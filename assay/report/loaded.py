@@ -81,6 +81,8 @@ class LoadedRun:
         if unknown := [name for name in columns if name not in known]:
             meant = did_you_mean(unknown[0], known)
             raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known), meant))
+        # Parquet files store each column on its own. The token columns are most of a file and are
+        # usually not read.
         needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
         log = RolloutLog(self.folder / "rollouts")
         shards = map(log.path, self.steps(step))
@@ -162,6 +164,7 @@ def load_run_at(name: str) -> LoadedRun:
     Raises RunError if the step was not evaluated.
     """
     place, _, which = name.rpartition("@")
+    # The name of a folder can contain "@" itself.
     if not (which.isdecimal() or which in ("best", "last")) or Path(name).exists():
         return load_run(name)
     run = load_run(place)

@@ -37,6 +37,7 @@ def write_report(run_folder: Path | str) -> Path:
     """
     summary = load_run(run_folder)
     path = summary.folder / "report.html"
+    # Model text can contain lone surrogates, which UTF-8 cannot encode.
     page = render(summary).encode("utf-8", "xmlcharrefreplace")
     with disk_full_as(lambda: f"{path}: the disk is full; the run itself is untouched"):
         write_atomic(path, page)
@@ -49,6 +50,7 @@ def render(summary: LoadedRun) -> str:
 
     extra = [*behavior_charts(summary.folder), *calibration_charts(summary.folder)]
     charts = [*make_charts(summary), *extra]
+    # HTML parsers turn CRLF into LF, so a hash of the original text would not match the page's.
     library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
     script = template("report.js")
     data = json.dumps(
@@ -194,6 +196,7 @@ def _tiles(summary: LoadedRun) -> Iterator[tuple[str, str]]:
     yield "steps", f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
     yield "wall time", format_seconds(summary.seconds)
     generated = any("tokens/generated" in row for row in rows)
+    # Stages on fixed rows generate nothing.
     yield "tokens generated" if generated else "tokens trained on", _short(summary.num_tokens)
     if summary.seconds:
         yield "tokens a second", _short(summary.num_tokens / summary.seconds)

@@ -76,6 +76,7 @@ def read_rollouts(
     status = kind if kind in ("failed", "not_judged") else None
     order: Any = kind if kind in ORDERS else "newest"
     places = Selection(order, status, problem=problem).places(index)
+    # Flipped problems have two rollouts each.
     shown = places[: 2 * count if kind == "flipped" else count]
     rows = [row for row in index.rows(shown.tolist(), READABLE) if row is not None]
     for row in rows:

@@ -107,6 +107,7 @@ _KEYS: Mapping[str, tuple[str, int]] = {
 def _ordered(table: pa.Table, places: np.ndarray, order: str) -> np.ndarray:
     steps = _numpy(table.column("step"))
     if order == "newest":
+        # Stable: rollouts of one step keep the order of the log, and with it their groups.
         return places[np.argsort(-steps[places], kind="stable")]
     name, sign = _KEYS[order]
     values = _numpy(table.column(name)).astype(np.float64)
@@ -145,6 +146,7 @@ def selection_of(asked: Mapping[str, str]) -> Selection:
         "order": lambda word: word if word in ORDERS else None,
         "status": lambda word: word if word in get_args(Status) else None,
         "group": lambda word: word if word in GROUP_KINDS else None,
+        # Longer numbers do not fit into the column's type.
         "step": lambda word: int(word) if word.isdecimal() and len(word) < 10 else None,
         "problem": str,
         "tag": str,

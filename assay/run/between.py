@@ -10,7 +10,8 @@ from assay.run.checkpoints import Stateful
 
 @runtime_checkable
 class Copied(Protocol):
-    """A part that a step changes before its update; drawing changes a curriculum, for example."""
+    """A part that a step already changes before its update, as drawing problems changes a
+    curriculum."""
 
     def state_copy(self) -> Stateful:
         """Copy the current state in memory, to be saved later."""
@@ -19,7 +20,7 @@ class Copied(Protocol):
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A part that is too large to copy, such as a learner. Only its update changes it."""
+    """A part that is too large to be copied, such as a learner. Only its update changes it."""
 
     @property
     def state_version(self) -> int:

@@ -223,8 +223,8 @@ def part_folder(checkpoint: Path, name: str) -> Path:
 def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
     """Return the steps that retention removes.
 
-    First all but the last k and the best; then more until the rest fits the disk budget. sizes:
-    bytes by step. The newest step always stays, and the best is removed last.
+    These are all but the newest k and the best, and then more, until the others fit the disk
+    budget. sizes: bytes by step. The newest step always stays, and the best is removed last.
     """
     newest_first = sorted(sizes, reverse=True)
     # The newest one always stays, because a run could not resume without it.

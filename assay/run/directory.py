@@ -62,10 +62,10 @@ Verifiers = Mapping[str, Mapping[str, Any]]
 class Run:
     """One run directory, locked while open. Use it as a context manager, so that it ends properly.
 
-    step: number of finished steps; first_step: its value at this start. metrics: the newest row;
-    history: all values of each metric. put_back: what this step sampled and gave up, for `record`.
-    config: as saved, without the time limit of this start. why_not_judged: the most common reason
-    of the newest *not judged* completions.
+    step: number of finished steps. first_step: the same number when this process started. metrics:
+    row of the newest step. history: all values of each metric. put_back: problems whose groups this
+    step canceled, for `record`. config: as saved, without the time limit of this start.
+    why_not_judged: the most common reason of the newest *not judged* completions.
 
     Use `create` or `resume`, not the constructor. Opening a run seeds the global random generators.
     """
@@ -120,7 +120,7 @@ class Run:
     ) -> Run:
         """Create the directory of a new run. A number is appended to an existing name.
 
-        num_steps: all steps, if ``rl.steps`` does not apply. decision: text of ``decision.md``.
+        num_steps: number of steps, without ``rl.steps``. decision: text of ``decision.md``.
 
         Raises RunError if the directory cannot be created.
         """
@@ -198,7 +198,7 @@ class Run:
     ) -> None:
         """Write the rollouts of the current step; they are on disk before learning.
 
-        sampling: of this step; None: as configured.
+        sampling: settings of this step; None: the configured ones.
         """
         settings = sampling or self.config.sampling
         with self.clock.phase("record"):

@@ -34,7 +34,7 @@ _PACKAGES = [
 # Sections whose settings change no sampled completion and no update.
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
 """Sections whose changes do not affect sampling, verdicts or learning."""
-# Exceptions inside these sections: settings that change verdicts or updates.
+# Settings of these sections that do change verdicts or updates.
 _HARMFUL = (
     "verification.options",
     "verification.schedule",
@@ -158,7 +158,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def is_harmful(change: str) -> bool:
-    """Whether one of `find_config_changes` affects sampling or verdicts."""
+    """Whether one of these configuration changes affects sampling or verdicts."""
     return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
 
 
@@ -173,7 +173,7 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the changed keys of `reward_of`, one phrase each."""
+    """Return the changed keys of the configured reward, one phrase each."""
     return _differences(
         before,
         {key: now[key] for key in now if key in before}

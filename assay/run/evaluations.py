@@ -108,8 +108,8 @@ def best_step(evaluations: Sequence[Row]) -> int | None:
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
     """Return the reason to stop by ``evaluation.patience``; None to continue.
 
-    The first evaluation is an improvement. A later one is an improvement if its accuracy exceeds
-    that of the last improvement by more than the last improvement's standard error. Only
+    The first evaluation counts as an improvement. A later one is an improvement if its accuracy
+    exceeds that of the last improvement by more than the last improvement's standard error. Only
     evaluations scheduled by ``evaluation.every`` count.
     """
     every, patience = settings.every, settings.patience

@@ -57,8 +57,8 @@ class GuardFinding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Folder of the evidence, and advice. well: step of the newest checkpoint before the
-    finding."""
+    """The folder of a finding's evidence, and advice for the user. well: step of the newest
+    checkpoint that was saved before the finding."""
 
     path: str
     well: int | None

@@ -25,7 +25,7 @@ PASSED = "verdict/passed"
 
 @dataclass(frozen=True)
 class Seen:
-    """Data for a rule. after: step at which it last fired; windows start after it.
+    """Data for a rule. after: step at which the rule last fired. Windows start after it.
 
     row: metrics of the newest step. price: cost per hour. planned: steps of the run.
     """
@@ -50,7 +50,7 @@ class Seen:
 class CheckFound:
     """Result of a check. since: step where it began. numbers: figures for the rule's text.
 
-    series: the deciding metrics; the rule is about the first.
+    series: the metrics that decided. The first is the one that the rule is about.
     """
 
     since: int
@@ -77,7 +77,7 @@ def above(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `above`, counting steps missing from the window as 0.
+    """As `above`, but steps that are missing from the window count as 0.
 
     A single step above limit times window therefore fires at once.
     """
@@ -176,8 +176,8 @@ def _strict(rule: Rule, seen: Seen) -> float | None:
     now.
 
     Each test spends an equal part of the rule's `chance` (Bonferroni). Tests of overlapping windows
-    depend on each other, which only lowers the error rate. Both halves of a window, or two windows,
-    give the degrees of freedom.
+    depend on each other, which only lowers the error rate. The degrees of freedom are those of two
+    halves of a window, or of two windows.
     """
     # A rule that looks at every step of a long run fires by chance sooner or later. The chance of a
     # false alarm is therefore divided among all planned looks (Bonferroni), and there are few looks
@@ -441,7 +441,8 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """Means of a window's halves. error: of their difference; times: difference over error."""
+    """Means of a window's halves. error: standard error of their difference. times: their
+    difference divided by this error."""
 
     before: float
     after: float

@@ -1,7 +1,8 @@
 """Metrics of a step, from its groups and verdicts. Keys are ``part/name``; rates are in 0..1.
 
-Keys that depend on the clock, the machine or what a killed run had judged already start with one of
-TIMING_PREFIXES; all others are the same in a run that was resumed as in one that never stopped.
+A key starts with one of TIMING_PREFIXES if its value depends on the clock, on the machine, or on
+what a run had judged when it was killed. The values of all other keys are the same in a resumed run
+as in one that never stopped.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ def is_timing(key: str) -> bool:
 def rollout_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str] = ()
 ) -> dict[str, float]:
-    """Compute the metrics of a step's rollouts. A metric without values is left out, never 0.
+    """Compute the metrics of a step's rollouts. A metric without values is omitted. It is never
+    reported as 0.
 
     parts: tags of a mixture, which have metrics of their own.
     """
-    # Metrics are the means of these values.
+    # Each metric is the mean of one list of these values.
     found: dict[str, list[float]] = defaultdict(list)
     rewarded: list[float] = []
     num_sampled = 0
@@ -88,8 +90,8 @@ def _part_metrics(
     """Return the metrics of each part of a mixture: ``mixture/NAME.passed`` and so on.
 
     reward: mean reward. passed: share of judged completions that passed. mixed: share of groups
-    with right and wrong completions. length: mean tokens. truncated: share cut at the limit.
-    not_judged: share of completions. A part without groups in this step has no metrics.
+    that have both right and wrong completions. length: mean tokens. truncated: share cut at the
+    limit. not_judged: share of completions. A part without groups in this step has no metrics.
     """
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))

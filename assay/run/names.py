@@ -32,7 +32,7 @@ def find_checkpoint(name: str) -> Path | None:
     if not folder.exists() and "@" in name:
         place, _, which = name.rpartition("@")
         run = Path(place).expanduser()
-        # ``RUN@$STEP`` with an empty variable, for example.
+        # The part after "@" is empty, as in ``RUN@$STEP`` if the shell variable is not set.
         if not which and (run / "config.toml").is_file():
             accepted = f"{place}, {place}@best, {place}@last or {place}@STEP"
             raise RunError(message(name, "nothing after the @", accepted))
@@ -81,8 +81,8 @@ def _is_checkpoint(folder: Path) -> bool:
     if is_named_so and folder.is_dir() and (checkpoints.parent / "config.toml").is_file():
         return True
     manifest = folder / MANIFEST
-    # Models of other programs may contain a file of this name. An unreadable one may be a damaged
-    # checkpoint.
+    # A model folder that another program wrote may contain a file of this name. An unreadable one
+    # may be a damaged checkpoint.
     return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
 
 

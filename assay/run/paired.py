@@ -1,9 +1,9 @@
-"""Is B better than A? Results of both on the same problems, paired by problem.
+"""Is B better than A? Paired comparison of A and B on the same problems.
 
-Every comparison uses this module: two models, two runs, two evaluations of a run, a candidate and
-the model that a gate compares it with, a search and plain sampling. Pairing removes the difficulty
-of the problems from the error. Problems are the sample, because completions of one problem are not
-independent (Miller 2024, arXiv 2411.00640, section 4).
+Every comparison uses this module: of models, runs, evaluations of a run, a gate's candidate and its
+reference, or a search and plain sampling. Pairing removes the difficulty of the problems from the
+error. Problems are the sample, because completions of one problem are not independent (Miller 2024,
+arXiv 2411.00640, section 4).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def gain_between(first: Mapping[str, Any], last: Mapping[str, Any]) -> Gain | No
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
-    """Return the interval of the mean of paired differences, each in [-1, 1].
+    """Return a 95 % interval of the mean of paired differences, each in [-1, 1].
 
     Student's interval, mean ± t e. If all differences are -1, 0 or 1 (one completion per problem),
     or all are equal: the adjusted Wald interval, which adds one gained and one lost problem (Bonett

@@ -87,8 +87,8 @@ class HowFar:
 class SamplingWatch:
     """Receives the progress of a generator and prints it at intervals.
 
-    every: seconds without output before a line is printed; `showed` reports other output. The end
-    of a call is printed if any earlier part of it was.
+    every: seconds without output before a line is printed. `showed` tells this object about other
+    output. If a part of a call was printed, its end is printed too.
     """
 
     def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
@@ -178,8 +178,9 @@ class Progress:
 
     On a terminal and in a notebook: a progress bar, the newest metrics, the reward curve, and the
     progress of generation. Elsewhere: a line per step, at most one every few seconds, and one if a
-    generation is silent for long. Quiet: nothing. evaluate_every, max_minutes: as configured, for
-    the remaining time. evaluations: those so far. sampling: receives the generator's progress.
+    generation is silent for long. Quiet: nothing. evaluate_every, max_minutes: configured values,
+    from which the remaining time is estimated. evaluations: those so far. sampling: receives the
+    generator's progress.
     """
 
     def __init__(
@@ -238,9 +239,8 @@ class Progress:
                 self._print(self._line(step, metrics))
 
     def _working(self, row: Row) -> None:
-        """Show long work: at once on a terminal, elsewhere after a silence.
-
-        The generator reports its own progress, as long as it reports any.
+        """Show long work: at once on a terminal, elsewhere after some seconds without output. While
+        a generator reports its progress, that is shown instead.
         """
         if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return

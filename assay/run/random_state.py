@@ -1,6 +1,7 @@
 """The process-wide random generators, as a part of every checkpoint.
 
-Assay's own sampling is keyed and has no state; a user's verifier, rule or model code may use these.
+Assay's own random numbers are computed from keys and need no state. A user's verifier, rule or
+model code may use these generators.
 """
 
 from __future__ import annotations

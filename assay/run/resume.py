@@ -36,7 +36,7 @@ def check_beginning(
     if not damaged and not had_one:
         return
     found = "; ".join(damaged) or "its checkpoints are missing"
-    # Otherwise its steps would be trained a second time, over weights that may still exist.
+    # Otherwise its steps would be trained again, and could overwrite weights that still exist.
     raise RunError(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
         f"changed; restore the files from a copy, or start a new run: "
@@ -54,7 +54,7 @@ def check_has_use(
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
         return
-    # Its configuration would then describe steps that never ran.
+    # Otherwise the saved configuration would describe steps that never ran.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
     found = f"{how}, so no step would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
@@ -85,7 +85,8 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
     """Return a line if the learning-rate schedule spans different steps than before, else None.
 
-    rate: learning rate of the last step. Schedules given as points do not change.
+    rate: learning rate of the last step. A schedule that lists points does not depend on the number
+    of steps.
     """
     kind, stage = now.optimizer.schedule, now.stage
     old, new = getattr(before, stage), getattr(now, stage)

@@ -23,8 +23,8 @@ from assay.run.evaluation_log import FOLDER
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run that was rolled back. before: its newest step until then. kept: folder of the moved
-    data."""
+    """A run that was rolled back. before: the newest step before the rollback. kept: folder to
+    which later data was moved."""
 
     run: str
     to: int

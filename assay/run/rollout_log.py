@@ -47,8 +47,8 @@ class Recorded(NamedTuple):
 
 
 class PutBack(NamedTuple):
-    """Groups that a step sampled and gave up, so that their problems wait, with their
-    token counts."""
+    """Problems that wait for a later step, because this step canceled their groups, and the tokens
+    that were lost."""
 
     groups: Sequence[str]
     tokens: int
@@ -111,8 +111,8 @@ class RolloutLog:
 
         batch: has ``length_R``, ``row_T`` (row of each token, ascending), ``old_logprobs_T``,
         ``ref_logprobs_T`` and ``values_T`` (the last two may be None): tensors or arrays over the
-        completion tokens, in the order of the recorded groups. Rows after the batch's last stay
-        without these values.
+        completion tokens, in the order of the recorded groups. Rows after those of the batch keep
+        null in these columns.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
@@ -150,7 +150,8 @@ class RolloutLog:
             return None
 
     def put_back(self, step: int) -> PutBack | None:
-        """Return what the step put back; None if nothing, or if the shard is damaged."""
+        """Return the problems that the step put back into the curriculum; None if there are none or
+        the shard is damaged."""
         table = self.table(step)
         said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
         found = None if said is None else as_object(said)
@@ -159,7 +160,8 @@ class RolloutLog:
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of later steps; return those steps."""
         newer = [one for one in self.steps() if one > step]
-        # The newest first, so that a kill in between leaves no gap before a later step.
+        # The newest is removed first. If the process is killed in between, the remaining steps have
+        # no gap.
         for one in reversed(newer):
             remove_file(self.path(one))
         self.sampled.discard_after(step)
@@ -224,7 +226,7 @@ def _with_problem(group: Group, problem: Problem) -> Group:
 def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
     """Read columns of a shard as plain rows; None if it is damaged.
 
-    Columns of `DERIVED` may be named too.
+    names: columns of `SCHEMA` or `DERIVED`.
     """
     stored = dict.fromkeys(DERIVED[name][0] if name in DERIVED else name for name in columns)
     try:

@@ -120,7 +120,7 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         offsets = pa.array([0, *accumulate(map(len, known))], _INT)
         missing = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
-    # Few values differ, so each is converted once.
+    # Most values are repeated, so each distinct one is converted only once.
     if kind == _THINK:
         known = {think: place for place, think in enumerate(dict.fromkeys(values))}
         fields = [(think.mode, think.open_tag, think.close_tag) for think in known]

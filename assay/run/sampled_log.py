@@ -34,7 +34,7 @@ class _Begun:
 class SampledLog:
     """Finished completions of one step, in memory and in a file that is written at intervals.
 
-    write, read: access a file with the columns of the rollout log. `turn_to` sets the step.
+    write, read: functions for a file with the columns of the rollout log. `turn_to` sets the step.
     """
 
     def __init__(self, folder: Path, write: Write, read: Read) -> None:
@@ -52,7 +52,7 @@ class SampledLog:
     def turn_to(self, step: int, policy_version: int) -> None:
         """Load completions sampled before a kill, if this is a new step.
 
-        policy_version: of the sampling policy; completions of other versions are ignored.
+        policy_version: version of the sampling policy. Completions of other versions are ignored.
         """
         if step == self._step:
             return

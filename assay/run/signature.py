@@ -22,7 +22,7 @@ KEY_BYTES = 32
 
 
 class NoKey(Exception):
-    """The user has no key and none can be created; the text says why."""
+    """Raised if the user has no key and none can be created. The text is the reason."""
 
 
 def write_config(path: Path, text: str) -> None:

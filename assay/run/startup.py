@@ -14,7 +14,7 @@ from assay.run.progress import Progress
 
 
 class _Startup:
-    """The display of one start-up, until a run has a display of its own."""
+    """Display of one start-up. It ends when the run's own display begins."""
 
     def __init__(self, quiet: bool) -> None:
         self.clock = PhaseClock()

@@ -48,7 +48,8 @@ from assay.verify.service import VerifierService
 
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
-# Failed completions before a reward is given up, in commands where only evaluations sample.
+# Number of first completions after which the verifiers give up if none of them was judged, in
+# commands where only evaluations sample.
 GIVE_UP_AFTER = 16
 
 
@@ -307,8 +308,8 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 def dropped_parts(expression: str) -> tuple[str, str] | None:
     """Return (accepted, remedy) if credit by steps would ignore a part of a reward sum, else None.
 
-    Step credit compares steps with the group's steps; completion rewards compare completions. No
-    single baseline fits the sum of a step score and a completion score.
+    Step credit compares each step with the other steps of the group. Completion rewards compare
+    completions. No single baseline fits the sum of a step score and a completion score.
     """
     if all(term.weight == 0 for term in parse_expression(expression)[1:]):
         return None
@@ -355,7 +356,8 @@ def read_heldout(
 def _try_rewards(
     config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
 ) -> list[str]:
-    """Call the user's reward functions on the rows. Print warnings, and return the other lines."""
+    """Call the user's reward functions on the rows. Print the warnings among the resulting lines,
+    and return the others."""
     seconds = config.verification.trial_seconds
     notes = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
     for line in notes:
@@ -473,7 +475,7 @@ def choose_layout(
     """Check that packed shared prompts match plain ones, and choose the layout for this run.
 
     The probe uses the lengths of the first prompts, and half of the longest completion. beside: a
-    second model that scores the same batches.
+    second model, which scores the same batches as the policy.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     prompts = [session.renderer.render(problem).tokens for problem in first]
@@ -481,7 +483,8 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        # Few completions reach the limit. Half of it is a guess that only influences speed.
+        # Few completions reach the limit. Half of the longest completion is assumed, which affects
+        # only the speed.
         completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,

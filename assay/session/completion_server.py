@@ -202,7 +202,7 @@ class CompletionServer(ServerGenerator):
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
         assert self.offer is not None
-        # Otherwise one evaluation would mix completions with and without tokens.
+        # Otherwise the completions of one evaluation would partly have tokens and partly not.
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
         if max(reply.tokens or [0]) >= self._outline.vocabulary:
@@ -308,7 +308,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
         raise ConfigError(message(where, found, "the name of a model there", remedy))
     name = wanted if wanted in names else next(iter(names))
     meta: Any = names[name].get("meta")
-    # The first key is that of vLLM and SGLang, the second that of llama.cpp.
+    # vLLM and SGLang report the first key, llama.cpp the second.
     lengths = names[name].get("max_model_len"), _table(meta).get("n_ctx")
     return Served(name, next((one for one in lengths if type(one) is int and one > 1), None))
 
@@ -393,8 +393,8 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _are_alike(one: str, other: str) -> bool:
-    """Whether two texts of the same tokens agree, except for tokens that hold part of a character.
-    Servers decode these to a replacement character, or omit them.
+    """Whether two decoded texts of the same tokens agree, apart from tokens that are a part of a
+    character. Servers decode these to a replacement character, or omit them.
     """
     return one.replace("\ufffd", "").strip() == other.replace("\ufffd", "").strip()
 

@@ -72,7 +72,8 @@ def open_config(
 
 
 def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield (key, Python name or "") for each setting that could do harm."""
+    """Yield (key, Python name) for each setting that could do harm. The name is "" for a setting
+    that names no code."""
     for key, source in _sources(config):
         name = python_name(source)
         # Names in `assay.` need no consent: only declared sources of Assay can be opened.

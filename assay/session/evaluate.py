@@ -138,14 +138,15 @@ class Evaluation:
 
     pass_at_1: mean over problems of the share of completions that passed. stderr: its standard
     error over problems; None for a single problem. Prefer ``interval`` for few problems, or if all
-    are right or all wrong. pass_at: unbiased estimate for each k. Every k uses the same
-    ``pass_at_problems`` problems: those with enough judged completions for the largest k, which at
-    least half of all problems have. majority: share of problems whose most frequent answer is right
-    (ties count in part). Answers that the verifier holds equal, such as 1/2 and 0.5, share their
-    votes. If the verifier compares no answers, votes are counted by extracted text. None for single
-    samples, or if no answer was extracted. by_problem: share of correct completions by problem id.
-    by_think: pass_at_1, stderr, num_problems and mean_tokens of each think mode, if the prompts
-    have several. by_source: the same for each source and think mode, with its by_problem.
+    are right or all wrong. pass_at: unbiased estimate for each k. pass_at has the same problems for
+    every k: those with enough judged completions for the largest k. ``pass_at_problems`` is their
+    number. The largest k is chosen so that at least half of all problems have enough. majority:
+    share of problems whose most frequent answer is right (ties count in part). Answers that the
+    verifier holds equal, such as 1/2 and 0.5, share their votes. If the verifier compares no
+    answers, votes are counted by extracted text. None for single samples, or if no answer was
+    extracted. by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
+    num_problems and mean_tokens of each think mode, if the prompts have several. by_source: the
+    same metrics and by_problem for each source and think mode.
     """
 
     num_problems: int
@@ -274,7 +275,7 @@ def summarize(
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    """Unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
     if k > num_samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)

@@ -26,7 +26,8 @@ def rl_learner(
     layout: LayoutChoice,
     teacher: AnyTeacher | None = None,
 ) -> PolicyLearner:
-    """Return the RL learner of one process. row: the preset in effect, from `for_generator`."""
+    """Return the RL learner of one process. row: the algorithm's preset, as `for_generator` returns
+    it."""
     rl = config.rl
     assert rl is not None
     start = None
@@ -61,8 +62,8 @@ def make_passes(
 ) -> Passes:
     """Return the forward/backward runner of a model that is trained.
 
-    layout, lean: as verified on this model by `assay.model.probe`. temperature: 1 in stages that
-    do not sample.
+    layout, lean: results of `assay.model.probe` for this model. temperature: 1 in stages that do
+    not sample.
     """
     section: Any = getattr(config, config.stage)
     return Passes(

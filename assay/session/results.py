@@ -188,7 +188,8 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> I
 class DryRun:
     """Preview of a run: one sample, the plan, estimated memory and time.
 
-    expected: estimate from this machine's rates, without timing; None if the stage has no estimate.
+    expected: duration, estimated from this machine's rates and not measured; None for a stage
+    without an estimate.
     """
 
     sample: SampleResult

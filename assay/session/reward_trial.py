@@ -36,7 +36,8 @@ PLAIN = "42"
 
 
 class Asked(NamedTuple):
-    """One call: a reward, a row and an answer. first: the reward defines the correctness."""
+    """One call: a reward, a row and an answer. first: whether the reward is the first term, which
+    defines correctness."""
 
     row: int
     reward: Configured
@@ -48,7 +49,7 @@ class Asked(NamedTuple):
 class Found:
     """Results of one reward.
 
-    worked: answers that it judged. failed: failed calls with the error. certain: error by row, for
+    worked: answers that it judged. failed: failed calls with the error. certain: errors by row, for
     rows on which the reward fails with every completion.
     """
 
@@ -93,9 +94,9 @@ def try_rewards(
 ) -> list[str]:
     """Call the user's reward functions on the rows; return one line per function.
 
-    what: noun for the rows in messages. Ends after `MOST_ROWS` rows or ``seconds``. Raises
-    DataError for a row on which a function cannot work: the function reads a key that the row
-    lacks, or it fails on this row with answers that it judged on other rows. If bad rows are
+    what: word for the rows in messages, such as "rows". Ends after `MOST_ROWS` rows or ``seconds``.
+    Raises DataError for a row on which a function cannot work: the function reads a key that the
+    row lacks, or it fails on this row with answers that it judged on other rows. If bad rows are
     skipped, such a row is reported but not removed: the number of rows tried depends on the
     machine's speed, and the training data must not.
     """
@@ -119,7 +120,7 @@ def try_rewards(
 
 
 class _Trial:
-    """A trial in progress. over: set when the time limit is reached."""
+    """A trial in progress. over: event that is set when the time limit is reached."""
 
     def __init__(
         self, rows: Sequence[Problem], verifiers: VerifierService, data: DataConfig

@@ -94,8 +94,9 @@ class FirstLook:
 class Kind:
     """Functions that implement one kind of stage.
 
-    read: open and check its rows, before a model is loaded. look: preview a run with a model and
-    those rows. run: run the stage; returns the run's folder, raises RunStopped by a guard.
+    read: opens and checks the rows, before a model is loaded. look: previews a run, from a model
+    and the rows of ``read``. run: runs the stage and returns the run's folder. Raises RunStopped if
+    a guard stops it.
     """
 
     read: Callable[[TrainConfig, VerifierService], Any]
@@ -146,7 +147,7 @@ def open_run(
 
 
 def _watch_sampling(run: Run, call: EngineStats) -> None:
-    """Show the generator's progress; ends the step when a stop is requested."""
+    """Show the generator's progress. End the step if a stop was requested."""
     run.clock.check()
     run.progress.sampling(call)
 
@@ -270,7 +271,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
-    # On resume the step may be later than 0: the run was killed just before its evaluation.
+    # On resume the step may be later than 0, if the run was killed just before its evaluation.
     if evaluation_due(run, run.step):
         evaluate_and_ask()
     run.begin_step()
@@ -284,7 +285,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
 
 
 def _longer(run: Run) -> str:
-    """Return an override that extends the run."""
+    """Return an override (``KEY=VALUE``) that extends the run."""
     stage = run.config.stage
     if stage == "rl":
         return f"rl.steps={2 * run.step}"

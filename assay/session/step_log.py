@@ -1,7 +1,7 @@
 """Wrap a run's generator and verifiers with timing and with reuse of the rollout log.
 
-When a killed run resumes, logged groups and verdicts of its unfinished step are reused. The
-training loop does not need to know.
+When a killed run resumes, logged groups and verdicts of its unfinished step are reused. Thus the
+training loop has no code for resuming.
 """
 
 from __future__ import annotations

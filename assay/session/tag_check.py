@@ -29,7 +29,8 @@ class TagWatch:
             self._met |= dict.fromkeys(problem.tags)
 
     def of(self, rows: Sequence[Problem]) -> TagWatch:
-        """Sample rows of a set that was not read in full, such as a gym's; returns self."""
+        """Read a sample of rows of a set that was not read completely, such as a gym's. Return
+        self."""
         if self._wanted and self._num_seen < len(rows):
             for number in range(0, len(rows), -(-len(rows) // LOOKED_AT)):
                 self.see(rows[number])

@@ -17,8 +17,8 @@ Compared = tuple[str, str] | None
 @dataclass
 class _Ballot:
     """Votes of one group. names: maps each answer to its candidate. open: answers without a
-    candidate, in pools of correct and of wrong answers; answers of different pools are never equal.
-    asked: the pool that is being judged."""
+    candidate, in a pool of correct and a pool of wrong ones. Answers of different pools are never
+    equal. asked: the pool whose answers are being compared."""
 
     group: Group
     verifier: str
@@ -70,7 +70,8 @@ def candidates(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> list[Mapping[str, str]]:
-    """Return, for each group, a mapping from extracted answers to the answer that names them.
+    """Return a mapping for each group, from each extracted answer to the answer that represents its
+    candidate.
 
     If the spec has a single accepted answer, all correct answers are one candidate. Otherwise, and
     for wrong answers, the verifier compares: one answer becomes the accepted answer, and the others

@@ -218,11 +218,11 @@ def sample(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> SampleResult:
-    """Sample completions of one prompt, or of the first problems of a source, and judge them.
+    """Sample completions of one prompt, or of the first problems of a source. Judge them.
 
         print(assay.sample("runs/first@best", "What is 3+5?", answer="8"))
 
-    prompt: the question. answer: its expected answer, if any. problems: sources or rows instead of
+    prompt: the question. answer: the expected answer, if any. problems: sources or rows instead of
     a prompt; the first ``max_problems`` are used. num_samples: completions per problem.
 
     The other parameters are those of `evaluate`.

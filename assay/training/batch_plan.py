@@ -118,11 +118,12 @@ def _sample_alike(
     """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
     If there are more problems than wanted groups, the `OversamplingCutoff` selects the groups that
-    finish first, which are those with the shortest maximum length. All groups then have one size.
+    finish first, which are those with the shortest maximum length. Then all groups have the same
+    size.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus
-    get the samples that easy problems do not need (multi-round adaptive sampling, Xiong et al.
+    get the samples that easy problems do not need (multi-round adaptive sampling, Xiong et al.,
     2025, arXiv 2510.04996).
     """
     parts = (generator, verifiers)
@@ -198,7 +199,7 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 
 
 def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
-    """Return the generator calls of the next step."""
+    """Return the generator calls that the next step will make."""
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
     ahead = curriculum.ahead()
@@ -220,5 +221,5 @@ def is_mixed(verdicts: Sequence[Verdict]) -> bool:
 
 
 def unzip(judged: Sequence[Judged]) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Split judged groups into groups and verdicts."""
+    """Split pairs of (group, verdicts) into two lists."""
     return [group for group, _ in judged], [verdicts for _, verdicts in judged]

@@ -47,11 +47,10 @@ class Calibration:
 def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibration:
     """Measure predictions p_i against outcomes y_i in [0, 1]; both [n], n > 0.
 
-    ece: sum_b n_b/n |mean_b y - mean_b p| over bins b of equal width (Guo et al. 2017,
-    arXiv:1706.04599, eq. 3, for the probability of one label). adaptive_ece: the same over bins of
-    equal count (Nguyen and O'Connor 2015), so that sparse bins cannot dominate. brier:
-    mean (p - y)^2. log_loss: mean -y log p - (1 - y) log(1 - p), with p clipped to
-    [1e-12, 1 - 1e-12].
+    ece: sum_b n_b/n |mean_b y - mean_b p| over bins b of equal width (Guo et al., 2017,
+    arXiv:1706.04599, equation 3, for the probability of one label). adaptive_ece: the same over
+    bins of equal count (Nguyen and O'Connor 2015), so that sparse bins cannot dominate. brier: mean
+    (p - y)^2. log_loss: mean -y log p - (1 - y) log(1 - p), with p clipped to [1e-12, 1 - 1e-12].
     """
     width_bins = np.minimum((predicted * num_bins).astype(np.int64), num_bins - 1)
     equal_width = bins_of(predicted, observed, width_bins)

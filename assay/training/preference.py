@@ -66,7 +66,7 @@ from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 
 WEIGHT_RATIOS = (1.0, 1.5)
-"""Accepted ratio of total desirable to undesirable weight in KTO (Ethayarajh et al. 2024)."""
+"""Accepted ratio of total desirable to undesirable weight in KTO (Ethayarajh et al., 2024)."""
 
 DrawPairs = Callable[[int], PreferenceBatch | None]
 """Draws the pairs of a step with the reference's log-probabilities; None if there are none."""
@@ -77,8 +77,9 @@ class PreferenceLoop:
     """Parts of a preference step.
 
     heldout: problems to evaluate on. evaluate_pairs: evaluates held-out pairs; None: there are
-    none. generator: samples completions to pair; None for offline pairs. moving: reference that is
-    refreshed from the policy. warned: whether the fall of chosen completions was reported.
+    none. generator: samples completions to pair; None for offline pairs. moving: a reference that
+    is refreshed from the policy during the run; None: the initial policy. warned: whether the user
+    was warned that chosen completions became less likely.
     """
 
     draw: DrawPairs
@@ -151,7 +152,8 @@ def nothing_learned(learner: PreferenceLearner) -> Update:
 def warn_of_fall(loop: PreferenceLoop) -> None:
     """Warn once if chosen completions have become less likely than at the start.
 
-    Their probability can fall while the margin grows; the mass then moves to other completions.
+    Chosen completions can become less likely although the margin grows. Then probability moves to
+    other completions.
     """
     change = loop.run.metrics.get("preference/change_chosen_token")
     if change is None or change > -loop.config.warn_fall or loop.warned:
@@ -341,7 +343,7 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
 
 
 def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
-    """Return the judge that compares sampled completions; None if verdicts define the order."""
+    """Return the judge that compares sampled completions; None if pairs are formed by verdicts."""
     if config.preference is not None and config.preference.judge == "pairwise":
         return PairwiseVerifiers(config.verification.options.get("judge", {}))
     return None

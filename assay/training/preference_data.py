@@ -121,7 +121,7 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
 class ExampleReader:
     """Reads preference sources as tokens.
 
-    max_tokens: limit for prompt and completion together. skipped: errors of skipped rows.
+    max_tokens: limit for the sum of prompt and completion. skipped: errors of skipped rows.
     """
 
     row: Preference
@@ -138,7 +138,7 @@ class ExampleReader:
         """Read the examples of all sources; returns (examples, notes). Raises DataError."""
         found: list[Example] = []
         notes: list[str] = []
-        # Skipped rows beyond the stored error messages of a row set.
+        # Number of skipped rows whose error messages are not stored.
         num_unlisted = 0
         for source in filter(is_judged_source, sources):
             judged = self.read_judged(source)

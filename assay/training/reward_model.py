@@ -132,7 +132,8 @@ def make_reward_learner(
 
 
 class SavedRewardModel:
-    """The learner in checkpoints, with the verifier's options and the model's calibration.
+    """The part of a checkpoint that saves the learner, with the verifier's options and the model's
+    calibration.
 
     options: options of its verifier. trained: description of the training data. calibration: of the
     latest evaluation.
@@ -179,7 +180,7 @@ class SavedRewardModel:
 
 
 def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
-    """Return the unit that is scored, and the number of labels."""
+    """Return the unit that is scored (pair, text or step), and the number of labels."""
     if settings.kind != "process":
         return "text", 1
     return "token", 2 if settings.head == "two_labels" else 1

@@ -18,7 +18,7 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Loop:
-    """Parts of a training step, each behind its own protocol."""
+    """The parts of a training step. Each implements its own protocol."""
 
     curriculum: Draws
     generator: Generator
@@ -46,9 +46,10 @@ def collect(
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
     """Draw problems, sample and judge their groups, and record them before they are used.
 
-    Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
-    are replaced by fresh draws, at most ``max_refills`` times; replaced groups are recorded too.
-    If no group is mixed, the uniform groups are returned: they are measured but give no gradient.
+    Under dynamic sampling (DAPO equation 11) groups whose judged completions are all right or all
+    wrong are replaced by fresh draws, at most ``max_refills`` times; replaced groups are recorded
+    too. If no group is mixed, the uniform groups are returned: they are measured but give no
+    gradient.
 
     A curriculum that oversamples draws more problems than needed. The groups that finish first are
     used; the other problems wait in the curriculum until they fill a step of their own.
@@ -61,7 +62,7 @@ def collect(
         problems = curriculum.draw(wanted, refill=number > 0)
         sizes = curriculum.group_sizes(problems, plan.group_size)
         groups, verdicts = sample_groups(*parts, problems, sizes, sampling, plan, wanted)
-        # Also groups that are passed over below are observations of their problems.
+        # Groups that are replaced below are observations of their problems too.
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)

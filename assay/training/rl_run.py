@@ -49,7 +49,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
-    # First, so that a guard rule that cannot be imported is reported before anything is loaded.
+    # The guard is opened first, so that a rule that cannot be imported is reported before anything
+    # is loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems

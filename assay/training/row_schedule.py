@@ -21,8 +21,8 @@ BAD = Verdict.of_score(0.0, "given@1")
 class RowSchedule:
     """Rows of each step, fixed before the first step; the step number is the whole state.
 
-    Every epoch is a fresh seeded shuffle. A step takes rows until their sizes add up to
-    ``per_step``; without sizes every row counts 1.
+    Every epoch is a fresh seeded shuffle. A step takes rows until the sum of their sizes reaches
+    ``per_step``. Without sizes every row counts 1.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ def check_length(where: str, length: int, longest: int | None, accepted: str, re
 
 
 def keys_of(group: Group) -> list[bytes]:
-    """Return one key per completion: a hash of everything that its score depends on."""
+    """Return a key of each completion: a hash of everything that determines its score."""
     keys: list[bytes] = []
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)

@@ -38,10 +38,10 @@ LOOKED_AT = 64
 class RenderedRows:
     """Training data of a supervised stage, as tokens.
 
-    lengths: trained tokens of each group. what: description of the data; notes: further lines for
-    the run. evaluate: the stage's own held-out evaluation; None: held-out problems only.
-    cross_entropy: see `SFTLearner`. beside: models that score the same batches as the policy.
-    teach: opens the teacher once the run is open; None: there is no teacher.
+    lengths: trained tokens of each group. what: description of the data. notes: further lines to
+    report in the run. evaluate: the stage's own held-out evaluation; None: held-out problems only.
+    cross_entropy: see `SFTLearner`. beside: further models, which score the same batches as the
+    policy. teach: opens the teacher once the run is open; None: there is no teacher.
     """
 
     groups: Sequence[Group]
@@ -87,7 +87,7 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        # Proved on this model: a model with a logit multiplier that its head does not show would
+        # Checked on this model: a model with a logit multiplier that its head does not show would
         # otherwise be trained on another distribution.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(

@@ -76,7 +76,7 @@ class LogitCache:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        # One cache per instance, because a folder may be created again.
+        # Each instance has its own cache, because the folder may be deleted and created again.
         self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)

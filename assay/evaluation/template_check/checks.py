@@ -28,7 +28,7 @@ AROUND = 4
 
 @dataclass(frozen=True)
 class CheckLine:
-    """Result of a check. line: the finding, its token, and the remedy."""
+    """Result of a check. line: text of the finding, with its token and the remedy."""
 
     name: str
     status: Status
@@ -173,7 +173,7 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
         is_rl = row.name.startswith("rl")
         written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
         if is_rl and (RESULT not in given or EXPRESSION not in said):
-            # An unanswered call is reported by another check.
+            # Another check reports a call without a result.
             continue
         asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
         for text, held, what in (

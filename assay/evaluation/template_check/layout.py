@@ -36,8 +36,8 @@ LIMIT = 1 << 14
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its text. kind: its author, such as the policy or a tool. trained: whether the
-    loss includes it."""
+    """A token and its text. kind: the token's author, such as the policy or a tool. trained:
+    whether the loss includes it."""
 
     id: int
     text: str
@@ -176,7 +176,7 @@ def _row(
     kinds: Sequence[Kind],
     trained: Sequence[bool],
 ) -> TokenRow:
-    """Return the first row of a batch, with its prompt."""
+    """Return the first row of a batch, together with its prompt."""
     show: Callable[[int], str] = lambda id: str(  # noqa: E731
         conversation.tokenizer.decode([id], clean_up_tokenization_spaces=False)
     )

@@ -23,8 +23,8 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
     """Choose the answer of each search of a method. Ties go to the completion drawn first.
 
     Completions already have verdicts, which hold their extracted answers. The verifier decides
-    which answers are equal. Votes count one each (Wang et al. 2023, arXiv:2203.11171) or the score
-    (Li et al. 2023, arXiv:2206.02336). Without any extracted answer, the first completion is
+    which answers are equal. Votes count one each (Wang et al., 2023, arXiv:2203.11171) or the score
+    (Li et al., 2023, arXiv:2206.02336). Without any extracted answer, the first completion is
     chosen.
     """
     weigh = VOTES.get(method)

@@ -52,7 +52,7 @@ class Drawer:
             self._score(self._drawn(kind, nodes))
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
-        """Draw children in whole blocks and return them."""
+        """Draw the children of nodes, in whole blocks, and return them."""
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)
@@ -68,8 +68,8 @@ class Drawer:
         ]
 
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
-        """Return the sampling of a kind, long enough for the shortest node. Longer nodes are cut
-        later."""
+        """Return the sampling settings of a kind of draw, with enough tokens for the shortest node.
+        Longer nodes are cut later."""
         shortest = min(len(node.tokens) for node in nodes)
         changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
         if kind in STEPS:

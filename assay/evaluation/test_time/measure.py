@@ -25,8 +25,8 @@ Key = tuple[str, int | None]
 
 @dataclass
 class _Tally:
-    """Counts of one result row. rights: by problem id; costs, scores: in the order of the
-    problems."""
+    """Counts of one result row. rights: results by problem id. costs, scores: lists in the order of
+    the problems."""
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
     costs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -117,7 +117,8 @@ class Searching:
         tally.add(search.root, max(known, default=None), cost, None)
 
     def _add_base(self, search: Search) -> None:
-        """Count greedy, and one sample as the mean over samples that the budget always affords."""
+        """Add the baselines: greedy decoding, and one sample, as the mean over the samples that
+        every budget affords."""
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

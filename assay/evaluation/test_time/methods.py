@@ -81,7 +81,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
 
     If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
     al. 2024, arXiv:2408.03314, section 5.1). apart: one tree per prefix, keeping the best of each
-    (diverse verifier tree search, Beeching et al. 2024). ahead: rank a prefix by the score after
+    (diverse verifier tree search, Beeching et al., 2024). ahead: rank a prefix by the score after
     greedy lookahead steps.
     """
     trees = [[search.root]]
@@ -114,11 +114,12 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
 
 
 def mcts(search: Search) -> Asking:
-    """Monte-Carlo tree search with PUCT (Silver et al. 2017).
+    """Monte-Carlo tree search with PUCT (Silver et al., 2017).
 
-    A node's value is the mean score of its descendants. Its prior is the probability of its step
-    among its siblings. Expanding a leaf draws some steps, whose scores are backed up to the root.
-    Whole completions are not visited again. If no node is open, the root gets more children.
+    A node's value is the mean score of its descendants. A node's prior is the probability of its
+    step, relative to its siblings. Expanding a leaf draws some steps, whose scores are backed up to
+    the root. Nodes that are whole completions are not visited again. If no node can be expanded,
+    further children of the root are drawn.
     """
     below: dict[Node, list[Node]] = {}
     closed: set[Node] = set()

@@ -17,7 +17,7 @@ BASE = "one_sample"
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
-    """One method with one budget. budget: None if the method spends none.
+    """One method with one budget. budget: tokens per problem; None for a method without a budget.
 
     accuracy: share of problems whose answer passed. stderr: standard error over problems. gain,
     gain_stderr: difference from one sample, paired by problem. tokens, completions: mean tokens

@@ -208,7 +208,8 @@ def _check_budgets(budgets: Sequence[int], longest: int) -> None:
 
 
 def _open_scorer(asked: _Asked, config: TrainConfig, stack: ExitStack) -> Scorer | None:
-    """Open the scorer. Raises if a method needs one that is missing or unsuitable."""
+    """Open the scorer. Raises ConfigError or VerifierError if a method needs a scorer that is
+    missing or unsuitable."""
     needing = [name for name in asked.methods if name not in UNSCORED]
     trees = [name for name in asked.methods if name not in SAMPLED]
     if asked.scorer is None:

@@ -38,11 +38,11 @@ class StepLimits:
 class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
-    path: numbers of the draws from the root; with the problem, the key of the random numbers. own:
-    tokens after the parent's. cost: number of own tokens that the policy sampled. logprob: their
-    log-probability as sampled. finish_reason: None if the completion can continue. score, reward:
-    from the scorer; None without a scorer or if not judged. verdict: the verifier's, for a
-    completion that a search may choose.
+    path: numbers of the draws on the way from the root. Random numbers are keyed by the problem and
+    this path. own: tokens after the parent's. cost: number of own tokens that the policy sampled.
+    logprob: their log-probability as sampled. finish_reason: None if the completion can continue.
+    score, reward: results of the scorer; None without a scorer, or if it did not judge the node.
+    verdict: the verifier's, for a completion that a search may choose.
     """
 
     problem: Problem

@@ -1,1 +1,2 @@
-"""Tools and environments that reply to a policy during sampling, and the turns of a completion."""
+"""Tools and environments, which reply to a policy during sampling and divide a completion into
+turns."""

@@ -99,9 +99,9 @@ class InText:
 class OfTemplate:
     """Calls as a chat template writes them; they are answered at the end of the turn.
 
-    opening, closing: the text around a call's JSON. Both are empty if the whole reply is a call, or
-    if the template uses one of the named formats. names: the tools' names. Calls of these tools in
-    other known formats are answered too, because small models often deviate from their template.
+    opening, closing: the text around a call's JSON. Both texts are empty if the whole reply is a
+    call, or if the template uses one of the named formats. names: the tools' names. Calls in other
+    known formats are answered too, because small models often deviate from their template.
     """
 
     opening: str

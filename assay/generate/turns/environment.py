@@ -29,7 +29,7 @@ MESSAGES = 'messages: a text, or a list of {"role", "content"}'
 
 
 class Play(Protocol):
-    """One completion's instance of an environment.
+    """The environment's state for one completion.
 
     Its messages may depend only on the problem and the assistant turns.
     """

@@ -83,8 +83,8 @@ class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
     If a cell ends its process, the earlier cells run again in a new process, so only that cell's
-    state is lost. The rerun may use half of a call's seconds. If it needs more, or a cell ends the
-    process again, all state is lost and the result says so.
+    state is lost. Running the earlier cells again may take half of a call's time limit. If it needs
+    more, or a cell ends the process again, all state is lost and the result says so.
     """
 
     seconds: float
@@ -151,7 +151,8 @@ class Interpreter:
 
 
 def _format_result(outcome: Outcome, seconds: float, lost: bool) -> str:
-    """Format a cell's result for the policy. lost: variables of earlier calls are lost."""
+    """Format a cell's result for the policy. lost: whether the variables of earlier calls are
+    lost."""
     said = (LOST if lost else "") + outcome.stdout + outcome.stderr
     if outcome.status == "ok":
         return said.rstrip("\n") or "(no output)"

@@ -108,7 +108,7 @@ class ChatFormatter:
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def may_close(self, token: int) -> bool:
-        """Return whether a turn may end in this token; the text is decoded only then."""
+        """Return whether a turn may end in this token. Only then the text is decoded."""
         if token not in self._closing:
             # A token may also end within a character.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
@@ -153,7 +153,8 @@ class ChatFormatter:
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _template_pieces(self, asked: Asked) -> list[Piece]:
-        """Return the template's text after a reply, for messages with these roles."""
+        """Return the text that the template writes after a reply, before messages with these
+        roles."""
         if asked not in self._pieces:
             roles, think = asked
             found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))

@@ -18,7 +18,7 @@ from assay.errors import ConfigError, cause
 from assay.host.user_code import import_object
 from assay.host.worker_loop import WorkerLoop, run_worker
 
-# Characters sent to the main process, which shortens results much further.
+# Maximum number of characters of a result. The main process shortens results much further.
 MAX_RESULT = 10_000_000
 
 

@@ -52,9 +52,10 @@ class UnreadCall(Exception):
 class Toolbox:
     """The tools or the environment of a run.
 
-    make_environment: creates the environment of one completion (also for tools). schemas: tool
-    schemas for the chat template; empty if it shows none. introduction: the text that describes the
-    tools otherwise. begins: replaces a problem's prompt by the environment's.
+    make_environment: creates the environment of one completion. Tools are an environment too.
+    schemas: tool schemas for the chat template; empty if it shows none. introduction: the text that
+    describes the tools if the chat template has no place for schemas. begins: replaces a problem's
+    prompt with the environment's first messages.
     """
 
     formatter: ChatFormatter
@@ -187,7 +188,7 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
-    # No mark ends such a call, so the turn's end does.
+    # No mark ends such a call, so it ends with the turn.
     is_whole_turn = pattern.strip() == "{call}"
     whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
     calls = of_template or whole or InText(pattern, tools)

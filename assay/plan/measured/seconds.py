@@ -56,7 +56,8 @@ def time_sampled(
     lengths: Sequence[int],
     teacher: AnyTeacher | None = None,
 ) -> StepSeconds:
-    """Time a learner on one update from synthetic groups. teacher: queried too, if there is one."""
+    """Time a learner on one update from synthetic groups. teacher: the run's teacher, if any, which
+    is queried as in a run."""
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
     from assay.session.assemble import choose_algorithm, choose_layout
@@ -171,7 +172,7 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Pack groups into one batch, all of it learned from."""
+    """Pack groups into one batch, in which every completion is trained on."""
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
@@ -217,7 +218,8 @@ def _cached(session: Session, batch: Batch) -> CachedTeacher:
 
 
 def _lengths(session: Session) -> list[list[int]]:
-    """Return the tokens of the first rows' prompts and of their learned parts."""
+    """Return two numbers of tokens for each of the first rows: of its prompt, and of the text that
+    is trained on."""
     from assay.data.documents import load_documents
     from assay.data.traces import load_traces
     from assay.training.pretrain import Pieces, longest_piece
@@ -244,7 +246,8 @@ def measure_units(
 ) -> UnitSeconds:
     """Measure unit times on the loaded model; without problems, generation is not measured.
 
-    ask: a function that only queries the teacher, which ``learn`` does too.
+    ask: queries the teacher without an update. Its time is subtracted from that of ``learn``, which
+    queries the teacher too.
     """
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
@@ -283,7 +286,7 @@ def _time_update(
 ) -> tuple[float, float]:
     """Return an update's constant seconds and its seconds per token, from two small updates.
 
-    The smaller update has shorter rows.
+    The larger update has longer rows, and more of them.
     """
     # A prompt counts once per group, so the groups have the size of the training groups, reduced to
     # about `MOST_TOKENS` tokens if that is larger.

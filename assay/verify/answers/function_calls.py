@@ -1,7 +1,7 @@
 """Verifier ``function_calls``: check that a reply makes the expected function calls.
 
-The rules are those of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, BFCL) for calls
-that are compared without execution.
+The rules are those of the Berkeley Function-Calling Leaderboard (Patil et al., 2025, BFCL) for
+calls that are compared without execution.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Bag = frozenset[str]
 
 
 def judge_spans(problem: Problem, completion: Completion) -> Part:
-    """Score the F1 of the answer's words. Only an exact match passes (Dua et al. 2019, DROP).
+    """Score the F1 of the answer's words. Only an exact match passes (Dua et al., 2019, DROP).
 
     Reads ``answers`` from the spec. The best of several accepted answers counts. The answer is the
     content of a box, of an answer tag or after "the answer is", else the whole text.

@@ -36,6 +36,8 @@ class Unknown(Exception):
 def satisfiable(formulas: Sequence[Formula]) -> bool:
     """Return whether all formulas can be true together. Raises Unknown and NotAFormula."""
     names = sorted({name for formula in formulas for name in formula.atoms})
+    # A column of a truth table is one large integer, so that a connective of all rows is one
+    # operation. For few variables this is faster than z3 and needs no installation.
     if len(names) <= MAX_TABLE and all(formula.is_propositional for formula in formulas):
         columns, everything = _columns(names)
         rows = everything
@@ -64,7 +66,7 @@ def _columns(names: Sequence[str]) -> tuple[dict[str, int], int]:
     everything = (1 << size) - 1
     columns: dict[str, int] = {}
     for place, name in enumerate(names):
-        # Number of consecutive rows with the same value.
+        # The column alternates between blocks of this many zeros and ones.
         block = 1 << place
         columns[name] = everything // ((1 << 2 * block) - 1) * (((1 << block) - 1) << block)
     return columns, everything
@@ -86,6 +88,7 @@ def _z3_satisfiable(formulas: Sequence[Formula]) -> bool:
         except ImportError as error:
             raise VerifierError(_INSTALL) from error
     api: Any = z3
+    # The default context of z3 is global and not safe to use from several threads.
     context = api.Context()
     translation = _Translation(api, context)
     solver = api.Solver(ctx=context)

@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
 
 
 def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
-    """Yield (forms of the test's input, expected answer)."""
+    """Yield each test's input, in every form that programs may receive, and its expected answer."""
     if test.kind == "stdin":
         yield [test.stdin, test.stdin.strip()], test.outputs[0].strip()
     elif test.kind == "args":

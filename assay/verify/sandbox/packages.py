@@ -39,7 +39,8 @@ NONE = Packages()
 
 @lru_cache(maxsize=64)
 def find_packages(names: tuple[str, ...]) -> Packages:
-    """Return the named packages and their dependencies. A name is that of a distribution or import.
+    """Return the named packages and their dependencies. A name can be that of a distribution
+    (``scikit-learn``) or of an import (``sklearn``).
 
     A package without a list of its files, such as one in development mode, counts as missing.
     """

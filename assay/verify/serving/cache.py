@@ -74,7 +74,9 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
 def completion_key(prefix: bytes, completion: Completion) -> bytes:
     """Return the key of one completion, given the problem's prefix."""
     think = completion.think
+    # The same text can have another verdict if it was truncated or if its think tags differ.
     form = f"{think.mode}\0{think.open_tag}\0{think.close_tag}\0{completion.finish_reason}\0"
     form += f"{completion.said}\0" if completion.said else ""
+    # Rows of JSON can contain lone surrogates, which strict UTF-8 rejects.
     text = (form + completion.text).encode("utf-8", "surrogatepass")
     return hashlib.sha256(prefix + text).digest()

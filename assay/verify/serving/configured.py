@@ -209,6 +209,8 @@ class RowCheck:
             if key not in self._fine and key not in self._meant:
                 long = (name for name in self._names if len(name) >= 6 <= len(str(key)))
                 if meant := slip_of(str(key), long):
+                    # Compared once for each key, because all rows of a file have nearly the same
+                    # keys.
                     self._meant[key] = meant
                 else:
                     self._fine.add(key)
@@ -237,6 +239,7 @@ def facts_of(verifier: Verifier) -> dict[str, Any]:
     facts = {key: getattr(verifier, key) for key in _STATED}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
+    # The owner decodes JSON only, so anything else would fail there with a worse message.
     return json.loads(json.dumps(facts, allow_nan=False))
 
 
@@ -270,10 +273,12 @@ def canonical(value: Any) -> str:
 
     Raises TypeError for a value that is not plain.
     """
+    # The exact type: a subclass can have any `repr`. And True and 1 must have different texts.
     if value is None or type(value) in (str, int, float, bool):
         return repr(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
+        # Sorted as texts, because keys of different types cannot be compared.
         return "{" + ",".join(sorted(f"{canonical(k)}:{canonical(v)}" for k, v in pairs)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(canonical, cast("Sequence[Any]", value))) + "]"

@@ -124,6 +124,7 @@ class JobEngine:
 
     def close(self) -> None:
         """Close the executors. No effect in a forked child."""
+        # A forked child has the same objects, but the workers belong to its parent.
         if self._process == os.getpid():
             for executor in self._all_executors():
                 executor.close()

@@ -97,6 +97,7 @@ class ThreadExecutor(Executor):
         elif one.verifier.takes == "batch":
             self.batch_size = one.executor_option("batch_size")
         limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
+        # A judge that retries for `patience` seconds needs longer than its own limit.
         patience = 1.25 * float(one.options.get("patience", 0.0))
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
@@ -172,6 +173,7 @@ class ThreadExecutor(Executor):
         with self.changed:
             self._num_idle += 1
             there = self.wait_for_calls()
+            # Completions end one by one. A device judges a batch in nearly the time of one.
             while there and len(self.queue) < self.batch_size and self.changed.wait(LINGER):
                 # More calls arrived, so wait for further ones.
                 there = self.wait_for_calls()

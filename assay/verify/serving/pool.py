@@ -166,6 +166,8 @@ class Pool(Executor):
         with self.changed:
             # A closed executor has none.
             self.wait_for_calls()
+            # An equal share keeps all workers busy. Fast calls are taken together, because sending
+            # them costs more than making them.
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
             count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))
@@ -189,6 +191,8 @@ class Pool(Executor):
                 seconds += sum(part.seconds for part in parts)
                 calls.popleft()
                 self.deliver(call, parts)
+            # One slow call raises the estimate at once, and it decreases slowly. A low estimate
+            # would put many slow calls into one request, where no other worker can take them.
             self.pace = max(0.7 * self.pace, seconds / num_calls, QUICKEST)
             return worker
         except Lost as lost:
@@ -215,8 +219,11 @@ class Pool(Executor):
         with self.changed:
             if self.closed:
                 return None
+        # Only the call that was running can have killed the worker. A worker that dies while it
+        # starts or waits was lost for another reason, for example memory.
         is_blamed = worker.ready and not lost.idle and lost.kind != "stale"
         culprit = calls.popleft() if is_blamed else None
+        # The other calls of the request were not running, so the next worker makes them.
         kept = [call for call in calls if not call.job.cancelled]
         calls.clear()
         calls.extend(kept)
@@ -227,6 +234,7 @@ class Pool(Executor):
             if self._failed_starts >= MAX_FAILED_STARTS:
                 with self.changed:
                     self.workers.remove(worker)
+                # A broken installation would otherwise start workers for ever.
                 raise WorkerDied(f"a verifier worker does not start ({code}): {detail}")
         if culprit is not None:
             reason = "timeout" if lost.kind == "overdue" else "error"
@@ -259,6 +267,7 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):
+        # Workers share the calls of a job. Each receives only the completions that it judges.
         siblings = sorted({call.sibling for call in calls})
     place = {sibling: n for n, sibling in enumerate(siblings)} | {WHOLE_GROUP: WHOLE_GROUP}
     chosen = tuple(job.group.completions[sibling] for sibling in siblings)

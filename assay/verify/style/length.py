@@ -51,8 +51,8 @@ def num_words(text: str) -> int:
 def judge_length_target(problem: Problem, completion: Completion) -> Part:
     """Return minus the distance from the target length n, in [-1, 0].
 
-        exact   -min(1, alpha * |n - length|)              (L1 eq. 1, its second summand)
-        max     clip(alpha * (n - length) + delta, 0, 1) - 1     (L1 eq. 2, its factor less one)
+        exact   -min(1, alpha * |n - length|)          (L1 equation 1, its second summand)
+        max     clip(alpha * (n - length) + delta, 0, 1) - 1 (L1 equation 2, its factor less one)
 
     Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n, so that the
     distance is relative to the target; the paper uses 0.0003), ``delta`` and ``tolerance`` from the
@@ -83,7 +83,7 @@ def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part
     """Return `judge_length_target` times the correctness of the expression's first term.
 
     An incorrect completion gets 0 at any length, so short wrong answers gain nothing. With
-    ``variant = "max"`` and weight 1 the sum is L1-Max's product (arXiv:2503.04697 eq. 2).
+    ``variant = "max"`` and weight 1 the sum is L1-Max's product (arXiv:2503.04697 equation 2).
     """
     found: list[Part] = []
     for completion, part in zip(group.completions, parts, strict=True):
@@ -101,7 +101,7 @@ def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part
 
 
 def judge_overlong(problem: Problem, completion: Completion) -> Part:
-    """Return the soft overlong punishment in [-1, 0] (DAPO eq. 13).
+    """Return the soft overlong punishment in [-1, 0] (DAPO equation 13).
 
         0                                     length <= limit - buffer
         ((limit - buffer) - length) / buffer  between
