@@ -52,7 +52,7 @@ class UserError(AssayError):
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration file, or an override of one of its keys, is wrong."""
+    """Raised for a wrong configuration file, or a wrong override of one of its keys."""
 
     lines: tuple[str, ...] = ()
     """One message per line, if there are several."""
@@ -67,24 +67,24 @@ class ConfigError(UserError, ValueError):
 
 
 class DataError(UserError, ValueError):
-    """A row, a file of rows or a pair of sets is wrong."""
+    """Raised for a wrong row, file of rows or pair of sets."""
 
 
 class ModelError(UserError, ValueError):
-    """A model or tokenizer cannot be loaded, or does not support the requested use."""
+    """Raised if a model or tokenizer cannot be loaded, or does not support the requested use."""
 
 
 class RunError(UserError, ValueError):
-    """A run directory cannot be created, resumed or read."""
+    """Raised if a run directory cannot be created, resumed or read."""
 
 
 class VerifierError(UserError, ValueError):
-    """A verifier expression or a problem's spec is wrong, or a verifier fails on every
+    """Raised for a wrong verifier expression or spec, and if a verifier fails on every
     completion."""
 
 
 class MissingExtra(UserError, ImportError):
-    """An optional package is required and not installed."""
+    """Raised if a required optional package is not installed."""
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingExtra:
@@ -93,19 +93,19 @@ class MissingExtra(UserError, ImportError):
 
 
 class OutOfMemory(AssayError, MemoryError):
-    """Memory ran out; the message names the setting to lower."""
+    """Raised if memory runs out. The message names the setting to lower."""
 
 
 class DiskFull(AssayError, OSError):
-    """The disk is full; the last checkpoint is still usable."""
+    """Raised if the disk is full. The last checkpoint is still usable."""
 
 
 class WorkerDied(AssayError, RuntimeError):
-    """A worker process died and could not be restarted."""
+    """Raised if a worker process died and could not be restarted."""
 
 
 class RunStopped(AssayError, RuntimeError):
-    """A guard stopped the run; everything so far is saved."""
+    """Raised if a guard stopped the run. Everything so far is saved."""
 
 
 def message(where: str, found: object, accepted: str, remedy: str = "") -> str:

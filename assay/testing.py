@@ -82,7 +82,8 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        # Wider than the default, so that next-token distributions differ.
+        # The weights are drawn wider than by default, so that next-token distributions differ
+        # between contexts.
         with torch.no_grad():
             for _, parameter in model.named_parameters():
                 if parameter.dim() == 2:
@@ -97,16 +98,16 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
     return Path(folder)
 
 
-class Given(str):
+class InjectedText(str):
     """Injected text, such as a tool's result; it begins a turn."""
 
 
 class ScriptedGenerator:
     """A generator that returns scripted completions: ``script(problem, sibling)`` returns the text.
 
-    A script may also return a list of pieces, with `Given` for injected text. Log-probabilities are
-    constant; tokens are the text's bytes, as in `byte_tokenizer`. Implements the generator
-    protocol.
+    A script may also return a list of pieces, with `InjectedText` for injected text.
+    Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. Implements
+    the generator protocol.
     """
 
     exact = False
@@ -145,7 +146,7 @@ class ScriptedGenerator:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing: no memory is held."""
+        """Do nothing, because no memory is held."""
 
     def load_policy(self, weights: Weights) -> None:
         """Store the policy's version; the script does not change."""
@@ -155,14 +156,16 @@ class ScriptedGenerator:
         script = self.script(problem, sibling)
         pieces = [script] if isinstance(script, str) else list(script)
         tokens = [_bytes_of(piece) for piece in pieces]
-        sampled = np.repeat([not isinstance(one, Given) for one in pieces], [*map(len, tokens)])
+        sampled = np.repeat(
+            [not isinstance(one, InjectedText) for one in pieces], [*map(len, tokens)]
+        )
         ends = np.cumsum([len(one) for one in tokens]).tolist()
-        turns = [n for n, piece in enumerate(pieces) if isinstance(piece, Given) and n]
+        turns = [n for n, piece in enumerate(pieces) if isinstance(piece, InjectedText) and n]
         places = [0, *np.cumsum([len(piece) for piece in pieces]).tolist()]
         said = [
             (places[n], places[n + 1])
             for n, piece in enumerate(pieces)
-            if not isinstance(piece, Given)
+            if not isinstance(piece, InjectedText)
         ]
         return Completion(
             id=f"{problem.group_id}/{sibling}",

@@ -86,7 +86,7 @@ def _walk(
                 scratch = max(0, scratch - 1)
             else:
                 thinking = max(0, thinking - 1)
-            # Text before a close tag is reasoning.
+            # All text before a close tag without an open tag is reasoning.
             span = (last[1], last[1])
         elif tag["other"]:
             scratch += 1

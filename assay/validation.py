@@ -230,7 +230,7 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     names = [part for part in path if isinstance(part, str)]
     owner = _model_at(names[:-1], root)
     if owner is None:
-        # A value in a table of values.
+        # The value is in a dictionary of plain values.
         tables, _ = _type_at(tuple(names[:-1]), root)
         table = next(kind for kind in (tables, *get_args(tables)) if get_origin(kind) is dict)
         return get_args(table)[1], ()

@@ -134,7 +134,7 @@ class StepLabelSettings(AskingSettings):
     one. They are written again, and their completions are not labelled again."""
 
     def num_completions(self, num_read: int | None) -> int | None:
-        """Return None: the number of steps is unknown before the rows are read."""
+        """Return None, because the number of steps is unknown before the rows are read."""
         return None
 
     @field_validator("url")

@@ -43,7 +43,8 @@ class DecontaminateSettings(StageSettings):
 
 
 def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
-    """Write the rows without a question. Record both texts of the first removed rows."""
+    """Write the rows without a question. For the first removed rows, the text and the question are
+    recorded."""
     out.add_filters("same text", "shared n-grams")
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
     heldout = out.open(settings.against, lambda row: row.text("prompt"), role="against")

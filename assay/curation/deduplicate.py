@@ -44,7 +44,8 @@ class DeduplicateSettings(StageSettings):
 
 
 def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
-    """Write the first row of each set of duplicates. Record the first removed rows with it."""
+    """Write the first row of each set of duplicates. For the first removed rows, the earlier text
+    is recorded too."""
     near = None if settings.similarity == 1 else _NearTexts(settings.similarity)
     out.add_filters("same text", *(["similar text"] if near else []))
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))

@@ -181,7 +181,7 @@ def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
     numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
     low, high = min(numbers, default=0), max(numbers, default=0)
     low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
-    # The first of several lines is unchanged, because it often gives their number.
+    # If there are several lines, the first is not changed, because it often states their number.
     places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
     for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
         words = lines[place].split(" ")

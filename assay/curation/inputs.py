@@ -37,8 +37,8 @@ def call_arguments(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None)
 class Fuzzer:
     """Generates inputs from examples.
 
-    reach: ``near`` preserves the ranges (twice as far for numbers), lengths and characters of the
-        examples. ``far`` preserves only order and relations between arguments.
+    reach: ``near`` preserves the lengths, characters and ranges of the examples, with twice the
+    range for numbers. ``far`` preserves only order and relations between arguments.
     """
 
     def __init__(self, examples: Sequence[Arguments], reach: Reach, rng: Random) -> None:
@@ -213,7 +213,7 @@ class Fuzzer:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value's elements, each with its step of the path."""
+    """Yield a value's elements, each with its index or key."""
     if isinstance(value, dict):
         yield from ((f"key {type(key).__name__}", key) for key in value)
         value = value.values()

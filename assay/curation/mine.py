@@ -104,8 +104,7 @@ def _scores(
 ) -> NDArray[np.float64]:
     """Return the classifier's probability for each document of the pool that it is a seed.
 
-    Logistic regression by AdaGrad, one document at a time. Repetitions of an n-gram in a document
-    do not count.
+    Logistic regression by AdaGrad, one document at a time. An n-gram counts once per document.
     """
     random = np.random.default_rng(settings.seed)
     # As many random pool documents as seeds serve as negatives. Some of them are positives, which a
@@ -139,7 +138,8 @@ def _grams(row: Record, most: int) -> NDArray[np.int64]:
         for size in range(1, most + 1)
         for start in range(max(1, len(words) - size + 1))
     )
-    # Presence, not counts: a page that repeats one phrase would otherwise dominate.
+    # Features say whether an n-gram occurs, not how often. Otherwise a page that repeats one phrase
+    # would dominate.
     return np.unique(np.fromiter(grams, np.int64))
 
 

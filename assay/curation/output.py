@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Filter:
-    """The rows removed by one filter: their number, and the first of them with reasons."""
+    """Rows that one filter removed: their number, and the first of them with reasons."""
 
     name: str
     took: int = 0
@@ -122,8 +122,8 @@ class Output(ExitStack):
         return out.manifest
 
     Resources that the transform opens can be passed to ``enter_context`` and are closed at the end
-    of the block. Then the rows file gets its final name and the manifest is written. An error
-    leaves the rows so far in ``rows.jsonl.part``.
+    of the block. Then the rows file gets its final name and the manifest is written. After an
+    error, the rows that were already written stay in ``rows.jsonl.part``.
     """
 
     def __init__(self, stage: str, settings: StageSettings, folder: Path) -> None:

@@ -8,7 +8,8 @@ from assay.curation.output import Output
 
 
 def label_steps(settings: StepLabelSettings, out: Output) -> None:
-    """Write a row of labels per completion. The filter ``not_labelled`` takes the others."""
+    """Write a row of labels per completion. The filter ``not_labelled`` removes completions without
+    labels."""
     from assay.curation.step_labeller import label_rows
 
     label_rows(settings, out)

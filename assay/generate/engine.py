@@ -260,6 +260,8 @@ class Engine:
             yield
 
     def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
+        # The learner can move or convert the model between calls. Rounding differs between types
+        # and devices, so the path is verified again.
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
@@ -309,6 +311,8 @@ class Engine:
         cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         wanted = min(self.settings.slots, room.num_groups * room.group_size)
+        # Rows beyond the wanted ones are computed for nothing, but a row count that was not
+        # verified could change the bits.
         num_rows = min(n for n in counts if n >= wanted)
         num_rows = num_that_fit(cache, room, num_rows, self._choice.row_multiple, budget)
         if num_rows < 1:
@@ -376,6 +380,7 @@ class Engine:
             logits_SV = self._choice.forward.decode(tokens_S, positions_S, slots.extent())
         else:
             logits_V = call.fresh[0][1]
+            # Every row is sampled, and only those of new completions are used.
             logits_SV = logits_V.new_zeros(len(slots.tokens_S), len(logits_V))
         for index, logits_V in call.fresh:
             logits_SV[index] = logits_V
@@ -428,6 +433,7 @@ class Engine:
         slots, num_tokens = call.slots, 0
         if limit is None:
             return 0
+        # Only the first waiting group can have siblings in slots.
         longest = dict.fromkeys([*call.queue][:1], 0)
         for slot in np.flatnonzero(slots.active_S).tolist():
             group = slots.group[slot]

@@ -97,12 +97,15 @@ class Slots:
         self.tokens_S = np.zeros(num_rows, np.int64)
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
-        # An injected token replaces the token that the sampler chose.
-        # Whether any slot has had a turn controller. Without one, the bookkeeping below is skipped.
+        # Whether any slot has had a turn controller. Without one, the bookkeeping for injected
+        # tokens is skipped, which costs time at every token.
         self.controlled = False
         self.controllers: list[TurnController | None] = [None] * num_rows
+        # Tokens to inject. Each replaces the token that the sampler chose in its step.
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
+        # Number of removed tokens. Added to the index of the next draw, so that a sampled token is
+        # not drawn again from the same random number after a tool's answer.
         self.undone_S = np.zeros(num_rows, np.int64)
         # A paused slot feeds its last token again, with the same bits; its logs are saved
         # separately.
@@ -122,6 +125,8 @@ class Slots:
 
     def going(self) -> np.ndarray:
         """Return for each slot whether it holds a completion that is not paused."""
+        # Paused slots are computed with the others, because the shape of a step determines its
+        # bits.
         return self.active_S & ~self.waits_S if self.controlled else self.active_S
 
     def take(
@@ -182,7 +187,7 @@ class Slots:
         self.step += 1
         row = self.step % len(self.token_log)
         if self.controlled:
-            self._give(row, sampled)
+            self._insert_injected(row, sampled)
         tokens_S, going_S = sampled[0].astype(np.int64), self.going()
         self.tokens_S = np.where(going_S, tokens_S, self.tokens_S) if self.controlled else tokens_S
         self.token_log[row], self.behavior_log[row], self.model_log[row] = sampled
@@ -190,6 +195,7 @@ class Slots:
 
     def rows(self, slot: int) -> np.ndarray:
         """Return the log rows of a slot's completion."""
+        # All slots write to the same row of the logs, so a completion is the last `counts_S` rows.
         first = self.step + 1 - self.counts_S[slot]
         return np.arange(first, self.step + 1) % len(self.token_log)
 
@@ -204,6 +210,7 @@ class Slots:
         Return whether the completion continues: with injected tokens, or paused for a future.
         """
         controller, queue = self.controllers[slot], self.injected[slot]
+        # The controller sees a completion only after all tokens that it injected.
         if controller is None or queue:
             return bool(queue)
         answer = self.promised[slot] or controller(self._so_far(slot, ends))
@@ -221,8 +228,8 @@ class Slots:
     def _so_far(self, slot: int, ends: bool) -> SoFar:
         count = int(self.counts_S[slot])
         newest = int(self.tokens_S[slot]) if count else None
-        given = bool(count) and not self.newest_sampled()[slot]
-        return SoFar(count, newest, ends, lambda: self.token_log[self.rows(slot), slot], given)
+        injected = bool(count) and not self.newest_sampled()[slot]
+        return SoFar(count, newest, ends, lambda: self.token_log[self.rows(slot), slot], injected)
 
     def _take_injected(self, slot: int, found: InjectedTokens) -> None:
         self._undo(slot, found.replaces)
@@ -240,6 +247,7 @@ class Slots:
         """Resume slots whose futures are done; if all slots are paused, wait for one future."""
         waiting = {slot: self.promised[slot] for slot in np.flatnonzero(self.waits_S).tolist()}
         promises = {one for one in waiting.values() if one is not None}
+        # While any slot samples, the step does not wait for tools.
         if promises and not self.going().any():
             kept, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
             if not kept:
@@ -263,10 +271,12 @@ class Slots:
     def rows_after_injected(self, slot: int) -> np.ndarray:
         """Return the part of `rows` after the last injected token."""
         rows = self.rows(slot)
-        given = np.flatnonzero(~self.sampled_log[rows, slot])
-        return rows[given[-1] + 1 :] if len(given) else rows
+        injected = np.flatnonzero(~self.sampled_log[rows, slot])
+        return rows[injected[-1] + 1 :] if len(injected) else rows
 
-    def _give(self, row: int, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    def _insert_injected(
+        self, row: int, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]
+    ) -> None:
         """Replace sampled tokens by injected ones; these have log-probability 0."""
         self.sampled_log[row] = True
         for slot, queue in enumerate(self.injected):

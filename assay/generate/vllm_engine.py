@@ -141,10 +141,12 @@ class VllmEngine:
         afterwards."""
         weights = self._as_sent(weights)
         places = self._memory.write(weights.tensors)
+        # The hash of the sent tensors takes as long as loading them, so both run at the same time.
         with ThreadPoolExecutor(1) as pool:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
             (said,) = self._client.ask(self._engine.collective_rpc, "assay_load", args=arguments)
+            # Keys and values of the old weights would otherwise be reused for equal prompts.
             self._engine.reset_prefix_cache()
             self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
@@ -172,6 +174,8 @@ class VllmEngine:
         parts = [ids[n : n + MOST_IDS] for n in range(0, len(ids), MOST_IDS)]
         asked = {
             f"{end}/{n}": (tokens[: len(tokens) - end], part)
+            # Only the log-probabilities of the next token can be requested by id, so the probe asks
+            # once for each of its last positions.
             for end in (2, 1, 0)
             for n, part in enumerate(parts)
         }
@@ -268,11 +272,15 @@ class VllmEngine:
                     model=folder,
                     tokenizer=folder,
                     dtype=facts.dtype,
+                    # Weights come through shared memory, and no file has to be written for each
+                    # update.
                     load_format="dummy",
                     max_model_len=facts.context_length,
                     max_num_seqs=settings.slots,
                     kv_cache_memory_bytes=int(kv_mib * 2**20),
                     seed=0,
+                    # After temperature and truncation: the distribution that the tokens are sampled
+                    # from.
                     logprobs_mode="processed_logprobs",
                     max_logprobs=MOST_IDS,
                     enable_prefix_caching=True,
@@ -322,9 +330,12 @@ def _surroundings(
     """Return environment variables for vLLM's process; the user's own values take precedence."""
     on_cpu = facts.device == "cpu"
     wanted = {
+        # vLLM would bind its threads to cores that the learner and verifiers use too.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # A fork copies the CUDA context, which cannot be used in the child.
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
+    # The sockets of a killed process are then deleted with its folder.
     sockets = {} if marks is None else {"VLLM_RPC_BASE_PATH": marks["TMPDIR"]}
     return {
         **{name: os.environ.get(name, value) for name, value in wanted.items()},

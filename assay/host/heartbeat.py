@@ -12,8 +12,8 @@ SECONDS = 1.0
 class Heartbeat(threading.Thread):
     """Thread that reports ``progress`` rows.
 
-    now: returns the current row; None: nothing to report.
-    notify: receives the kind and the row.
+    now: returns the current row, or None if there is nothing to report. notify: receives the kind
+    and the row.
     """
 
     def __init__(

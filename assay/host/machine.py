@@ -73,7 +73,7 @@ def memory_mib() -> float | None:
         try:
             found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
         except (OSError, ValueError):
-            # The file is absent, or contains "max".
+            # The file does not exist, or contains "max" instead of a number.
             continue
     return found
 

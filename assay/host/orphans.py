@@ -6,7 +6,7 @@ temporary folder contains the parent's process number, so that a later run can d
 a killed parent.
 
 If the parent of the workers is killed, a small watcher process in its own session (`watch`) cleans
-up. It knows the common prefix of the marks of a pool's workers.
+up. The watcher knows the common prefix of the marks of a pool's workers.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def end_orphans(marks: Collection[WorkerMark]) -> None:
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
     """Start the process that cleans up if this process is killed."""
     return subprocess.Popen(
+        # -I ignores environment variables, with which a user could change what the watcher imports.
         [sys.executable, "-I", "-S", "-c", _WATCH, _ROOT, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -123,6 +124,7 @@ def _end_marked(marks: tuple[str, ...]) -> None:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        # Two empty scans in a row, because a process can be missed while it starts a program.
         if was_empty and not found:
             break
         was_empty = not found
@@ -151,7 +153,7 @@ def _processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        # Not Linux: only the process group can be killed.
+        # Only Linux has /proc. On other systems, only the process group can be killed.
         return []
 
 
@@ -160,5 +162,5 @@ def _environment(pid: int) -> set[bytes]:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
     except OSError:
-        # The process ended, or belongs to another user.
+        # The process has ended, or belongs to another user.
         return set()

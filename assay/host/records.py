@@ -132,7 +132,7 @@ def as_object(text: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        # Not UTF-8, not JSON, or nested too deeply to parse.
+        # The text is not UTF-8 or not JSON, or it is nested too deeply.
         return None
     if not isinstance(value, dict) or _is_deep(value, text):
         return None

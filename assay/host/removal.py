@@ -1,9 +1,10 @@
 """The only code of Assay that removes, renames or replaces user files.
 
-Each function first checks its permission. A folder is removed only if it has a temporary name of
-Assay or contains a list of files that Assay wrote. A move never overwrites a file. A name from a
-file must refer to one entry of one folder. `tests/host/test_removal.py` finds all other calls.
-(`assay/verify/sandbox/isolation.py` runs without the package and removes its own files.)
+Each function first checks that it may change the file. A folder is removed only if it has a
+temporary name of Assay or contains a list of files that Assay wrote. A move never overwrites a
+file. A name from a file must refer to one entry of one folder. `tests/host/test_removal.py` finds
+all other calls. (`assay/verify/sandbox/isolation.py` runs without the package and removes its own
+files.)
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ def guarded_python() -> Generator[None]:
     # Not restored: the interpreter prints the last traceback after this context has ended.
     sys.excepthook = _show_exception
     of_threads = threading.excepthook
+    # Threads do not use sys.excepthook.
     threading.excepthook = lambda thrown: _show_exception(
         thrown.exc_type, thrown.exc_value, thrown.exc_traceback
     )

@@ -74,10 +74,12 @@ def deadline(seconds: float, what: str) -> Generator[None]:
 
     def ring(number: int, frame: object) -> None:
         nonlocal notified
+        # The timer can ring slightly before the time that `monotonic` measures.
         if time.monotonic() - started >= 0.99 * seconds:
             raise TimeoutError(f"not done after {seconds:g} s")
         if not notified:
             notified = True
+            # print() is not reentrant, and the signal may interrupt one.
             os.write(2, f"{one_line(what)}: not done yet; given up after {seconds:g} s\n".encode())
 
     handler = signal.signal(signal.SIGALRM, ring)
@@ -88,5 +90,6 @@ def deadline(seconds: float, what: str) -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if outer:
+            # Restart an outer timer with the rest of its time. A value of 0 would turn it off.
             left = max(0.001, outer - (time.monotonic() - started))
             signal.setitimer(signal.ITIMER_REAL, left, interval)

@@ -38,7 +38,7 @@ class WorkerLoop:
                 self.handle(*request)
 
     def handle(self, kind: str, *rest: Any) -> None:
-        """Handle a request. Calls `answer` as often as the owner expects."""
+        """Handle a request. Calls `answer` once for each reply that the owner expects."""
         raise NotImplementedError
 
     def answer(self, data: Any) -> None:
@@ -56,12 +56,14 @@ class WorkerLoop:
 def end_with_children() -> None:
     """End this process and its group."""
     with suppress(OSError):
+        # Children of foreign code, such as a compiler, belong to the group.
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(0)
 
 
 def watch(parent: int) -> None:
     """Wait for the end of the parent. A fork of the parent can keep the socket open."""
+    # A dead parent is replaced by another process, so its number changes.
     while os.getppid() == parent:
         time.sleep(1.0)
     end_with_children()

@@ -33,7 +33,8 @@ IMPORT_DEADLINE = 60.0
 CONFIRMATION = 0.25
 # Seconds that a worker may use for work that is no longer needed.
 STALE = 1.0
-# Seconds that reading one reply can take. Waking up for each reply would cost more.
+# Seconds to wait per outstanding reply before reading. Waking up for each single reply would cost
+# more.
 GATHER = 1e-5
 # Seconds between two checks whether the work is still needed.
 LOOK = 0.25
@@ -47,7 +48,7 @@ NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)
 class Lost(Exception):
     """Raised if a worker is unusable: overdue, dead, sending invalid data, or doing unneeded work.
 
-    idle: the worker had no call.
+    idle: whether the worker had no call.
     """
 
     def __init__(
@@ -64,10 +65,8 @@ class Lost(Exception):
 class WorkerProcess:
     """A fresh interpreter that runs a module, and a socket to it.
 
-    module: calls `run_worker`.
-    family: of the mark by which its child processes are found.
-    since: start time of its current work.
-    num_waiting: number of outstanding replies.
+    module: calls `run_worker`. family: prefix of the mark by which the worker's child processes are
+    found. since: start time of its current work. num_waiting: number of outstanding replies.
     """
 
     def __init__(self, module: str, family: str) -> None:
@@ -78,7 +77,8 @@ class WorkerProcess:
             **os.environ,
             **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            # There is a worker for each core. More threads would only compete with each other.
+            # Workers already run in parallel. More threads in each would only compete with each
+            # other.
             "OMP_NUM_THREADS": "1",
         }
         arguments = [str(theirs.fileno()), str(os.getpid())]

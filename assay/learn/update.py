@@ -193,6 +193,7 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
+                        # One backward pass for both losses, because they share the policy's layers.
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
                 # Ranks must agree on the KL before any of them decides to stop.
@@ -207,6 +208,8 @@ class PolicyLearner(PassesLearner):
                 policy.measure_old_kl()
         metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
+        # Without a separate scoring pass, these values are from the first forward pass of the
+        # update.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 

@@ -2,8 +2,8 @@
 
 A tied embedding receives two gradients: one from the input and one from the output head. Autograd
 allocates both and their sum before the optimizer reads them. With a vocabulary of 50 000 these
-three tensors are larger than all activations. A backward pass with accumulators adds both gradients
-to one existing tensor.
+three tensors are larger than all activations. With accumulators, the backward pass adds both
+gradients to one existing tensor.
 """
 
 from __future__ import annotations

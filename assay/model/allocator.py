@@ -68,8 +68,8 @@ def return_freed_memory() -> bool:
     """Return the freed memory that malloc retains to the system if it is large; return whether it
     was.
 
-    Call it between two phases of a step. Otherwise memory that generation freed adds to the peak of
-    the update.
+    Call it between two phases of a step. Otherwise memory that generation has freed would add to
+    the peak of the update.
     """
     if not keep_freed_memory():
         return False

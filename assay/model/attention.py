@@ -38,8 +38,8 @@ class Segment:
 
     prompt: the prompt rectangle that this rectangle continues. parent_B: for each row, its row in
     ``prompt``. prompt_length_B: the lengths of these prompt rows. bias: [B or 1, 1, L, K], prompt
-    keys first; 0 for a visible key and -inf for a masked one. None: too large, computed per block
-    of queries.
+    keys first; 0 for a visible key and -inf for a masked one. None for a mask that is too large,
+    which is computed for each block of queries.
     """
 
     first: int
@@ -179,7 +179,7 @@ def _segment_backward(
         if block == slice(0, segment.length):
             return found
         dq[:, :, block], dk_seen, dv_seen = found
-        # The first block holds the last queries, which attend to every key.
+        # The first block that is yielded has the last queries, which attend to every key.
         if dk is None or dv is None:
             dk, dv = dk_seen.to(wide), dv_seen.to(wide)
         else:
@@ -190,8 +190,8 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield (block of queries, number of keys), last block first. The keys include every visible
-    one."""
+    """Yield (block of queries, number of keys), last block first. The keys of a block include every
+    key that one of its queries sees."""
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)

@@ -37,14 +37,14 @@ class Distribution:
     def of(cls, logits_BN: Tensor) -> Distribution:
         """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
-        # Both maxima belong to the same token.
+        # The largest logit and the largest probability belong to the same token.
         normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
         """Return share self + (1 - share) other, with log-probabilities as its logits."""
         probs_BN = torch.lerp(other.probs_BN, self.probs_BN, share)
-        # Both probabilities may be 0, and the logarithm must be finite.
+        # If both probabilities are 0, the logarithm must still be finite.
         probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)
         return Distribution(probs_BN.log(), probs_BN, torch.zeros_like(self.normalizer_B))
 
@@ -60,7 +60,7 @@ class Distribution:
 class Divergence:
     """A divergence between two distributions at a temperature.
 
-    skew: for the two KL divergences, in [0, 1). beta: for ``jsd``, in (0, 1).
+    skew: parameter of the two KL divergences, in [0, 1). beta: parameter of ``jsd``, in (0, 1).
     """
 
     kind: DivergenceKind = "forward_kl"

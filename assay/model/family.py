@@ -22,7 +22,8 @@ STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
 class NotLean(Exception):
-    """The model is outside the family, or a wrapper or hook changes its computation."""
+    """Raised if the model is outside the family, or if a wrapper or hook changes its
+    computation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

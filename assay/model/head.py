@@ -160,8 +160,8 @@ class Target(Protocol):
         """Return the divergence of some tokens [B], and its gradient by the student's logits.
 
         student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
-        these tokens. part: their positions among all tokens. The gradient may have fewer columns
-        than the student's vocabulary; it then belongs to the first logits.
+        these tokens. part: positions of these tokens among all tokens. The gradient may have fewer
+        columns than the student's vocabulary; it then belongs to the first logits.
         """
         ...
 
@@ -309,9 +309,9 @@ def head_logprobs(
     All three carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
     logits_at_once: None is the default of the device. expected: the gradients that the backward
     pass will receive. The head's own gradients are then computed in the forward pass; if other
-    gradients arrive, the backward pass adds the difference. accumulators: add the weight's gradient
-    in place. room: buffers that calls share. target: the teacher's distributions; None computes no
-    divergence.
+    gradients arrive, the backward pass adds the difference. accumulators: tensors to which the
+    weight's gradient is added in place. room: buffers that calls share. target: the teacher's
+    distributions; None computes no divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -392,7 +392,8 @@ class _Gradients:
             self._total_VD = task.accumulators(task.head.weight_VD)
 
     def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
-        """Add the gradient of a chunk's raw logits. again: the chunk already has a gradient."""
+        """Add the gradient of a chunk's raw logits. again: whether the chunk already has a
+        gradient."""
         if self._hidden_TD is not None:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)

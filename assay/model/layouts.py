@@ -53,8 +53,8 @@ class Rectangle:
     tokens: [B, L], padded on the right. position_ids: [B, L]; None means 0, 1, 2, ... is_prompts:
     other rectangles continue these rows. parent_B: for each row, the row that it continues in the
     preceding rectangle of prompts; None if rows continue nothing. prompt_length_B: the lengths of
-    these prompts. prompt_extent: positions of each prompt, padding included. prompts: parent_B and
-    prompt_length_B in host memory.
+    these prompts. prompt_extent: positions of each prompt, padding included. prompts: copies of
+    parent_B and prompt_length_B in host memory.
     """
 
     tokens: Tensor
@@ -155,7 +155,7 @@ class BatchShape:
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     """Split consecutive items into parts of at most ``room``; return (first, last) of each part.
 
-    An item larger than ``room`` is a part of its own. The number of parts is minimal. Among such
+    An item larger than ``room`` gets a part of its own. The number of parts is minimal. Among such
     splits the largest part is minimal, because it determines the peak memory.
     """
     parts = _fill_greedily(sizes, room)

@@ -3,9 +3,9 @@
 Autograd through a Transformers module saves about thirty tensors per layer, and each costs a pass
 over memory. Here a layer is one autograd function that saves six: its input, the heads, the
 attention output, the residual between attention and MLP, and the gate and up projections. The
-backward pass recomputes all others. Weights are read from the live modules (`assay.model.family`).
-The tokens of all rectangles share one matrix product. Low-rank adapters add their products to those
-of their linear maps and save nothing.
+backward pass recomputes all other tensors. Weights are read from the live modules
+(`assay.model.family`). The tokens of all rectangles share one matrix product. Low-rank adapters add
+their products to those of their linear maps and save nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lean_hidden_states(
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
     recompute: save only each layer's input and recompute the layer in the backward pass.
-    accumulators: add the embedding's gradient in place.
+    accumulators: tensors to which the embedding's gradient is added in place.
     """
     tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
@@ -85,8 +85,8 @@ class _Saved:
     """Tensors that a layer saves for its backward pass, in addition to its input.
 
     heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the same
-    before, if each head has a norm. lse: of the attention's scores, if its backward pass needs it.
-    middle: the residual after attention.
+    before, if each head has a norm. lse: log-sum-exp of the attention's scores, if its backward
+    pass needs it. middle: the residual after attention.
     """
 
     heads: Tensor

@@ -17,8 +17,8 @@ class TokenStats:
     """Statistics of each completion token: its log-probability and its distribution's entropy, in
     nats.
 
-    hidden_TD: the hidden state that predicts the token, an input of value heads. divergence_T: from
-    the target's distribution; None without a target.
+    hidden_TD: the hidden state that predicts the token, an input of value heads. divergence_T:
+    divergence from the target's distribution; None without a target.
     """
 
     logprobs_T: Tensor
@@ -46,8 +46,9 @@ def token_logprobs(
     All results carry gradient. The head is applied to predicting positions only, in chunks. lean:
     use `assay.model.lean_decoder` if the model's family supports it. expected: gradients of the
     results, if known before the backward pass; the head then takes a third less time. accumulators:
-    add vocabulary-sized gradients in place; these parameters receive no other gradient here. room:
-    buffers that calls of the head share. target: the teacher's distributions to compare with.
+    tensors to which vocabulary-sized gradients are added in place. Their parameters receive no
+    other gradient here. room: buffers that calls of the head share. target: the teacher's
+    distributions to compare with.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T

@@ -57,10 +57,11 @@ class Batch:
     judged step, and ``step_scores_T`` holds the step's weighted score there; both are None if no
     step was judged. Log-probabilities and values are None until `Learner.score` fills them. In
     ``ref_logprobs_T`` a number is the log-probability of a span: its token and the NaN tokens
-    directly before it (cross-tokenizer distillation). An infinite entry excludes the token from the
-    teacher's term. ``kl_factor_R`` multiplies the KL to the reference of each completion; None: 1
-    for all. ``problems`` are those of the P prompts, if known. ``host`` holds rows and tokens in
-    host memory, so that no use of them waits for a GPU; None: they are read from the tensors.
+    directly before it (cross-tokenizer distillation). An infinite entry of ``ref_logprobs_T``
+    excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL to the reference
+    of each completion; None: 1 for all. ``problems`` are those of the P prompts, if known. ``host``
+    holds rows and tokens in host memory, so that no use of them waits for a GPU; None: they are
+    read from the tensors.
 
     Raises ValueError if a tensor's size contradicts its suffix.
     """
@@ -183,7 +184,7 @@ class Batch:
         shape = self.shape
         rows_R = _concatenate(blocks, np.int64)
         block_R = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-        # The whole batch in one part is common in small runs and needs no copy.
+        # In small runs one micro-batch is often the whole batch, which needs no copy.
         if np.array_equal(rows_R, np.arange(self.num_rows)) and np.array_equal(
             block_R, shape.group_R
         ):

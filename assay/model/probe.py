@@ -151,8 +151,8 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # The model's own modules round too. The lean path may be off by little more than they
-            # are.
+            # The model's own modules round as well. The lean path may be off by little more than
+            # they are.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
@@ -160,8 +160,8 @@ class Probe:
 
         The error of a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
         so it does not depend on one sampled token. The result is the maximum over positions in
-        float32 and the mean in a narrow type, where the maximum over few positions is noisy.
-        Infinite if the model returns NaN or cannot continue from a shared prompt.
+        float32 and the mean in a narrow type, where the maximum over few positions is noisy. The
+        error is infinite if the model returns NaN or cannot continue from a shared prompt.
         """
         try:
             found_TV = _distributions(self.model, self.batch, layout, lean)

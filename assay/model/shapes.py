@@ -82,7 +82,7 @@ def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:
     """Raise ModelError for an implausible size; missing keys are accepted.
 
-    A list holds one size per layer.
+    A list in place of a number has one size per layer.
     """
     for key, most in MOST.items():
         least = 0 if key in MAY_BE_NONE else 1

@@ -28,8 +28,8 @@ HUB_SECONDS = 10.0
 class ModelSource:
     """The source of a model or tokenizer.
 
-    place: a folder or a hub name. gguf: the file in that folder. cached: use only the hub's local
-    cache.
+    place: path of a folder, or a name on the hub. gguf: name of a GGUF file in that folder. cached:
+    use only the hub's local cache.
     """
 
     place: str

@@ -69,8 +69,8 @@ class TopKLogprobs:
     tokens.
 
     tokens_TK, logprobs_TK: at the divergence's temperature. rest_T: the logarithm of the other
-    tokens' mass. The distributions are compared over these K + 1 events. This divergence is a lower
-    bound of the divergence over all tokens.
+    tokens' mass. Teacher and student are compared over K + 1 events: these tokens, and all others
+    together. This divergence is a lower bound of the divergence over all tokens.
     """
 
     tokens_TK: Tensor
@@ -84,7 +84,7 @@ class TopKLogprobs:
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> None:
-        """Return None, because the full logits are not cached."""
+        """Return None, because a cache does not hold the full logits."""
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice

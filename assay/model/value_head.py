@@ -60,7 +60,8 @@ class ValueModel(nn.Module):
     """A separate value model: a decoder with a `ValueHead`.
 
     backbone: a Transformers model for token classification with one label, so that it can be saved
-    as one. Its own score layer is not trained; `write_score` copies the rounded head into it.
+    as one. The backbone's own score layer is not trained. `write_score` copies the rounded head
+    into it.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:

@@ -91,8 +91,9 @@ def memory_of(tensor: Tensor) -> Hashable:
 def _digest(data: np.ndarray) -> bytes:
     """Return the sha256 of row sums, modulo 2^64, with each word multiplied by its column's factor.
 
-    The factors are odd, so a change of one word changes the sum. The upper half of a word is first
-    XORed into the lower half. Otherwise changes of upper bits could cancel each other.
+    Because the factors are odd, every change of a single word changes the sum. The upper half of a
+    word is first XORed into the lower half. Otherwise changes of upper bits could cancel each
+    other.
     """
     num_words = len(data) // (8 * ROW) * ROW
     words = data[: 8 * num_words].view(np.uint64).reshape(-1, ROW)

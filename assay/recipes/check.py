@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ModelStage(Section):
-    """An existing model, or ``tiny``, which the stage creates."""
+    """Model of a stage: an existing one, or ``tiny``, which the stage creates."""
 
     model: Text
     """A folder, a hub name, a run, or ``tiny``: 0.7M random parameters."""
@@ -124,8 +124,8 @@ def check_rows(
 class Look:
     """Preview of a stage.
 
-    later: inputs that do not exist yet. dry_run: None if too many inputs are missing. cost: None
-    if it is unknown.
+    later: inputs that earlier stages will make. dry_run: None if too many inputs are missing. cost:
+    None if it is unknown.
     """
 
     stage: str

@@ -28,7 +28,7 @@ def export(
     model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: path of the export; it must not
     exist. format: ``hf`` writes a Hugging Face folder with a model card that reports the run's
     results; ``gguf`` writes one file for llama.cpp and Ollama (families Llama, Mistral, Qwen2 and
-    Qwen3). adapter: as in `evaluate`; the model may then be any base model.
+    Qwen3). adapter: folder of adapters, as in `evaluate`. With it, the model may be any base model.
 
     Raises UserError.
     """

@@ -207,7 +207,7 @@ def _narrow(table: pa.Table | None, step: int) -> pa.Table:
         "status": table.column("status"),
         "finish_reason": table.column("finish_reason"),
         "policy_version": table.column("policy_version"),
-        # As long as the tokens, and a fraction of their size.
+        # This column is as long as that of the tokens, but takes a fraction of its size.
         "num_tokens": pc.list_value_length(table.column("sampled")),
         "num_injected": pa.array(DERIVED["num_injected"][1](table.column("sampled")), pa.int32()),
         "num_turns": pc.list_value_length(table.column("turn_ends")).fill_null(0),

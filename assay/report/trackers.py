@@ -41,7 +41,7 @@ Rollout = Mapping[str, Any]
 class Place:
     """Arguments for opening a tracker.
 
-    known: the tracker's id of this run from an earlier start; None: a new run. step: the last
+    known: id that the tracker gave the run at an earlier start; None for a new run. step: the last
     finished step.
     """
 

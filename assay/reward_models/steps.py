@@ -71,8 +71,8 @@ def _tags(completion: Completion) -> tuple[str, str]:
 class Places:
     """Maps a completion's characters to its tokens. Without tokens, each character counts as one.
 
-    tokenizer: tokenizer of the tokens.
-    known: whether the tokenizer is known.
+    tokenizer: tokenizer of the tokens. known: whether characters can be mapped: there are no
+    tokens, or the tokenizer fits them.
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:

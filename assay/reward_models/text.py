@@ -87,7 +87,8 @@ class ConversationEncoder:
         return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
-        """Return the untruncated tokens before a completion, including its beginning."""
+        """Return the tokens before a completion and those of its beginning ``text``, without
+        truncation."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
@@ -126,8 +127,8 @@ class ConversationEncoder:
     ) -> Encoded:
         """Truncate tokens to the limit. The prompt is cut from the left, after a leading BOS.
 
-        The completion is cut only if the options allow it. num_prompt: returns the number of prompt
-        tokens. Called only if a cut is needed.
+        The completion is cut only if the options allow it. num_prompt: function that returns the
+        number of prompt tokens. Called only if a cut is needed.
         """
         extra = 0 if self.max_tokens is None else len(tokens) - self.max_tokens
         if extra <= 0:

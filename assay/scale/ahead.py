@@ -47,8 +47,8 @@ class AheadGenerator:
 
     New weights are loaded before the next sampling starts. max_age: maximum policy age of a group
     in versions; older groups are sampled again. The generator is not exact: its completions come
-    from an older policy, so the loss needs importance weights. watch: as the engine's; called only
-    while `generate` waits.
+    from an older policy, so the loss needs importance weights. watch: called as by the engine, but
+    only while `generate` waits.
     """
 
     exact = False

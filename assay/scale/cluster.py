@@ -44,7 +44,7 @@ COMPARED = ("torch", "transformers", "numpy")
 
 
 class ActorLost(Exception):
-    """An unusable actor: it died, did not answer in time, or reported an error."""
+    """Raised for an unusable actor, which died, did not answer in time, or reported an error."""
 
 
 def import_ray() -> Any:
@@ -70,6 +70,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
         _check_port(address)
     # Ray would send usage statistics to its authors.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray would print the output of its processes among the lines of the command.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     marks: dict[str, str] = {}
     if is_local(settings):
@@ -87,12 +88,13 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
+    # Different versions of a library round differently, or cannot read each other's pickles.
     if not is_local(settings):
         _check_versions(ray)
 
 
 def is_local(settings: ScaleConfig) -> bool:
-    """Whether the cluster is one that this process starts on this machine."""
+    """Whether this process starts the cluster, on this machine."""
     return (settings.address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
 
@@ -122,6 +124,7 @@ def end(handles: Sequence[Any]) -> None:
             with suppress(Exception):
                 ray.kill(handle)
 
+    # `ray.kill` has no timeout, and waits for a head that is gone.
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(END_SECONDS)
@@ -198,9 +201,10 @@ def _why(error: BaseException) -> str:
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
     """Prepare a local cluster. Returns the options of ``ray.init`` and the processes' environment.
 
-    The environment marks the cluster's processes.
+    The environment contains the mark by which the cluster's processes are found.
     """
     _clear_of_dead()
+    # TMPDIR can be a long path.
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
@@ -212,6 +216,8 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
+        # Actors that wait for each other need no core of their own, so a small machine may have
+        # more actors than cores.
         "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),
@@ -275,6 +281,7 @@ def _check_port(address: str) -> None:
     accepted = "HOST:PORT, ray://HOST:PORT or auto"
     if not host or not port.isdecimal():
         raise ConfigError(message("scale.address", repr(address), accepted))
+    # Without grpcio, Ray raises an error that does not name the missing package.
     if address.startswith("ray://") and importlib.util.find_spec("grpc") is None:
         found, remedy = f"{address!r}, and no package grpcio here", 'pip install "ray[client]"'
         accepted = "HOST:PORT without Ray's client"

@@ -58,7 +58,7 @@ def json_response(
     """Encode a value as a JSON response."""
     from starlette.responses import Response
 
-    # Text that UTF-8 cannot hold becomes a question mark.
+    # Lone surrogates, which UTF-8 cannot encode, become question marks.
     raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return Response(raw, status, headers, "application/json")
 

@@ -96,7 +96,7 @@ class Sent:
 class Loaded:
     """Report of an actor after a weight update.
 
-    fingerprint: hash of the actor's weights. probe: its model outputs for fixed tokens.
+    fingerprint: hash of the actor's weights. probe: outputs of the actor's model for fixed tokens.
     """
 
     version: int
@@ -206,7 +206,7 @@ class _Share:
         self._engine = engine
         self._asked = asked
         self._threads = torch.get_num_threads()
-        # A copy from another process. It counts only the groups of this share.
+        # A copy from another process. This cutoff counts only the groups of the actor's share.
         self.cutoff = asked.cutoff
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}

@@ -44,9 +44,9 @@ class ActorState:
     """State of one actor of the pool.
 
     pending: reference of the outstanding call. doing: description of the call; "" while idle.
-    since: time of the last progress. share: indices of the assigned problems. tokens, seconds:
-    sampled tokens and sampling time since metrics were last taken. counted: end of the time
-    included in ``seconds``.
+    since: time at which the actor last made progress. share: indices of the assigned problems.
+    tokens, seconds: sampled tokens and sampling time since metrics were last taken. counted: time
+    up to which ``seconds`` is counted.
     """
 
     name: str
@@ -256,7 +256,8 @@ class ActorGenerator:
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
-        # Time in which this process did not wait for results must not count against an actor.
+        # An actor's time limit must not include time in which this process did not wait for
+        # results.
         for actor in self._actors:
             actor.since = min(now, actor.since + now - self._received)
         refs = {actor.pending: actor for actor in self._actors if actor.doing}
@@ -318,7 +319,7 @@ class ActorGenerator:
         """Compare an actor's report with the weights sent. Raises ActorLost if they differ."""
         assert self._held is not None
         if loaded.version != self.policy_version:
-            # Newer weights are already being sent.
+            # Newer weights are on the way to the actor.
             return
         if loaded.fingerprint != self._held.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
@@ -330,7 +331,7 @@ class ActorGenerator:
         actor.version = loaded.version
 
     def _lose(self, actor: ActorState, why: str, waiting: deque[int]) -> None:
-        """Replace a lost actor. Its unfinished problems return to the queue."""
+        """Replace a lost actor. The problems that it did not finish return to the queue."""
         check_alive()
         waiting.extendleft(sorted(actor.share, reverse=True))
         self._num_lost += 1

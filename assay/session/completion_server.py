@@ -160,6 +160,7 @@ class CompletionServer(ServerGenerator):
             raise ConfigError(message(self.where, found, ACCEPTED))
         if reply.tokens is None:
             return
+        # Servers differ in whether they return the end token and show special tokens.
         decode = partial(self._outline.tokenizer.decode, clean_up_tokenization_spaces=False)
         read = [reply.tokens, reply.tokens[:-1]]
         ours = [decode(one, skip_special_tokens=skip) for one in read for skip in (True, False)]
@@ -302,6 +303,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
     # With an adapter, the base model's name on the server would be the model without the adapter.
     own = model.adapter or model.path
     wanted = config.model or own
+    # A server with one model often lists it under a path or an alias.
     if wanted not in names and (config.model is not None or len(names) != 1):
         found = f"no model {wanted!r} among {', '.join(names) or 'none'}"
         remedy = "name one with --set server.model=NAME"
@@ -382,6 +384,7 @@ def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> F
     if sampling.temperature == 0:
         return np.zeros(len(tokens), np.float32)
     plain = sampling.temperature == 1 and not sampling.top_k and not sampling.min_p
+    # Without truncation and at temperature 1 both distributions are the same.
     known = reply.logprobs is not None and len(reply.logprobs) == len(tokens)
     if not known or not plain or sampling.top_p != 1:
         return np.zeros(0, np.float32)

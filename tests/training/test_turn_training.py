@@ -23,12 +23,12 @@ from assay.learn.update import PolicyLearner
 from assay.report.report import write_report
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.testing import Given, ScriptedGenerator, tiny_model
+from assay.testing import InjectedText, ScriptedGenerator, tiny_model
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import Loop, train_step
 from assay.types import Completion, Group, Problem
 
-PIECES = ("ask", Given(" tool: 42 "), "so 42")
+PIECES = ("ask", InjectedText(" tool: 42 "), "so 42")
 
 
 class Turns(ScriptedGenerator):
@@ -113,7 +113,9 @@ def test_injected_tokens_have_no_gradient() -> None:
     for tail in ("aaaa", "bbbb"):
         model = tiny_model()
         learner = a_learner(model, "rloo")
-        script = ScriptedGenerator(lambda _, n, tail=tail: ["yes", Given(tail)] if n else "no")
+        script = ScriptedGenerator(
+            lambda _, n, tail=tail: ["yes", InjectedText(tail)] if n else "no"
+        )
         groups = script.generate([Problem("p", "?")], SamplingConfig(), 2)
         batch = learner.score(groups, [[verdict(False), verdict(True)]])
         learner.update(batch, compute_advantages(batch, learner.algorithm))

@@ -16,7 +16,8 @@ from assay.types import ThinkFormat
 
 Row = Mapping[str, Any]
 NUM_SHADES = 8
-# Per-token values of the log: label, and how they become a shade. A shade of 0 has no color.
+# Values of the log for each token, with a label and a function that maps them to shades from 0 to
+# 1. A shade of 0 has no color.
 COLORS = {
     "behavior_logprobs": "log-probability when sampled",
     "old_logprobs": "log-probability, learner",

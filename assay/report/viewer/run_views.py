@@ -185,7 +185,8 @@ def curves(run: OpenedRun, records: Records) -> dict[str, Any]:
 
 
 def _trace(trace: dict[str, Any]) -> dict[str, Any]:
-    """Return a trace without plotly's vocabulary. Its name is plain text again."""
+    """Convert a plotly trace to the plain values that the viewer's page draws. Its name is plain
+    text again."""
     errors = trace.get("error_y") or {}
     found = {
         # `charts` escapes names for plotly, which reads markup.

@@ -133,7 +133,7 @@ def _value(node: ast.expr) -> Any:
 def _of_json(value: Any) -> list[FunctionCall]:
     """Return the calls in a JSON value: one object, or a list of objects.
 
-    Return none if nothing resembles a call.
+    Return an empty list if nothing resembles a call.
     """
     each = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls = [_of_object(one) for one in each]

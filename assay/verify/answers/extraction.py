@@ -55,12 +55,11 @@ _VALUES_AT_END = {
 class Commitment:
     """The final answer of a text.
 
-    parts: answer contents. Several if boxes are adjacent.
-    earlier: the other, different boxes of the text. They count only together with `parts`, if the
-        expected answer has several parts.
-    phrase: the whole phrase around a single part, if the phrase can also be the answer.
-    how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
-    end: end position of a phrase.
+    parts: answer contents. Several if boxes are adjacent. earlier: the other, different boxes of
+    the text. These boxes count only together with `parts`, if the expected answer has several
+    parts. phrase: the whole phrase around a single part, if the phrase can also be the answer. how:
+    ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer. end: position
+    at which the phrase ends.
     """
 
     parts: tuple[str, ...]
@@ -269,7 +268,7 @@ def _content_of(
         return None
     content, end = _content_after(text, match.end())
     if truncated and end >= len(text.rstrip()):
-        # The rest of the content was cut off.
+        # The completion was truncated before the content ended.
         return None
     content = _EDGES.sub("", pattern("approximate").sub("", _EDGES.sub("", content))).rstrip(".")
     content = _balanced(pattern("not_that").sub("", pattern("not_but").sub("", content)))

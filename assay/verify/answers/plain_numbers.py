@@ -20,7 +20,7 @@ MAX_DIGITS = 300
 # Minimum significant digits for a decimal that stands for a number without a finite decimal form.
 ROUNDED_DIGITS = 6
 ROUNDED_TOLERANCE = Fraction(1001, 10**9)
-# 200% is 2, but nobody writes 25 as 2500%.
+# Largest number that a percentage stands for: 200% is 2, but nobody writes 25 as 2500%.
 MAX_WHOLE_SHARE = 10
 # Minimum significant digits for a decimal that counts as a printed float.
 FLOAT_DIGITS = 12

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*")
 _NAME = re.compile(r"(?:[A-Z]\S* |\A|[\n(\"])[A-Z]\Z")
 _NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
-# Characters of a word that are examined. A longer word is not an abbreviation.
+# Number of characters of a word that are examined. A longer word is not an abbreviation.
 _LONGEST = 200
 
 _WORDS = {
@@ -69,7 +69,7 @@ def _ends(text: str) -> list[tuple[int, int]]:
         if index + 1 < len(candidates):
             starts_word = not start or text[start - 1] in string.whitespace
             if not starts_word and not _has_space(text, end, candidates[index + 1].start()):
-                # A later mark of the same word decides.
+                # If a word has several marks, the last one decides.
                 continue
         if match[0] != "." or _is_end(text[max(0, start - _LONGEST) : start], match):
             found.append((end, match.start("following") if match["following"] else end))

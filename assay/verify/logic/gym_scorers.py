@@ -205,7 +205,8 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """Accept only one number or time. The library ignores text after the first."""
+    """Accept a text that contains only one number or time. The library ignores text after the first
+    number or time."""
     form = r"(-?\d+ *(?:days?)?,? *)?([\d:.]+)?"
     given, expected = re.fullmatch(form, text.strip()), re.fullmatch(form, str(entry["answer"]))
     if given is None or expected is None:
@@ -259,8 +260,8 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
     return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
-# (check, whether it replaces the library's scorer). A replaced scorer gives no partial credit.
-# Otherwise the library's full marks count only if the check agrees.
+# Values: (check, whether it replaces the library's scorer). A replaced scorer gives no partial
+# credit. Otherwise the library's full marks count only if the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),

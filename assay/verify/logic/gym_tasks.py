@@ -208,7 +208,7 @@ def known_tasks() -> list[str]:
 def needed_keys(task: str) -> frozenset[str] | None:
     """Return the metadata keys that a task's scorers always read, by their source code.
 
-    None: the task does not exist.
+    Return None if the task does not exist.
     """
     if task not in known_tasks():
         return None

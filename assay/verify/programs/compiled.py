@@ -179,7 +179,8 @@ def _run(
 
 
 def _names(language: Language, source: str) -> tuple[str, str]:
-    """Return the file names of the program and the driver. Java's is that of the public class."""
+    """Return the file names of the program and the driver. For Java they are named like the public
+    class."""
     found = JAVA_CLASS.search(source) if language.name == "java" else None
     return (f"{found[1]}.java" if found else language.source), language.driver
 

@@ -41,8 +41,8 @@ def tree_of(source: str) -> ast.Module:
 def for_program(setup: str, prompt_code: str, text: str) -> str:
     """Return the code that runs before the program: parts of the setup, and the prompt's code.
 
-    Only imports, and classes that the program names, are taken from the setup. The rest could
-    reveal expected values.
+    Only imports, and classes that the program names, are taken from the setup. The rest of the
+    setup could reveal expected values.
     """
     return "\n".join(each for each in (_known_setup(setup, text), prompt_code) if each)
 
@@ -142,7 +142,7 @@ def implied_entry_point(source: str, own: frozenset[str]) -> str:
     """Return the builtin or tool that a test without an entry point expects from the program.
 
     This is the first name that the test calls, if it uses no other name of the program: sum in
-    ``assert sum(2, 3) == 5``. own: names that the row's code defines.
+    ``assert sum(2, 3) == 5``. own: names that the row's own code defines.
     """
     tree = tree_of(source)
     own |= set(bound_names(tree))

@@ -22,7 +22,7 @@ from standard_names import is_tool, tool  # pyright: ignore[reportMissingImports
 class Names(dict[str, Any]):
     """Built-in names, extended by the tools and the names of the submission.
 
-    entry: the name under test. It always belongs to the submission.
+    entry: the name under test. The entry point always belongs to the submission.
     """
 
     def __init__(self, entry: str) -> None:

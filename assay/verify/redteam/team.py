@@ -303,7 +303,8 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
     """Return whether a completion was rewarded.
 
-    It passed, or a learned verifier rewards it at least like an honest control.
+    A completion is rewarded if it passed, or if a learned verifier scores it at least like an
+    honest control.
     """
     if floors is None or case.honest:
         return verdict.correct if floors is None else verdict.judged

@@ -100,7 +100,8 @@ class Process:
             return
         before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
         quiet -= max(0.0, sum(self.waited) - before)
-        # A suspended machine may have stood still.
+        # The machine may have been suspended. An interval counts twice the time between two checks
+        # at most.
         self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)
 
     def check_idle(self) -> None:
@@ -139,6 +140,7 @@ class Process:
 
     def pause(self) -> float:
         """Return the seconds until the next check, which are short near a limit."""
+        # The process can use its time up between two checks, so they become more frequent.
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
         return min(POLL_SECONDS, max(0.002, left / 4))
 
@@ -165,6 +167,8 @@ class Process:
             self.look()
             if len(self.buffer) >= 4:
                 size = U32.unpack(bytes(self.buffer[:4]))[0]
+                # The process can write any length. Without a limit, it could fill the worker's
+                # memory.
                 if size > MAX_BYTES:
                     raise Ended("died", "its channel spoke nonsense")
                 if len(self.buffer) >= size + 4:
@@ -228,6 +232,7 @@ class Process:
     def kill(self) -> None:
         """Kill the process and its namespace, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
+            # By descriptor: a process number can belong to another process by now.
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         waiter = select.poll()
         waiter.register(self.pidfd, select.POLLIN)
@@ -261,6 +266,7 @@ def _waited_here() -> float:
 
 def _cpu_clock(pid: int) -> int:
     """Return the CPU clock of a process with all its threads (clock_getcpuclockid(3))."""
+    # The kernel's encoding of a process's clock, which Python has no function for.
     return (~pid << 3) | 2
 
 
@@ -274,5 +280,6 @@ def memory_file(name: str, data: bytes | None = None) -> int:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
+        # Sealed, so that no process can change the content that another one reads.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor

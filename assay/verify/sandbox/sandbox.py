@@ -94,6 +94,7 @@ class Sandbox:
         self._probe()
 
     def _start(self) -> None:
+        # Packets keep their borders, and each can carry the descriptors of a new process.
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "control": theirs.fileno(),
@@ -145,6 +146,7 @@ class Sandbox:
         if wrong:
             self.close()
             raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))
+        # The test takes part of a second, and a machine does not change while a process runs.
         _probed.add(key)
 
     def __enter__(self) -> Sandbox:

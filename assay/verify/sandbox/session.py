@@ -14,7 +14,7 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Submis
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
-# This and the next three: defaults of Limits.
+# This constant and the next three are the defaults of `Limits`.
 CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
