@@ -25,7 +25,7 @@ class Rule:
     series. reads: metrics that the check reads. ``reward/*`` is every part of the reward. says:
     message, a template for the numbers of the check. origin: source of the defaults. limit, floor,
     window: parameters of the check. None: the user must set a limit. chance: probability of a false
-    alarm by noise in a whole run. 0 for a rule that is no statistical test. setting: key of
+    alarm by noise in a whole run. A rule that is no statistical test has chance 0. setting: key of
     ``[guard]`` that holds the limit. stages: training stages that measure the metrics. None: all.
     needs: parts that a run must have for the rule to apply. shows: rollouts used as evidence
     (`assay.run.evidence`). severe: a stopped run needs an approval to resume.

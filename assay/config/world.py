@@ -257,7 +257,8 @@ class SamplingConfig(Section):
         return self
 
     def level(self, effort: str | None = None) -> int | str | None:
-        """Return the meaning of an effort, by default of the configured one: a budget, or a line.
+        """Return what an effort (default: the configured one) stands for: a token budget, or a line
+        of the prompt.
 
         Raises ValueError for an unknown name.
         """

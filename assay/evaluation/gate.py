@@ -101,11 +101,12 @@ def gate(
 ) -> GateResult:
     """Compare a checkpoint with another model on problems that its run has never seen.
 
-    problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
-    names in `CANARIES`, or files of problems whose first tag is the kind of canary. strong: a
-    verifier that judges passed completions again. review: a JSONL file of rows with a completion's
-    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those
-    of `compare`. The verifier of the candidate's run judges rows that name none.
+    problems, out_of_domain: sources. against: the other model; default: the model that the run
+    started from. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of
+    canary. strong: a verifier that judges passed completions again. review: a JSONL file of rows
+    with a completion's ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other
+    parameters are those of `compare`. The verifier of the candidate's run judges rows that name
+    none.
 
     Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
     input.

@@ -37,9 +37,9 @@ Item = TypeVar("Item")
 class Ranks:
     """This process's rank among the learner ranks, and the operations that connect them.
 
-    Rank 0 is the process of the command. The other ranks repeat its calls (`follow`). Outside of
-    these calls rank 0 works alone, and every operation returns its argument. size: the number of
-    ranks.
+    Rank 0 is the process of the command. The other ranks repeat the calls of rank 0 (`follow`).
+    Outside of these calls rank 0 works alone, and every operation returns its argument. size: the
+    number of ranks.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:

@@ -26,7 +26,7 @@ from assay.types import Completion, Group, Verdict
 CONTEXT = 8
 # The search for a span end stops after this many tokens without one.
 LONGEST = 64
-# A tokenizer decodes an incomplete character to this one.
+# Tokenizers decode the bytes of an incomplete character to this replacement character.
 PIECE = "\ufffd"
 NO_SAY, GOES_ON = np.inf, np.nan
 """Markers in place of a log-probability: no teacher score, and a token before the end of a span."""

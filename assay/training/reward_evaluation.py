@@ -123,7 +123,8 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
 
     ``first_error``: over all completions; for a correct one, no step may be predicted wrong.
     ``first_error_wrong`` and ``first_error_right``: over completions with and without a wrong step.
-    ``first_error_f1``: their harmonic mean (Zheng et al., 2024, arXiv:2412.06559, section 4).
+    ``first_error_f1``: harmonic mean of these two (Zheng et al., 2024, arXiv:2412.06559, section
+    4).
     """
     found = np.array(
         [

@@ -93,7 +93,8 @@ def time_sampled(
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
-    """Return the mean tokens of the first rows' prompts and of their learned parts."""
+    """Return the mean number of tokens of a prompt, and of the text that is trained on, in the
+    first rows."""
     columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     return prompt, completion

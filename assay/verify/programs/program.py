@@ -83,7 +83,7 @@ def find_block(text: str) -> str | None:
             found = _inside(lines, label, found)
             fence = ""
         elif match and match[2] == fence and is_python(match[3]):
-            # An unclosed block, followed by the next one.
+            # A block that is not closed ends where the next one begins.
             found = _inside(lines, label, found)
             indent, fence, label, lines = match[1], match[2], match[3], []
         elif fence:
