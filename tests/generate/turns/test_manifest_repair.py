@@ -33,10 +33,10 @@ SELECTOR = "Service/web spec.selector.app: web"
 def played(row: dict[str, Any], *replies: str) -> tuple[list[str], Part | None]:
     """Return the environment's messages, and the result if it has ended."""
     problem = Problem("p", "Repair it.", row)
-    conversation = REPAIR.respondent(problem, ThinkFormat("free"))
+    conversation = REPAIR.open_conversation(problem, ThinkFormat("free"))
     said: list[str] = []
     for reply in replies:
-        answer = conversation.hear(reply)
+        answer = conversation.step(reply)
         said += [str(one["content"]) for one in answer or ()]
     return said, as_part(conversation.total(())) if conversation.is_over else None
 
