@@ -72,7 +72,7 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
     """Return the mask of steps up to and including each row's first wrong step, [M] bool.
 
     Steps of a row must be adjacent. Steps after a mistake are neither right nor wrong (Lightman et
-    al. 2023, arXiv:2305.20050, section 2.6).
+    al., 2023, arXiv:2305.20050, section 2.6).
     """
     wrong_M = (labels_M < RIGHT).long()
     # Errors before each step, counted over all rows; the count at the start of the row is the

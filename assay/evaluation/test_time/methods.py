@@ -80,7 +80,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
     """Beam search: keep the best prefixes at each step; start again while budget is left.
 
     If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
-    al. 2024, arXiv:2408.03314, section 5.1). apart: one tree per prefix, keeping the best of each
+    al., 2024, arXiv:2408.03314, section 5.1). apart: one tree per prefix, keeping the best of each
     (diverse verifier tree search, Beeching et al., 2024). ahead: rank a prefix by the score after
     greedy lookahead steps.
     """
