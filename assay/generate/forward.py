@@ -113,8 +113,7 @@ class ModuleForward:
         inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
-        # Logits of a whole prompt can be larger than the model: 1,000 tokens of 150,000 entries
-        # take 600 MB in float32.
+        # Logits of 1,000 tokens with 150,000 entries take 600 MB in float32.
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
