@@ -66,8 +66,8 @@ class RunConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters instead of full fine-tuning (needs the extra ``lora``).
 
-    If `model.path` already has adapters, these are trained further. Then omit the section, or
-    repeat their settings.
+    If `model.path` already has adapters, these are trained further. In that case, omit this section
+    or repeat the settings of those adapters.
     """
 
     rank: Count = 16

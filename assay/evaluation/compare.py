@@ -127,7 +127,8 @@ def compare(
 
 @dataclass(frozen=True)
 class _Set:
-    """A problem set for both models. verifiers: the judge, or one that judges nothing."""
+    """A problem set for both models. verifiers: source of the verdicts. For rows without an answer
+    it returns *not judged*, so that only the judge compares them."""
 
     name: str
     out_of_domain: bool

@@ -51,9 +51,9 @@ def comparison_checks(
 
     Holm's correction is applied to two families of tests. The first has the problem sets of one
     comparison. The second has the canary files of all efforts: each file, and all files together.
-    Thus extra canary files do not weaken the test of correctness. Within each family, an equally
-    good model fails with probability at most half of `chance`, because the tests are two-sided and
-    only a loss refuses. kinds: kinds of the canaries, by set name.
+    Thus extra canary files do not weaken the test of correctness. Within each family, a model that
+    is as good as the other fails with probability at most `chance` / 2, because the tests are
+    two-sided and only a loss counts. kinds: kinds of the canaries, by set name.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])

@@ -39,7 +39,8 @@ class ConversationEncoder:
     """Renders and tokenizes for one tokenizer.
 
     format: ``chat``: the tokenizer's template, as in the checkpoint's training. ``plain``:
-        ``plain_template`` with prompt and completion. None: chat if there is a template.
+        ``plain_template`` with prompt and completion. None: ``chat`` if the tokenizer has a
+        template, else ``plain``.
     step_tag: text after each step, for models that score steps.
 
     Raises VerifierError.

@@ -274,8 +274,8 @@ def _turns(laid: Laid) -> Iterator[CheckLine]:
 
 @dataclass(frozen=True)
 class _Broken:
-    """The first turn whose prompt does not extend the earlier turns. number: of the turn, from 2.
-    found: description of the difference. by_thinking: only think blocks differ."""
+    """The first turn whose prompt does not extend the earlier turns. number: number of the turn, at
+    least 2. found: description of the difference. by_thinking: only think blocks differ."""
 
     number: int
     found: str

@@ -23,7 +23,8 @@ class Language:
     (the driver if there is one, else the program). kept: endings of the files that a compiler makes
     and the run needs. memory_mib: data that the run-time system uses beside the program's.
     processes: programs start other processes. labels: names of a fenced block. warning: pattern of
-    a compiler's warning. folders: folders outside the system's, by the path of the first tool.
+    a compiler's warning. folders: folders outside those of the system, as a function of the first
+    tool's path.
     """
 
     name: str
