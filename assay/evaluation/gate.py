@@ -101,10 +101,10 @@ def gate(
 ) -> GateResult:
     """Compare a checkpoint with another model on problems that its run has never seen.
 
-    problems, out_of_domain: sources. against: the other model; default: the model that the run
+    problems, out_of_domain: sources. against: the other model, by default the one that the run
     started from. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of
-    canary. strong: a verifier that judges passed completions again. review: a JSONL file of rows
-    with a completion's ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other
+    canary. strong: a verifier that judges passed completions again. review: JSONL rows with a
+    completion's ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other
     parameters are those of `compare`. The verifier of the candidate's run judges rows that name
     none.
 
