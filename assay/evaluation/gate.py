@@ -105,8 +105,7 @@ def gate(
     started from. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of
     canary. strong: a verifier that judges passed completions again. review: JSONL rows with a
     completion's ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other
-    parameters are those of `compare`. The verifier of the candidate's run judges rows that name
-    none.
+    parameters are those of `compare`. The candidate's verifier judges rows without one.
 
     Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
     input.
