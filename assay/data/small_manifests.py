@@ -27,11 +27,9 @@ from assay.types import Problem
 
 PORTS = (3000, 5000, 6379, 8000, 8080, 8443, 9000, 9090)
 PROTOCOLS = ("TCP", "UDP", "SCTP")
-POLICIES = ("Always", "OnFailure", "Never")
 # The values that the prompt lists, and the kind of fault of each. "": it is always right.
 PLACES: Mapping[tuple[str, tuple[str | int, ...]], str] = {
     ("Pod", ("metadata", "labels", "app")): "",
-    ("Pod", ("spec", "restartPolicy")): "policy",
     ("Pod", ("spec", "containers", 0, "ports", 0, "containerPort")): "",
     ("Service", ("spec", "selector", "app")): "selector",
     ("Service", ("spec", "ports", 0, "protocol")): "protocol",
@@ -106,7 +104,7 @@ def _documents(random: Random) -> dict[str, dict[str, Any]]:
     }
     service_port = {"protocol": protocol, "port": 80, "targetPort": port}
     bodies: Mapping[str, Any] = {
-        "Pod": {"restartPolicy": random.choice(POLICIES), "containers": [container]},
+        "Pod": {"containers": [container]},
         "Service": {"selector": {"app": name}, "ports": [service_port]},
     }
     return {

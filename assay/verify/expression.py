@@ -23,6 +23,7 @@ BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
     "code": "assay.verify.programs.code_tests:CODE",
     "program": "assay.verify.programs.compiled:PROGRAM",
+    "repository": "assay.verify.repository.repository:REPOSITORY",
     "manifests": "assay.verify.manifests.manifests:MANIFESTS",
     "think_format": "assay.verify.style.format:THINK_FORMAT",
     "answer_tags": "assay.verify.style.format:ANSWER_TAGS",

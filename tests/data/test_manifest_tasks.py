@@ -100,8 +100,7 @@ def test_small_manifests_are_repaired_by_a_line() -> None:
             f"Service/{name} spec.selector.app: {name}",
             f"Service/{name} spec.ports[0].targetPort: {port}",
             *(f"Service/{name} spec.ports[0].protocol: {one}" for one in ("TCP", "UDP", "SCTP")),
-            *(f"Pod/{name} spec.restartPolicy: {one}" for one in ("Always", "OnFailure", "Never")),
         ]
         assert sum(judge(problem, text).passed is True for text in tries) == 1
-    with pytest.raises(DataError, match="num_faults: found 5; accepted: 1 to 4"):
-        broken(num_faults=5)
+    with pytest.raises(DataError, match="num_faults: found 4; accepted: 1 to 3"):
+        broken(num_faults=4)

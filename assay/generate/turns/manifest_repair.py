@@ -132,4 +132,5 @@ def _reply(
         place = random.choice(wrong)
         return place, task.right[place]
     place = random.choice([*task.right])
-    return place, random.choice([*task.broken.values()])
+    kind = type(now[place])
+    return place, random.choice([one for one in task.broken.values() if type(one) is kind])

@@ -1,0 +1,366 @@
+"""Verifier ``repository``: changes to a small tree of files, judged by tests in the sandbox.
+
+Two kinds of tests. Python tests are those of the verifier ``code``: they run in a process of their
+own, and only plain values cross. Commands run in the tree, and what they print is compared outside
+the sandbox. In both cases the changed code has neither the expected values nor the verdict. An exit
+code would be no evidence: code under test can end its process with any.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.host.fields import Field, is_text, list_of, number, one_of, whole
+from assay.host.imports import slow_import
+from assay.types import Completion, Problem
+from assay.verify.base import Limits, Part, Verifier, spec_check
+from assay.verify.programs.code_tests import judge_code
+from assay.verify.programs.compare import STDOUT_RULES, same_output
+from assay.verify.programs.program import bound_names
+from assay.verify.programs.spec import CREDITS, read_spec
+from assay.verify.programs.spec import FIELDS as CODE_FIELDS
+from assay.verify.repository.edits import (
+    MAX_CHARACTERS,
+    MAX_FILES,
+    BadEdit,
+    FileEdit,
+    apply_edits,
+    find_edits,
+    is_path,
+)
+from assay.verify.sandbox import Sandbox, SandboxUnavailable
+from assay.verify.sandbox.toolchain import FOLDERS, Command, execute
+
+PROTECTED = (
+    "tests/*",
+    "*/tests/*",
+    "test_*",
+    "*/test_*",
+    "*_test.py",
+    "conftest.py",
+    "*/conftest.py",
+)
+TOOLS = ("python", "bash")
+SHOWN = 200
+OUTPUT_KIB = 1024
+COMMAND = '{"command": ["python", "main.py"], "stdin": text, "stdout": text}'
+
+_sandboxes: dict[int, Sandbox] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySpec:
+    """What a row gives, described in the fields of the verifier. tests: those of ``code``."""
+
+    files: Mapping[str, str]
+    protected: tuple[str, ...]
+    editable: tuple[str, ...]
+    module: str
+    tests: Mapping[str, Any]
+    commands: tuple[Mapping[str, Any], ...]
+    credit: str
+    stdout_rule: str
+    time_limit: float
+    memory_limit: int
+
+    def may_edit(self, path: str) -> bool:
+        """Return whether the completion may change a file."""
+        if any(fnmatch(path, pattern) for pattern in self.protected):
+            return False
+        return not self.editable or any(fnmatch(path, pattern) for pattern in self.editable)
+
+
+def judge_repository(problem: Problem, completion: Completion) -> Part:
+    """Score 1 if the changes apply and every test passes.
+
+    Raises VerifierError for a malformed spec, and SandboxTrouble if the sandbox fails.
+    """
+    spec = read_repository_spec(problem)
+    try:
+        edits = find_edits(completion.answer_text)
+        for edit in edits:
+            if not spec.may_edit(edit.path):
+                raise BadEdit(f"{edit.path}: this file must stay as it is")
+        tree = apply_edits(spec.files, edits)
+    except BadEdit as error:
+        return Part(0.0, passed=False, detail=str(error), components={"applied": 0.0})
+    passed, total, details = 0, 0, list[str]()
+    components = {"applied": 1.0}
+    if spec.module:
+        part = _run_python(problem, spec, tree)
+        if part.value is None:
+            return part
+        passed, total = round(part.value * _num_tests(spec)), _num_tests(spec)
+        components["tests"] = part.value
+        # The verifier `code` names the calls of `LOADER` as unsafe.
+        details += [part.detail.partition("; unsafe: ")[0]]
+    if spec.commands:
+        with _lock:
+            ran = _run_commands(spec, tree)
+        if isinstance(ran, Part):
+            return ran
+        components["commands"] = sum(not fault for fault in ran) / len(ran)
+        details += [f"command {n}: {fault}" for n, fault in enumerate(ran, 1) if fault][:3]
+        passed, total = passed + sum(not fault for fault in ran), total + len(ran)
+    whole_tree = passed == total
+    return Part(
+        passed / total if spec.credit == "fraction" else float(whole_tree),
+        passed=whole_tree,
+        extracted=_shown(edits, tree),
+        detail="; ".join(filter(None, details)),
+        components=components,
+    )
+
+
+def _num_tests(spec: RepositorySpec) -> int:
+    return sum(len(spec.tests.get(key) or ()) for key in ("tests", "hidden_tests"))
+
+
+def _shown(edits: Sequence[FileEdit], tree: Mapping[str, str]) -> str:
+    paths = dict.fromkeys(edit.path for edit in edits)
+    return "\n".join(
+        f"{path}:\n{tree[path]}" if path in tree else f"{path}: deleted" for path in paths
+    )
+
+
+def _run_python(problem: Problem, spec: RepositorySpec, tree: Mapping[str, str]) -> Part:
+    """Judge the names of the row's module by the verifier ``code``."""
+    program = _program(spec.module, tree)
+    if program is None:
+        return Part(0.0, detail=f"no module {spec.module}, or it is no Python")
+    judged = Problem(problem.id, "(a tree of files)", {**spec.tests, "credit": "fraction"})
+    return judge_code(judged, Completion.from_text(f"```python\n{program}```\n"))
+
+
+def _program(module: str, tree: Mapping[str, str]) -> str | None:
+    """Return a program that loads the tree's modules from memory and binds one module's names."""
+    place = module.replace(".", "/")
+    source = tree.get(f"{place}.py", tree.get(f"{place}/__init__.py"))
+    if source is None:
+        return None
+    try:
+        names = [*dict.fromkeys(bound_names(ast.parse(source)))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    public = [name for name in names if name.isidentifier() and not name.startswith("_")]
+    # Escaped, so that no text of the tree can end the program's fence.
+    files = json.dumps(json.dumps({p: t for p, t in tree.items() if p.endswith(".py")}))
+    files = files.replace("`", "\\u0060").replace("~", "\\u007e")
+    lines = [LOADER.replace("FILES", files), f"import {module} as _module"]
+    lines += [f"{name} = _module.{name}" for name in public]
+    return "\n".join(lines) + "\n"
+
+
+LOADER = """\
+import importlib.abc, importlib.machinery, json, sys
+
+_files = json.loads(FILES)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        place = name.replace(".", "/")
+        package = f"{place}/__init__.py" in _files or any(f.startswith(f"{place}/") for f in _files)
+        if package or f"{place}.py" in _files:
+            return importlib.machinery.ModuleSpec(name, self, is_package=package)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        place = module.__name__.replace(".", "/")
+        path = f"{place}.py" if f"{place}.py" in _files else f"{place}/__init__.py"
+        exec(compile(_files.get(path, ""), path, "exec"), module.__dict__)
+
+
+sys.meta_path.insert(0, _Finder())
+"""
+
+
+def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | Part:
+    """Return the fault of each command, or "". Not judged if there is no sandbox."""
+    try:
+        sandbox = _sandbox()
+    except SandboxUnavailable as error:
+        return Part.not_judged("unavailable", str(error))
+    files = {path: text.encode("utf-8", "replace") for path, text in tree.items()}
+    try:
+        return [_command_fault(sandbox, spec, files, each) for each in spec.commands]
+    except BaseException:  # the sandbox's state is unknown after any error
+        _discard()
+        raise
+
+
+def _command_fault(
+    sandbox: Sandbox, spec: RepositorySpec, files: Mapping[str, bytes], test: Mapping[str, Any]
+) -> str:
+    tool, *rest = test["command"]
+    path = os.path.realpath(sys.executable if tool == "python" else "/bin/bash")
+    command = Command((path, *rest), files, processes=tool == "bash")
+    limits = Limits(
+        cpu_seconds=spec.time_limit,
+        seconds=max(2.0, spec.time_limit),
+        memory_mib=spec.memory_limit,
+        output_kib=OUTPUT_KIB,
+        processes=64,
+    )
+    ran = execute(sandbox, command, test.get("stdin") or "", limits)
+    if ran.status != "ok":
+        return f"{ran.status}: {ran.error} {ran.stderr[-SHOWN:].strip()}".strip()
+    if same_output(test["stdout"], ran.stdout, spec.stdout_rule, 0.0):
+        return ""
+    return f"printed {ran.stdout[:SHOWN]!r}"
+
+
+def _sandbox() -> Sandbox:
+    """Return this process's sandbox with the interpreter's folder."""
+    # A forked process must not use the parent's sandbox.
+    key = os.getpid()
+    if key not in _sandboxes:
+        # The start of the sandbox is not charged to a completion.
+        with slow_import():
+            home = os.path.realpath(sys.base_prefix)
+            folders = FOLDERS if home == "/usr" else (*FOLDERS, home)
+            _sandboxes[key] = Sandbox(toolchain=folders)
+    return _sandboxes[key]
+
+
+@atexit.register
+def _discard() -> None:
+    sandbox = _sandboxes.pop(os.getpid(), None)
+    if sandbox is not None:
+        with suppress(Exception):
+            sandbox.close()
+
+
+def read_repository_spec(problem: Problem) -> RepositorySpec:
+    """Return the spec of a problem. Raises VerifierError for a malformed one."""
+    where = f"problem {problem.id}: spec"
+    read = {each.name: each.read(problem) for each in FIELDS}
+    tests = {key: problem.spec[key] for key in CODE_KEYS if problem.spec.get(key) is not None}
+    if not tests.keys() & {"tests", "hidden_tests"} and not read["commands"]:
+        raise VerifierError(message(f"{where}.tests", "missing", "tests, hidden_tests or commands"))
+    if tests.keys() & {"tests", "hidden_tests"}:
+        if not read["module"]:
+            raise VerifierError(message(f"{where}.module", "missing", "the module under test"))
+        tests.setdefault("tests", [])
+        read_spec(Problem(problem.id, "", tests))
+    elif read["module"]:
+        raise VerifierError(message(f"{where}.tests", "missing", f"tests of {read['module']}"))
+    return RepositorySpec(
+        files=read["files"],
+        protected=tuple(read["protected"]),
+        editable=tuple(read["editable"]),
+        module=read["module"],
+        tests=tests,
+        commands=tuple(read["commands"]),
+        credit=read["credit"],
+        stdout_rule=read["stdout_rule"],
+        time_limit=read["time_limit"],
+        memory_limit=read["memory_limit"],
+    )
+
+
+def _are_files(value: Any) -> bool:
+    if not isinstance(value, dict) or not 0 < len(cast("dict[Any, Any]", value)) <= MAX_FILES:
+        return False
+    files = cast("dict[Any, Any]", value)
+    texts = all(isinstance(p, str) and is_path(p) and isinstance(t, str) for p, t in files.items())
+    return texts and sum(map(len, files.values())) <= MAX_CHARACTERS
+
+
+def _is_command(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    row = cast("dict[str, Any]", value)
+    command = row.get("command")
+    words = list_of(lambda word: isinstance(word, str) and "\0" not in word, 50, 2)(command)
+    texts = isinstance(row.get("stdout"), str) and isinstance(row.get("stdin") or "", str)
+    known = words and cast("list[str]", command)[0] in TOOLS
+    return known and texts and row.keys() <= {"command", "stdin", "stdout"}
+
+
+CODE_KEYS = (
+    "tests",
+    "hidden_tests",
+    "setup",
+    "entry_point",
+    "time_limit",
+    "memory_limit",
+    "total_time",
+)
+"""Keys of a row that the verifier ``code`` reads."""
+_SHARED = {each.name: each for each in CODE_FIELDS}
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "files",
+        f"a table of texts by path, at most {MAX_FILES} files and {MAX_CHARACTERS} characters",
+        needed=True,
+        check=_are_files,
+    ),
+    Field(
+        "protected",
+        "a list of patterns of files that must stay",
+        default=[*PROTECTED],
+        check=list_of(is_text, 100),
+    ),
+    Field(
+        "editable",
+        "a list of patterns of the only files that may change; none: all that are not protected",
+        default=[],
+        check=list_of(is_text, 100),
+    ),
+    Field(
+        "module",
+        "the module under test, such as calc or app.calc: tests see its public names",
+        default="",
+        check=lambda value: (
+            isinstance(value, str) and all(map(str.isidentifier, value.split(".")))
+            if value
+            else value == ""
+        ),
+    ),
+    *(
+        Field(key, f"as in code: {_SHARED[key].accepts}", check=_SHARED[key].check)
+        for key in ("tests", "hidden_tests", "setup", "entry_point")
+    ),
+    Field(
+        "commands",
+        f"a list of {COMMAND}; {' or '.join(TOOLS)}",
+        default=[],
+        check=list_of(_is_command, 100),
+    ),
+    Field("credit", ", ".join(CREDITS), default="all_or_nothing", check=one_of(*CREDITS)),
+    Field("stdout_rule", ", ".join(STDOUT_RULES), default="lines", check=one_of(*STDOUT_RULES)),
+    Field("time_limit", "CPU seconds for a test, up to 60", default=4.0, check=number(0.01, 60)),
+    Field("memory_limit", "MiB, from 16 to 16384", default=512, check=whole(16, 16384)),
+)
+
+REPOSITORY = Verifier(
+    name="repository",
+    version=1,
+    judge=judge_repository,
+    domain="changes to a small tree of files, judged by Python tests and by what commands print",
+    fields=FIELDS,
+    accepts="outside the think part: search-and-replace blocks if there is one, else a unified "
+    "diff, else fenced blocks with the path of the file on the line before them",
+    partial_credit="spec.credit = fraction: the fraction of the tests and commands that pass. "
+    "Whether the changes apply is a component",
+    limits=Limits(seconds=300.0, cpu_seconds=4.0, output_kib=OUTPUT_KIB, processes=64),
+    text_only=True,
+    cached=True,
+    modules=("assay.verify.sandbox", "assay.verify.programs"),
+    check_spec=spec_check(read_repository_spec),
+)
