@@ -18,7 +18,7 @@ from assay.errors import ModelError, RunError, message
 from assay.host.clock import PhaseClock
 from assay.learn.optimizer import Optimizer
 from assay.learn.ranks import ALONE, Ranks, call_on_all_ranks
-from assay.model.allocator import out_of_memory_names
+from assay.model.allocator import Holes, out_of_memory_names
 from assay.model.decoder import hidden_states
 from assay.model.determinism import fixed_order
 from assay.model.family import unwrap
@@ -72,6 +72,7 @@ class Passes:
         self.max_tokens = micro_batch_tokens(max_tokens_per_micro_batch, self.device.type)
         self.clock = PhaseClock()
         self._room = HeadRoom()
+        self._holes = Holes()
         self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
 
     @property
@@ -118,6 +119,7 @@ class Passes:
         expected: gradients of the coming backward pass, if known in advance.
         target: distributions for a divergence.
         """
+        self._return_holes(micro_batch)
         return token_logprobs(
             model or self.policy,
             micro_batch,
@@ -132,13 +134,20 @@ class Passes:
 
     def hidden(self, micro_batch: MicroBatch) -> Tensor:
         """Return the hidden states that predict the tokens, [T, D], with gradient."""
+        self._return_holes(micro_batch)
         inputs = micro_batch.inputs(self.layout)
         return hidden_states(self.policy, inputs, self.lean, self.optimizer.accumulator)
+
+    def _return_holes(self, micro_batch: MicroBatch) -> None:
+        """Return freed activations to the system where a micro-batch would not fit into them."""
+        if self.device.type == "cpu" and torch.is_grad_enabled():
+            self._holes.prepare_for(micro_batch.inputs(self.layout).num_tokens)
 
     def beside(self, model: nn.Module, optimizer: Optimizer) -> Passes:
         """Return a runner with the same settings for another model and optimizer."""
         other = copy.copy(self)
         other.policy, other.optimizer, other._room = model, optimizer, HeadRoom()
+        other._holes = Holes()
         if self._recomputed is not None:
             other._recomputed = RecomputedActivations(model)
         return other

@@ -27,7 +27,7 @@ from assay.model.adapters import (
     read_settings,
     rounding_loss,
 )
-from assay.model.allocator import keep_freed_memory
+from assay.model.allocator import bound_kernel_cache, keep_freed_memory
 from assay.model.sources import (
     ModelSource,
     read_model,
@@ -92,6 +92,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     """
     silence_transformers()
     keep_freed_memory()
+    bound_kernel_cache()
     place = choose_device(device)
     dtype = choose_dtype(config.dtype, place)
     source, adapter = find_parts(config)

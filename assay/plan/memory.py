@@ -27,6 +27,7 @@ from assay.generate.products import packed_mib, stacked_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model import triton_jit
 from assay.model.activations import saved_bytes
+from assay.model.allocator import KERNEL_MIB, NUM_KERNELS
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean, is_lean
@@ -49,10 +50,22 @@ KEPT = 20
 # autograd move in, and the freed block is too short for another tensor of the same size. The loss
 # varies, so this is a middle value: docs/planning.md has the measurements.
 HOLES = 0.15
+# Shapes of products in a micro-batch, each with a kernel of its own: about 70 to 100 measured.
+KERNELS_AT_ONCE = 100
 # Memory that the allocator holds between blocks, and that libraries use for their kernels.
 SLACK_MIB = 48.0
 
-ALWAYS = ("libraries", "weights", "teacher", "reference", "critic", "master", "optimizer", "slack")
+ALWAYS = (
+    "libraries",
+    "weights",
+    "teacher",
+    "reference",
+    "critic",
+    "master",
+    "optimizer",
+    "slack",
+    "kernels",
+)
 START = ("libraries", "weights", "teacher", "packed", "proof")
 GENERATION = ("packed", "kv_cache", "decoding")
 ASKING = ("gradients", "asking")
@@ -154,6 +167,7 @@ def plan_memory(
         "master": master,
         "optimizer": moments,
         "slack": SLACK_MIB * MIB,
+        "kernels": _kernel_bytes(config, model, prompt_tokens, tokens),
         "gradients": max(num_trained, num_critic) * FLOAT32,
         **_update_parts(config, model, tokens, stays, lean),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
@@ -253,6 +267,20 @@ def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
     _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
     group = prompt_tokens + largest * config.sampling.max_tokens
     return min(tokens, config.drawing.num_prompts * group)
+
+
+def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: int) -> float:
+    """Return the bytes of oneDNN's cached kernels, which multiply bfloat16 on a CPU."""
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype != torch.bfloat16:
+        return 0.0
+    count = NUM_KERNELS
+    if config.rl is not None:
+        of_step = config.rl.num_prompts * (
+            prompt_tokens + config.rl.group_size * config.sampling.max_tokens
+        )
+        count = min(count, config.rl.steps * -(-of_step // tokens) * KERNELS_AT_ONCE)
+    return count * KERNEL_MIB * MIB
 
 
 def _asking_bytes(

@@ -74,10 +74,12 @@ def pid() -> int:
 def test_text_is_that_of_apply_chat_template(
     tools: Any, add: bool, switches: dict[str, bool]
 ) -> None:
+    # Transformers 5.17 writes the word None for a message without content; later releases drop the key.
+    turns = [{key: turn[key] for key in turn if turn[key] is not None} for turn in TURNS]
     for source in HONEST:
         tokenizer = byte_tokenizer(source)
         theirs = tokenizer.apply_chat_template(
-            TURNS, tokenize=False, tools=tools, add_generation_prompt=add, **switches
+            turns, tokenize=False, tools=tools, add_generation_prompt=add, **switches
         )
         assert render_chat(tokenizer, TURNS, add, tools, **switches) == theirs
 

@@ -8,12 +8,15 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
-from assay.model.allocator import keep_freed_memory
+from assay.model import allocator
+from assay.model.allocator import Holes, keep_freed_memory
 
 PROGRAM = """
 import json, os, resource, sys
 import torch
+from assay.model import allocator
 from assay.model.allocator import keep_freed_memory, return_freed_memory
 
 def faults():
@@ -42,6 +45,14 @@ def give_back():
     before = resident()
     assert return_freed_memory()
     return before - resident()
+
+def kernels():
+    allocator.NUM_KERNELS = 2
+    allocator.bound_kernel_cache()
+    weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(32, 32), 8)
+    for rows in (8, 9, 10) * 2:
+        torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 32), weight, None, "none", [], "")
+    return os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
 
 for name in sys.argv[1:]:  # each in a fork of its own: to import torch takes longer than all of them
     child = os.fork()
@@ -103,3 +114,35 @@ def test_asking_twice_is_asking_once() -> None:
 @glibc
 def test_much_freed_memory_is_returned_when_a_phase_ends() -> None:
     assert measured(*PARTS)["give_back"] > 400
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="needs oneDNN")
+@pytest.mark.parametrize(("limit", "built"), [(None, 6), ("100", 3)])
+def test_kernels_beyond_the_limit_are_built_again(limit: str | None, built: int) -> None:
+    """Three shapes twice, under a limit of two kernels; a limit of the environment stands."""
+    environment = {"OMP_NUM_THREADS": "1", "ONEDNN_VERBOSE": "profile_create"}
+    environment |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": limit} if limit else {}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, "kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    # the reordering of the weight has a kernel of its own
+    lines = [line for line in done.stdout.splitlines() if "cache_miss" in line]
+    products = [line for line in lines if ",reorder," not in line]
+    assert len(products) == built, done.stdout
+
+
+def test_holes_are_returned_before_a_micro_batch_that_does_not_fit_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    resident = iter([100, 200, 205, 215, 240, 210, 250, 220])
+    sizes = [50, 40, 50, 30, 30, 20, 60, 60]
+    monkeypatch.setattr(allocator, "_resident_mib", lambda: float(next(resident)))
+    monkeypatch.setattr(allocator, "return_freed_memory", lambda: calls.append("return"))
+    holes = Holes()
+    for size in sizes:
+        holes.prepare_for(size)
+        calls.append(f"{size}")
+    # before the first, once memory grew from 200 to 240 MiB, before a larger one than all
+    expected = ["return", "50", "40", "50", "30", "return", "30", "20", "return", "60", "60"]
+    assert calls == expected

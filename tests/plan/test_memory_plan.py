@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from assay.config import LoraConfig, TrainConfig, parse
+from assay.model.allocator import KERNEL_MIB, NUM_KERNELS
 from assay.plan.memory import MIB, measure_libraries, plan_memory
 from assay.testing import tiny_model
 
@@ -111,6 +112,24 @@ def test_only_modules_leave_holes_between_their_activations() -> None:
     assert difference == pytest.approx(modules.parts["holes"])
     assert "tcache_count=0" in str(modules)
     assert "holes" in plan_memory(make_config(), tiny_model(family="gpt2"), 10, False).parts
+
+
+def test_kernels_of_bfloat16_products_fill_their_cache_within_some_steps() -> None:
+    import torch
+
+    model: Any = tiny_model().to(torch.bfloat16)  # pyright: ignore
+    sizes = {"num_prompts": 4, "group_size": 4, "max_tokens_per_micro_batch": 1024}
+
+    def kernels(steps: int, dtype: torch.dtype = torch.bfloat16) -> float:
+        config = make_config(rl={**sizes, "steps": steps}, sampling={"max_tokens": 16})
+        return plan_memory(config, model.to(dtype), 10, False).parts.get("kernels", 0.0)
+
+    assert kernels(100, torch.float32) == 0.0 < kernels(1)
+    assert kernels(2) == 2 * kernels(1)
+    assert kernels(100) == kernels(1000) == pytest.approx(NUM_KERNELS * KERNEL_MIB)
+    without = plan_memory(make_config(), model.to(torch.float32), 10, False, libraries_mib=100)
+    filled = plan_memory(make_config(), model.to(torch.bfloat16), 10, False, libraries_mib=100)
+    assert "kernels" not in without.parts and filled.total_mib > 100 + NUM_KERNELS * KERNEL_MIB
 
 
 def test_settings_that_lower_the_estimate() -> None:
