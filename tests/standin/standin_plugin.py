@@ -8,3 +8,7 @@ import standin
 
 def pytest_configure(config: pytest.Config) -> None:
     standin.begin_process()
+    from assay.model import rates
+
+    # Products that occupy a GPU take minutes here.
+    rates.ACCELERATOR = 1
