@@ -18,7 +18,7 @@ from assay.generate import triton_decode as kernels
 
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", torch.float16: "fp16"}
 NAMES[torch.float64] = "fp64"
-OPTIONS = {"num_warps", "num_stages"}
+OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
 
 
 def type_of(value: Any) -> str:
