@@ -1,4 +1,4 @@
-"""Given tokens: a forced choice at their position, on every path; they have no log-probability and
+"""Injected tokens: a forced choice at their position, on every path; they have no log-probability and
 end nothing."""
 
 from __future__ import annotations
@@ -245,20 +245,20 @@ def test_a_completion_goes_on_behind_its_end() -> None:
                 assert len(one.tokens) > end + 3 or len(one.tokens) == 60
 
 
-def test_given_tokens_count_up_to_the_limit() -> None:
+def test_injected_tokens_count_up_to_the_limit() -> None:
     engine = controlled(engine_of(eos_ids=()), lambda: AtPlaces((4,)))
     (group,) = engine.generate([problem_of(9)], SamplingConfig(max_tokens=6), 2)
     for one in group.completions:
         assert one.tokens[4:].tolist() == [*GIVEN[:2]] and one.finish_reason == "length"
 
 
-def test_without_a_guide_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_controller_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a controller needs costs nothing where there is none."""
 
     def fails(*rest: Any) -> None:
         raise AssertionError("asked")
 
-    for name in ("ask", "wake", "_give", "newest_sampled", "rows_after_injected"):
+    for name in ("ask", "wake", "_insert_injected", "newest_sampled", "rows_after_injected"):
         monkeypatch.setattr(engine_module.Slots, name, fails)
     (group,) = engine_of().generate([problem_of(9)], SamplingConfig(max_tokens=6), 2)
     assert all(one.sampled.all() for one in group.completions)

@@ -214,7 +214,7 @@ def test_turns_are_told_of_a_completion() -> None:
         assert one.answer_text == one.turn_texts[-1] and one.num_turns == 2
 
 
-def test_a_budget_of_thinking_and_a_guide_both_give() -> None:
+def test_a_budget_of_thinking_and_a_controller_both_inject() -> None:
     """The budget's text stands in the block; the controller's tokens where the completion would
     have ended."""
     sampling = SamplingConfig(max_tokens=60, think_budget=12, think_stop_text="!{close}")
