@@ -176,7 +176,8 @@ def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
 def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
     phases = _labels(rows, "speed/", {"speed/step"})
     chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
-    shown = [value for trace in chart.traces for value in trace["y"] if value]
+    # A logarithmic axis has no place for a rate that a damaged file made negative.
+    shown = [value for trace in chart.traces for value in trace["y"] if value and value > 0]
     if not shown:
         return chart
     ticks = _log_ticks(min(shown), max(shown))

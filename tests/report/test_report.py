@@ -203,6 +203,17 @@ def test_charts_are_what_plotly_accepts(folder: Path) -> None:
         assert accuracy.traces[0]["error_y"][side] == pytest.approx([0.02, 0.02])
 
 
+@pytest.mark.parametrize("speeds", [[-1.0, 100.0], [-1.0, -2.0]])
+def test_a_damaged_rate_below_zero_has_no_place_in_the_chart(
+    folder: Path, speeds: list[float]
+) -> None:
+    run = load_run(folder)
+    rows = [{"step": n, "speed/update": speed} for n, speed in enumerate(speeds)]
+    charts = make_charts(replace(run, metrics=rows))
+    (throughput,) = [one for one in charts if "speed/step" in one.labels]
+    assert list(throughput.traces[0]["y"]) == speeds
+
+
 def test_how_hard_problems_are_is_drawn_as_shares(tmp_path: Path) -> None:
     shares = [[0.5, 0.25, 0.0, 0.0, 0.25], [0.25, 0.25, 0.0, 0.25, 0.25]]
     with Run.create(make_config(tmp_path, rl={"steps": 2}), quiet=True) as run:
