@@ -148,6 +148,11 @@ class Engine:
         return self._choice.forward.name
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why faster decoding paths were rejected on this model and machine."""
+        return self._choice.reasons
+
+    @property
     def independent(self) -> bool:
         """Whether completions are bitwise independent of their neighbors."""
         return self._choice.independent

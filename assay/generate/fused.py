@@ -1,14 +1,14 @@
 """The decoder for CUDA: fused kernels around the matrix products, in captured graphs.
 
 A layer of a step is four matrix products and six kernels (see `triton_decode`). Prompts are read at
-lengths padded to multiples of `PADDED`, and the second prompt of a padded length is captured as
-well. A prompt's bits depend on its own padded length only, because no token attends to the padding
-behind it.
+lengths padded to multiples of `PADDED`, and lengths that a call reads often are captured as well. A
+prompt's bits depend on its own padded length only, because no token attends to the padding behind
+it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,8 +28,11 @@ from assay.model.family import Decoder, Layer, NotLean
 # Prompts of more tokens are read without a graph: launching their kernels takes less time than
 # running them, and their graphs would hold much memory.
 LONGEST_CAPTURED = 2048
-# Captured lengths of prompts; the least recently used one is dropped.
+# Captured lengths of prompts in one call; prompts of further lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
+# A capture waits for the device and costs several eager prompts, and a call's graphs are dropped at
+# its end: only lengths that the call has read this often are captured.
+READ_BEFORE_CAPTURE = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +62,9 @@ class FusedForward(CapturedForward):
             raise NotLean(f"heads of {self._decoder.width} numbers")
         self.cache = FusedCache.of(self._decoder, SPLIT, PADDED)
         self._prompt_captures = Captures(capture)
-        self._prompts: OrderedDict[int, _PromptGraph] = OrderedDict()
+        self._prompts: dict[int, _PromptGraph] = {}
         self._prompts_of = 0
-        # Prompts read so far, by padded length.
+        # Prompts that this call has read, by padded length.
         self._num_read: Counter[int] = Counter()
 
     @property
@@ -72,6 +75,7 @@ class FusedForward(CapturedForward):
     def refresh(self, num_rows: int) -> None:
         """Drop all graphs, read the live model again, and stack its linear maps."""
         self._drop_prompts()
+        self._num_read.clear()
         super().refresh(num_rows)
         self._heads = [_heads_of(self._decoder, layer) for layer in self._decoder.layers]
 
@@ -96,7 +100,7 @@ class FusedForward(CapturedForward):
             self._drop_prompts()
             self._prompts_of = self._cos_KD.data_ptr()
         self._num_read[padded] += 1
-        if padded > LONGEST_CAPTURED or self._num_read[padded] < 2:
+        if not self._is_captured(padded):
             last_1 = torch.full_like(tokens_L[:1], length - 1)
             prompt = self.cache.new_prompt(length)
             logits_V = self._read(F.pad(tokens_L, (0, padded - length)), last_1, prompt)
@@ -114,17 +118,22 @@ class FusedForward(CapturedForward):
         self.cache.upload()
         return super().decode(tokens_S, positions_S, extent)
 
+    def _is_captured(self, padded: int) -> bool:
+        """Return whether a prompt of a padded length has a graph, or gets one now."""
+        if padded in self._prompts:
+            return True
+        room = len(self._prompts) < MAX_PROMPT_GRAPHS and padded <= LONGEST_CAPTURED
+        return room and self._num_read[padded] > READ_BEFORE_CAPTURE
+
     def _graph_of(self, padded: int, like_L: Tensor) -> _PromptGraph:
         """Return the graph of prompts of a padded length, which is captured if there is none."""
-        graph = self._prompts.pop(padded, None)
+        graph = self._prompts.get(padded)
         if graph is None:
-            if len(self._prompts) >= MAX_PROMPT_GRAPHS:
-                self._prompts.popitem(last=False)
             tokens_L, last_1 = like_L.new_zeros(padded), like_L.new_zeros(1)
             prompt = self.cache.new_prompt(padded)
             replay, logits_V = self._prompt_captures(lambda: self._read(tokens_L, last_1, prompt))
             graph = _PromptGraph(tokens_L, last_1, replay, prompt, logits_V)
-        self._prompts[padded] = graph
+            self._prompts[padded] = graph
         return graph
 
     def _drop_prompts(self) -> None:

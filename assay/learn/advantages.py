@@ -19,6 +19,7 @@ from assay.learn.gae import discounted_to_go, gae_advantages
 from assay.learn.losses import token_weights
 from assay.learn.rewards import judged_rows, shape_rewards, token_kl, token_rewards
 from assay.learn.rows import row_sums
+from assay.model.determinism import fixed_order
 from assay.model.packing import Batch
 
 VARIANCE_EPSILON = 1e-8
@@ -58,6 +59,11 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
     Some presets whiten advantages over the trained tokens. A KL in the reward or a critic requires
     a batch scored by `Learner.score`.
     """
+    with fixed_order(batch.device):
+        return _compute_advantages(batch, algorithm)
+
+
+def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
     mask_T, counted_T = loss_masks(batch, algorithm)
     returns_T = None
     match algorithm.credit:

@@ -23,6 +23,7 @@ from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
 from assay.learn.spans import AnyTeacher
+from assay.model.determinism import fixed_order
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
 from assay.types import Group, Problem, Verdict
@@ -206,8 +207,9 @@ class PolicyLearner(PassesLearner):
                     critic_update.step(policy.learns_now)
             if row.penalty_target is not None and policy.steps:
                 policy.measure_old_kl()
-        metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
-        metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
+        with fixed_order(self.device):
+            metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
+            metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
         # Without a separate scoring pass, these values are from the first forward pass of the
         # update.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)

@@ -157,7 +157,9 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 def _ran_out(error: RuntimeError) -> bool:
     """Return whether an error means out of memory.
 
-    The CPU allocator raises a plain RuntimeError, which only its text identifies.
+    The CPU allocator, Triton and the capture of graphs raise a plain RuntimeError, which only its
+    text identifies.
     """
     text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text
+    known = "DefaultCPUAllocator" in text or "out of memory" in text
+    return isinstance(error, torch.OutOfMemoryError) or known

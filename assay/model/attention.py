@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.model.determinism import strictly_fixed_order
 from assay.model.layouts import ModelInputs, seen_by
 
 SCORES_AT_ONCE = 2**21
@@ -225,7 +226,9 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
-        dq, dk, dv = torch.autograd.grad(_fused(q, k, v, bias, scale), (q, k, v), grad)
+        attended = _fused(q, k, v, bias, scale)
+        with strictly_fixed_order():
+            dq, dk, dv = torch.autograd.grad(attended, (q, k, v), grad)
     return dq, dk, dv
 
 

@@ -23,8 +23,9 @@ from assay.model.determinism import strictly_fixed_order
 from assay.model.layouts import ModelInputs, Rectangle
 from assay.model.transfer import on_device
 
-WIDTHS = (8, 256)
-"""Widths of a head that the kernels accept: multiples of the first, up to the second."""
+WIDTHS = (8, 192)
+"""Widths of a head that the kernels accept: multiples of the first, up to the second. Wider heads
+have no backward pass on consumer GPUs."""
 LEAST_CAPABILITY = (8, 0)
 """The kernels need Ampere or newer."""
 

@@ -367,10 +367,13 @@ def _generation_parts(
     far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND
     proof = Room(Extent(far[0] + PROBE_STEPS, *far), 1, slots)
     vocabulary = model.config.get_text_config().vocab_size
+    # The logits of a step and their copy. A GPU's captured sampling also holds four float32 tensors
+    # of their size in the memory of its graph.
+    logits = 2 * parameter.element_size() + (16 if parameter.device.type == "cuda" else 0)
     return {
         "packed": _packed_bytes(model),
         "kv_cache": max((_cache_bytes(cache, room, slots, budget) for room in rooms), default=0.0),
-        "decoding": 2 * slots * vocabulary * parameter.element_size() if rooms else 0,
+        "decoding": slots * vocabulary * logits if rooms else 0,
         "proof": _cache_bytes(cache, proof, slots, budget),
     }
 

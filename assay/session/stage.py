@@ -229,6 +229,8 @@ def attach_sampling(
         "assembled",
         layout=asdict(layout),
         slots=run.config.engine.slots,
+        decoding=session.generator.path,
+        rejected=list(session.generator.reasons),
         threads=session.config.engine.threads,
     )
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
