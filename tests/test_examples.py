@@ -95,3 +95,10 @@ def test_the_page_has_the_measured_figures() -> None:
     for one in measured["sets"]:
         for side in ("a", "b"):
             assert f"{100 * one[side]['pass_at_1']:.1f} %" in page, one["name"]
+
+
+def test_the_gpu_page_has_the_accuracy_of_its_completions() -> None:
+    file = GPU_RUN.parent / "measured" / "report.jsonl"
+    scores = [json.loads(line)["score"] for line in file.read_text(encoding="utf-8").splitlines()]
+    page = (GPU_RUN.parent / "README.md").read_text(encoding="utf-8")
+    assert len(scores) == 673 and f"**{100 * sum(scores) / 673:.1f} %" in page
