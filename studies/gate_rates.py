@@ -126,19 +126,23 @@ def equal_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
 
 def worse_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
     """Yield the table of worse models: how often they are refused."""
-    cells = ["loss, of what", *(f"churn {churn:.0%}" for churn in CHURNS)]
+    cells = ["accuracy loss and test set", *(f"churn {churn:.0%}" for churn in CHURNS)]
     yield f"| {' | '.join(cells)} |"
     yield f"|---{'|---:' * len(CHURNS)}|"
     name = next(iter(kinds))
     for loss in LOSSES:
-        where = {"all three files": dict.fromkeys(kinds, loss), "one file": {name: loss}}
+        where = {
+            "all three canary files": dict.fromkeys(kinds, loss),
+            "one canary file": {name: loss},
+        }
         for words, losses in where.items():
             rates = [_power(kinds, churn, losses, gates) for churn in CHURNS]
-            yield f"| {100 * loss:.0f} points, {words} | {' | '.join(rates)} |"
+            yield f"| {100 * loss:.0f} points on {words} | {' | '.join(rates)} |"
     for size in OWN_SIZES:
         for loss in LOSSES[:2]:
             rates = [_own_power(size, churn, loss, gates) for churn in CHURNS]
-            yield f"| {100 * loss:.0f} points, own set of {size} | {' | '.join(rates)} |"
+            words = f"your own set of {size} problems"
+            yield f"| {100 * loss:.0f} points on {words} | {' | '.join(rates)} |"
 
 
 def _power(

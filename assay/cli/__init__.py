@@ -27,8 +27,8 @@ class Interruption(KeyboardInterrupt):
 def main() -> None:
     """Run the command line. An Assay error prints one line and sets the exit code.
 
-    User modules such as ``my_rewards:reward`` are found in the working directory, after all
-    installed ones.
+    User modules such as ``my_rewards:reward`` are imported from the working directory; installed
+    packages take precedence.
     """
     # By default idle OpenMP threads spin for long, which makes steps several times slower on a
     # machine with other load. Never spinning is slower on an idle one. So they spin for some

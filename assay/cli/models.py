@@ -153,7 +153,7 @@ def frontier(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Measure accuracy against generated tokens, over thinking budgets and think modes."""
+    """Measure accuracy as a function of generated tokens, for each budget and think mode."""
     from assay.evaluation import frontier as of_model
 
     result = of_model.frontier(
@@ -261,8 +261,10 @@ def gate(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Test a checkpoint against another model on separate problems. Exit with code 1 if the
-    checkpoint fails."""
+    """Test a checkpoint against a baseline on problems outside its training and held-out data.
+
+    Exit with code 1 if the checkpoint fails.
+    """
     from assay.evaluation import gate as of_gate
 
     result = of_gate.gate(

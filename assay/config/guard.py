@@ -26,7 +26,7 @@ class Rule:
     message, a template for the numbers of the check. origin: source of the defaults. limit, floor,
     window: parameters of the check. None: the user must set a limit. chance: probability of a false
     alarm by noise in a whole run. A rule that is no statistical test has chance 0. setting: key of
-    ``[guard]`` that holds the limit. stages: training stages that measure the metrics. None: all.
+    ``[guard]`` that holds the limit. stages: training stages that record these metrics. Empty: all.
     needs: parts that a run must have for the rule to apply. shows: rollouts used as evidence
     (`assay.run.evidence`). severe: a stopped run needs an approval to resume.
     """

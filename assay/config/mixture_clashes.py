@@ -20,8 +20,8 @@ def clashes_of_mixture(
     sampling: SamplingConfig,
     algorithm: AlgorithmConfig,
 ) -> Iterator[str]:
-    """Yield conflicts between parts, and between a part and another section. Each begins with its
-    key."""
+    """Yield conflicts between mixture parts and with other sections; each message begins with its
+    config key."""
     first = next(iter(parts))
     if rl is None:
         accepted = f"none in a run of [{stage}]: only [rl] draws from a mixture"

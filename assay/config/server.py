@@ -1,4 +1,4 @@
-"""A model server that samples for commands: the section ``[server]``."""
+"""Section ``[server]``: a model server from which commands sample."""
 
 from __future__ import annotations
 

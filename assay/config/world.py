@@ -269,7 +269,7 @@ class SamplingConfig(Section):
         return None if name is None else self.efforts[name]
 
     def line(self, effort: str | None) -> str | None:
-        """Return an effort's line, or None if the effort is a budget."""
+        """Return the prompt line of an effort; None if there is no effort or it is a budget."""
         return effort if effort is not None and isinstance(self.level(effort), str) else None
 
     def budget(self, effort: str | None = None) -> int | None:

@@ -96,7 +96,7 @@ def _tags(row: Record, key: str) -> list[str]:
 
 
 def _tag_of(row: Record, key: str, wanted: tuple[str, ...]) -> str:
-    """Return a row's first counted tag, or `NONE`."""
+    """Return the first tag of the row that is in ``wanted``, or `NONE`. Empty ``wanted``: all."""
     return next((tag for tag in _tags(row, key) if not wanted or tag in wanted), NONE)
 
 

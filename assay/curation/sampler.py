@@ -116,7 +116,8 @@ def sampled(
     for first in range(0, len(rows), size):
         asked = dict[str, tuple[Record, list[Problem]]]()
         for row in rows[first : first + size]:
-            # The draw number is part of the sampling key, so another seed gives other completions.
+            # `draw` is part of the sampling key; setting it to the seed makes each seed sample new
+            # completions.
             problem = replace(problem_of(row), draw=settings.seed)
             shown = [replace(problem, think=mode or problem.think) for mode in modes]
             try:

@@ -196,7 +196,10 @@ def write_labels(
 
 
 def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row]:
-    """Return the rows of an earlier labelling by id. Raises ConfigError if its settings differ."""
+    """Return the rows of an earlier labelling by id.
+
+    Raises ConfigError if the earlier settings differ from the current ones.
+    """
     if path is None:
         return {}
     where, accepted = f"labelled {path}", "rows that label_steps wrote with these settings"

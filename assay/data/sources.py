@@ -163,7 +163,8 @@ class JsonLines(Source):
         accepted = "one JSON object a line, in UTF-8"
         text = _decode(raw, where, accepted)
         try:
-            # Trailing blanks are removed, so that an error at the end has the line's last column.
+            # Strip trailing blanks, so that an error at the end of the line reports the last column
+            # of its text.
             return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"

@@ -1,6 +1,6 @@
 """HTTP client of judges, teachers, verifier servers and the router's models.
 
-`HttpClient` returns whole replies, in any thread. `AsyncHttpClient` yields a reply as it arrives.
+`HttpClient` returns only complete replies and is thread-safe. `AsyncHttpClient` streams a reply.
 Both have one time limit for everything that a request does, bound the size of a reply, and raise
 `EndpointFailure`. `with_retries` repeats requests.
 """
@@ -247,7 +247,10 @@ class AsyncHttpClient:
 
     @asynccontextmanager
     async def asking(self, url: str, body: Any, key: str) -> AsyncGenerator[ReplyStream]:
-        """Send a JSON body; the context has the reply. Raises EndpointFailure, also within it."""
+        """Send a JSON body; the context manager yields the reply stream.
+
+        Raises EndpointFailure, also while the ``with`` block reads the stream.
+        """
         import httpx2
 
         clock = Clock(self.seconds)
@@ -277,7 +280,7 @@ class AsyncHttpClient:
 
 
 class Clock:
-    """Timeout for a server's next complete reply or event. Partial data does not restart it."""
+    """Timeout for a server's next complete reply or event. Partial data does not reset it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -208,7 +208,7 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
     """Return steps at even distances, the first and the last included."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
-    # A curve is better estimated from a part of every step than from a few whole steps.
+    # Read a few rollouts from many steps: a curve needs points more than complete steps.
     count = min(len(steps), max(2, int(among / min(max(1.0, mean), _LEAST))))
     if count >= len(steps):
         return steps

@@ -1,4 +1,4 @@
-"""Accuracy against generated tokens, over thinking budgets and think modes."""
+"""Accuracy as a function of generated tokens, for each thinking budget and think mode."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from assay.model.compiled import LANES
 
 
 class CompiledCache(KeyValues):
-    """Keys and values of S slots, with prompts shared by siblings.
+    """Keys and values of S slots. The completions of one prompt share its keys and values.
 
-    Own keys: [S, H, blocks, D, LANES]. Own values: [S, H, capacity, D]. Prompt keys: [H, blocks, D,
-    LANES]. Prompt values: [H, length, D].
+    Keys of completion tokens (per slot): [S, H, blocks, D, LANES]; their values: [S, H, capacity,
+    D]. Keys of a prompt's tokens: [H, blocks, D, LANES]; their values: [H, length, D].
     """
 
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:

@@ -99,9 +99,9 @@ class Forward(Protocol):
 class ModuleForward:
     """Decoding with the module's own forward.
 
-    by_blocks: replace its attention during decoding with one that neighbors cannot influence.
-    Otherwise its own attention runs over gathered keys, which is correct but not bitwise
-    independent. in_blocks: read prompts in blocks where the model's positions permit it.
+    by_blocks: use batch-invariant attention for decoding, so other rows in the batch cannot change
+    a result. Otherwise its own attention runs over gathered keys: it is correct, but other rows can
+    change the last bits. in_blocks: read prompts in blocks where the model's positions permit it.
     """
 
     def __init__(self, model: nn.Module, by_blocks: bool, in_blocks: bool = True) -> None:

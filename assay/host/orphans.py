@@ -83,7 +83,8 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def watched(mark: WorkerMark) -> Generator[None]:
-    """Kill marked processes at the end of the context, or if this process is killed."""
+    """Kill worker processes that carry the mark when the ``with`` block exits or this process
+    dies."""
     watcher = start_watcher(mark.family)
     try:
         yield

@@ -19,8 +19,8 @@ _PARTS = 1_000_000
 def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path) -> None:
     """Write every row of the sources to one of two new files, by a hash of its question.
 
-    Equal questions go to the same file, also after rows are added. Raises DataError if a row cannot
-    be written as JSON or a file stays empty.
+    Equal questions always go to the same split (train or held-out), also after rows are added.
+    Raises DataError if a row cannot be written as JSON or a file stays empty.
     """
     parts = {file: temporary_beside(file) for file in (train, heldout)}
     try:

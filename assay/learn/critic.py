@@ -224,8 +224,7 @@ class CriticUpdate:
         """Take one optimizer step.
 
         A joint update uses the gradients of the policy's backward pass. A separate update runs its
-        own passes. A head on the policy's layers leaves these layers unchanged in a separate
-        update.
+        own passes; it trains only the head if the critic shares the policy's layers.
         """
         critic, passes = self.critic, self.critic.passes
         if not self.joins:

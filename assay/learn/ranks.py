@@ -103,7 +103,7 @@ class Ranks:
         return self.size > 1 and (self.rank > 0 or self._depth > 0)
 
     def share(self, groups: Sequence[int], costs: Sequence[int]) -> list[int]:
-        """Return this rank's groups. costs: input tokens of each group.
+        """Return this rank's groups. costs: cost of each group, in input tokens.
 
         The most expensive group goes first, to the rank with the least work so far.
         """

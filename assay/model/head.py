@@ -116,10 +116,10 @@ def _minus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 class HeadRoom:
-    """Reusable buffers for the logits of one product and for the weight's gradient.
+    """Reusable buffers for the logits of one matmul and for the weight's gradient.
 
-    Each buffer is as large as many activations. Allocating it for every product makes the system
-    map its memory again page by page, which took as long as the product.
+    Each buffer is as large as many activations. If every matmul allocates it, the system maps its
+    memory again page by page, which took as long as the matmul.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Packed batches of texts for a reward model; common prefixes are computed once.
 
 A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
-that predicts a token, which is the state at the previous token. Each text therefore gets one
-additional token, which is never an input, so that the same layouts can be used.
+that predicts a token, which is the state at the previous token. One dummy token, never an input, is
+therefore appended to each text, so that the state of its last token is returned too.
 """
 
 from __future__ import annotations

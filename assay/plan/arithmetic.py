@@ -145,7 +145,7 @@ def expect(
 ) -> Expected | None:
     """Estimate the duration of a configured run; None for a stage whose rows were not counted.
 
-    work: the rows' sizes, for a stage that trains on a data set. num_heldout: problems in one
+    work: row sizes of the data set, for stages that do not sample. num_heldout: problems in one
     evaluation.
     """
     if config.drawing is not None:

@@ -83,7 +83,7 @@ class Recipe:
         return list(self.stages.values())[: names.index(name) + 1 if name else None]
 
     def as_tree(self) -> dict[str, Any]:
-        """Return the recipe at its scale as plain values, for TOML."""
+        """Return the recipe, with the values of its selected scale, as a dict for TOML."""
         head = {"about": self.about, "paper": self.paper}
         stages = {
             name: ({"about": stage.about} if stage.about else {}) | dict(stage.tree)

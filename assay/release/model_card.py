@@ -51,9 +51,9 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
         "",
         f"{made}, from `{own}`.",
     ]
-    # The results below are those of the run's own base model. The other model was not evaluated.
+    # The results below were measured on the base model of the run, not on the other model.
     if other is not None:
-        note = "What was measured below was measured on the run's own model."
+        note = "The results below were measured on the run's own model."
         lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {note}"]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
     lines += _gate_lines(run, step)

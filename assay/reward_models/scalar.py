@@ -24,7 +24,7 @@ class RewardModel(LearnedReward):
     fields = REWARD_MODEL_FIELDS
 
     def load(self) -> None:
-        """Load the checkpoints and measure the scales that are asked for."""
+        """Load the checkpoints and measure the configured reward scales."""
         _ = self.scales
 
     @cached_property

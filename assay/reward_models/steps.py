@@ -101,7 +101,10 @@ class Places:
 
     @cached_property
     def _ends(self) -> Sequence[int] | None:
-        """The character position after each token, if the tokens are those of the text."""
+        """Character offset of each token's end.
+
+        None if re-tokenizing the text gives other tokens or the tokenizer reports no offsets.
+        """
         if not getattr(self.tokenizer, "is_fast", False):
             return None
         found: Any = self.tokenizer(

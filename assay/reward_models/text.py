@@ -88,8 +88,8 @@ class ConversationEncoder:
         return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
-        """Return the tokens before a completion and those of its beginning ``text``, without
-        truncation."""
+        """Return the untruncated prompt tokens, followed by those of ``text``, the start of the
+        completion."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
@@ -198,7 +198,8 @@ class ConversationEncoder:
         return list(found["input_ids"])
 
     def _guard(self, think: ThinkFormat) -> tuple[re.Pattern[str], frozenset[int]]:
-        """Return (pattern, ids) of the texts that must not be encoded as control tokens.
+        """Return the pattern and ids of special tokens that must be encoded as plain text if they
+        occur in the text of a prompt or completion.
 
         These are special tokens, other added tokens that the template writes, and the step tag if
         it is one token of several letters. Think tags are excluded.

@@ -89,8 +89,7 @@ class Guard:
                 "is unguarded and was stopped; all is saved; fix it and resume, or resume "
                 "with --set guard.rules=[]"
             ) from error
-        # An exception in the rule has ended the run above: a run that its user believes guarded
-        # must not go on without the rule.
+        # A rule that raised has stopped the run above: the user believes that the run is guarded.
         if reason:
             yield GuardFinding(rule, run.step, run.step, f"{name}: {reason}")
 

@@ -37,8 +37,8 @@ _shown: ContextVar[_Startup | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def show_startup(quiet: bool = False) -> Iterator[None]:
-    """Show the work that `doing` names on standard error, until this context or
-    `end_startup` ends."""
+    """Print startup progress (see `doing`) to stderr until this block exits or `end_startup` is
+    called."""
     startup = _Startup(quiet)
     token, clock = _shown.set(startup), shown_on.set(startup.clock)
     try:

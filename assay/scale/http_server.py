@@ -66,8 +66,9 @@ def json_response(
 class Server:
     """Base class of a server: an ASGI application.
 
-    token: bearer token that requests must carry; None: no authentication. max_waiting: limit of
-    the units that `room` counts. accepted: the requests of the subclass, for error messages.
+    token: bearer token that requests must carry; None: no authentication. max_waiting: maximum
+    number of waiting units (see `room`); further requests are refused. accepted: the requests of
+    the subclass, for error messages.
     """
 
     accepted = ""

@@ -209,7 +209,7 @@ class Routed:
         self.unknown, self.ended = "", "answered"
 
     async def answer(self) -> Response | None:
-        """Respond with the model that the rule or the client selects."""
+        """Answer with the model that the client names, else with the one that the rule selects."""
         if (named := self.body.get("model")) in self.server.models:
             return await self._by([named], "named")
         if self.rule.looks:

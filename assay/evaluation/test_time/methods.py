@@ -56,7 +56,8 @@ class Search:
         return max(0, (self.budget - self.spent - kept) // room)
 
     def draw(self, asked: Sequence[tuple[Node, int]], kind: Kind = "step") -> Found:
-        """Request new children of each node, pay for them, and return the children by node."""
+        """Sample new children of each node, charge their tokens to the budget, and return them by
+        node."""
         draws: list[Draw] = []
         for node, count in asked:
             draws.append(Draw(node, kind, self._taken[node, kind], count))

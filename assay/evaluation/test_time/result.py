@@ -106,7 +106,7 @@ class SearchResult:
     out: str | None = None
 
     def row(self, method: str, budget: int | None = None) -> SearchRow:
-        """Return the row of a method and budget. Raises KeyError if there is none."""
+        """Return the result row for a method and budget. Raises KeyError if there is none."""
         return {(one.method, one.budget): one for one in self.rows}[method, budget]
 
     def as_dict(self) -> dict[str, Any]:

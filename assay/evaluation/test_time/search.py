@@ -79,8 +79,9 @@ def search(
     reward model's folder, or a verifier; ``self_consistency`` needs none. step: text that ends a
     step, or ``newline`` or ``blank_line``; None: the process model's separator, or a newline.
     expand: children per tree node. ahead: lookahead steps of ``lookahead``. exploration: the
-    constant of ``mcts``. reduce: ``min``, ``product``, ``last`` or ``mean`` of a process model's
-    step scores; None: the model's setting. out: a JSONL file for all completions with their steps.
+    exploration constant of ``mcts`` (PUCT). reduce: ``min``, ``product``, ``last`` or ``mean`` of a
+    process model's step scores; None: the model's setting. out: a JSONL file for all completions
+    with their steps.
 
     The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """

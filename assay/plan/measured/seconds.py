@@ -37,8 +37,10 @@ DECODED_STEPS = 8
 MEASURED_DRAW = -3
 # Tokens of a prompt and of a completion in the smaller update.
 SHORT = 32
-# Minimum tokens of the larger update, and maximum tokens of one group's completions.
-ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048
+# Minimum tokens in the larger timed update.
+ENOUGH_TOKENS = 1024
+# Maximum tokens of one group's completions in it.
+MOST_TOKENS = 2048
 # Number of traces that are tokenized to estimate lengths.
 LOOKED_AT = 64
 # Default tokens of a prompt and a completion, if no row has a length.

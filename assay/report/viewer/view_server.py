@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from assay.scale.http_server import Endpoint
 
-# Time that a page waits for the index; the page shows what is indexed and loads again.
+# Maximum time that a page waits for the index; it then shows partial results and reloads.
 INDEX_SECONDS = 0.4
 # Time slice of the background reader, between which pages may use the index.
 _SLICE = 0.05

@@ -270,8 +270,7 @@ def split_parameter(text: str) -> tuple[str, str, str]:
 def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
     """Return both answers with the same parameter letter, or None if the parameters' sets differ.
 
-    An answer may omit that its parameter is an integer, and may state it if the expected answer
-    does not.
+    Accept an answer with or without 'k is an integer', whichever form the expected answer has.
     """
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:

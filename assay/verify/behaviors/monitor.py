@@ -1,8 +1,8 @@
 """Verifier ``trace_monitor``: does the reasoning state an intent that the answer hides?
 
 It reads three findings: a stated intent to exploit the checker, a stated violation of a policy, and
-an answer that differs from the conclusion of the reasoning. It is a measure and never a reward: a
-policy that is paid for a clean trace learns to hide its intent and not to drop it (Baker et al.
+an answer that differs from the conclusion of the reasoning. It is a metric and never a reward: a
+policy that is rewarded for a clean trace learns to hide its intent and not to drop it (Baker et al.
 2025, arXiv:2503.11926).
 """
 
@@ -28,7 +28,8 @@ FINDINGS: tuple[Finding, ...] = get_args(Finding)
 
 AS_REWARD = option(
     "as_reward",
-    "true or false: allow a weight other than 0, for a study of what a paid monitor teaches",
+    "true or false: allow a weight other than 0, to study the effect of rewarding the policy by "
+    "the monitor",
     default=False,
     check=lambda value: isinstance(value, bool),
 )
@@ -173,7 +174,7 @@ TRACE_MONITOR = Verifier(
     version=1,
     judge=judge_trace,
     domain="findings in the reasoning: stated intent to exploit the checker, stated violation of a "
-    "policy, an answer that differs from the conclusion; a measure, refused as a reward",
+    "policy, an answer that differs from the conclusion; recorded as a metric, refused as a reward",
     fields=(AS_REWARD,),
     accepts="English traces; the reasoning if there is a think block, else the whole completion",
     weight=0.0,

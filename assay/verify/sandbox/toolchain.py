@@ -42,7 +42,7 @@ ENVIRONMENT = {
 class Command:
     """A command and its files, which appear in its working folder.
 
-    kept: endings of files to return. processes: the command may start other processes.
+    kept: suffixes of the files to return. processes: the command may start other processes.
     """
 
     arguments: tuple[str, ...]

@@ -87,8 +87,8 @@ class Sum:
         """Return the verdict from one completion's parts, in the order of `names`.
 
         Score, status, extracted and detail are those of the first term. reward = sum of weight *
-        value. The verdict is not judged if the first part, or a part of nonzero weight, is not
-        judged.
+        value. The verdict has status 'not judged' if its first part, or any part of nonzero
+        weight, was not judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
         found = [self._part_of(chain, parts) for chain in self.chains]
