@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-import torch.utils.deterministic as filling
+import torch.utils.deterministic
 
 
 @contextmanager
@@ -20,6 +21,8 @@ def fixed_order(device: torch.device) -> Generator[None]:
     if device.type == "cpu":
         yield
         return
+    # The module replaces itself when it is imported, which type checkers do not see.
+    filling: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     # In this mode torch also fills every new tensor with NaN, a pass over memory that finds faults
