@@ -39,7 +39,7 @@ FAULTS = tuple(filter(None, PLACES.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class SmallTask:
+class SmallRepair:
     """The values by place, broken and right, and what the verifier reads."""
 
     broken: Mapping[str, Any]
@@ -71,7 +71,7 @@ def broken(
     return Generated(size, make)
 
 
-def draw(random: Random, split: Split, num_faults: int) -> SmallTask:
+def draw(random: Random, split: Split, num_faults: int) -> SmallRepair:
     """Return a random task of a split."""
     while True:
         documents = _documents(random)
@@ -86,7 +86,7 @@ def draw(random: Random, split: Split, num_faults: int) -> SmallTask:
         if in_split(listed(broken_values), split):
             break
     texts = {"keep": yaml_text(good.values()), "original": yaml_text(documents.values())}
-    return SmallTask(broken_values, right, {**texts, "form": "changes", "credit": "weighted"})
+    return SmallRepair(broken_values, right, {**texts, "form": "changes", "credit": "weighted"})
 
 
 def listed(values: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from assay.data.small_manifests import SmallTask, check, draw
+from assay.data.small_manifests import SmallRepair, check, draw
 from assay.data.sources import source
 from assay.data.tasks import Generated, Split, check_share
 from assay.data.traces import Trace
@@ -124,7 +124,7 @@ def imperfect_repairs(
 
 
 def _reply(
-    task: SmallTask, now: dict[str, object], random: Random, right: float
+    task: SmallRepair, now: dict[str, object], random: Random, right: float
 ) -> tuple[str, object]:
     """Return a place and its new value."""
     wrong = [place for place, value in now.items() if value != task.right[place]]

@@ -46,7 +46,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Detections:
     """Behaviors of a completion.
 
     measured: False if the text is not English. The rules then read nothing, except repetition,
@@ -73,7 +73,7 @@ class _Rule:
         )
 
 
-def find_behaviors(completion: Completion) -> Found:
+def find_behaviors(completion: Completion) -> Detections:
     """Find the behaviors of a completion.
 
     The text is the reasoning if there is a think block, else the whole completion. Tool results and
@@ -85,7 +85,7 @@ def find_behaviors(completion: Completion) -> Found:
     if judge_repetition(plain, Completion.from_text(text)).passed is False:
         spans.append(_whole("repetition", text))
     if not is_english(text):
-        return Found(tuple(spans), measured=False)
+        return Detections(tuple(spans), measured=False)
     rules = sentence_rules("rules.toml")
     for start, sentence in sentences(lowered(text)):
         end = start + len(sentence)
@@ -93,7 +93,7 @@ def find_behaviors(completion: Completion) -> Found:
     for behavior, holds in _OF_TEXT.items():
         if holds(text):
             spans.append(_whole(behavior, text))
-    return Found(tuple(spans))
+    return Detections(tuple(spans))
 
 
 def reasoning_of(completion: Completion) -> str:

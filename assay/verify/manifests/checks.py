@@ -9,11 +9,11 @@ from assay.verify.manifests.resources import Bundle
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RuleCheck:
     """One place that a rule looked at. fault: what is wrong there. "": nothing."""
 
     where: str
     fault: str = ""
 
 
-Rule = Callable[[Bundle], Iterator[Check]]
+Rule = Callable[[Bundle], Iterator[RuleCheck]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from assay.verify.manifests.checks import Check
+from assay.verify.manifests.checks import RuleCheck
 from assay.verify.manifests.resources import (
     Bundle,
     Resource,
@@ -78,18 +78,18 @@ def is_place(value: Any) -> bool:
     return is_resource(label) and is_path(path)
 
 
-def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[RuleCheck]:
     """Yield a check for each requirement. Its fault does not show the expected value."""
     for row in rows:
         found = _named(bundle, row)
         where = f"{row['resource']} {row.get('path', '')}".strip()
         if len(found) != 1:
-            yield Check(where, f"{len(found)} such resources; accepted: one")
+            yield RuleCheck(where, f"{len(found)} such resources; accepted: one")
         elif "path" in row:
             values = [value for _, value in find(found[0].body, row["path"])]
-            yield Check(where, "" if _met(row, values) else "is not what the task asks for")
+            yield RuleCheck(where, "" if _met(row, values) else "is not what the task asks for")
         else:
-            yield Check(where)
+            yield RuleCheck(where)
 
 
 def _named(bundle: Bundle, row: Mapping[str, Any]) -> list[Resource]:
@@ -151,22 +151,22 @@ class Kept:
     may_remove: tuple[str, ...] = ()
     may_add: tuple[str, ...] = ()
 
-    def checks(self, bundle: Bundle) -> Iterator[Check]:
+    def checks(self, bundle: Bundle) -> Iterator[RuleCheck]:
         """Yield a check for each resource, and one for each that the row does not have."""
         mine = {each.identity: each for each in bundle.resources}
         for each in self.resources:
             found = mine.get(each.identity)
             if found is None:
-                yield Check(each.label, "is missing")
+                yield RuleCheck(each.label, "is missing")
                 continue
             change, remove = (list(_paths(p, each)) for p in (self.may_change, self.may_remove))
             wrong = (c for c in changed(each.body, found.body) if not _allowed(c, change, remove))
             first = next(wrong, None)
-            yield Check(each.label, "" if first is None else f"{_shown(first)} must not change")
+            yield RuleCheck(each.label, "" if first is None else f"{_shown(first)} must not change")
         known = {each.identity for each in self.resources}
         for each in bundle.resources:
             if each.identity not in known and each.label not in self.may_add:
-                yield Check(each.label, "is not part of the task")
+                yield RuleCheck(each.label, "is not part of the task")
 
 
 Path = Sequence[tuple[str, str]]

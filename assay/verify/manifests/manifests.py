@@ -19,7 +19,7 @@ from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.manifests import references, security, values
 from assay.verify.manifests.changes import apply_changes
-from assay.verify.manifests.checks import Check, Rule
+from assay.verify.manifests.checks import Rule, RuleCheck
 from assay.verify.manifests.expectations import (
     Kept,
     is_place,
@@ -84,7 +84,7 @@ class ManifestSpec:
 class Review:
     """All checks of a text, by component. fault: why it is no set of manifests, or ""."""
 
-    checks: Mapping[str, Sequence[Check]]
+    checks: Mapping[str, Sequence[RuleCheck]]
     present: float = 0.0
     fault: str = ""
 
@@ -178,18 +178,20 @@ def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Rev
     if fault:
         return Review({}, fault=fault)
     resources: list[Resource] = []
-    schema: list[Check] = []
-    unknown: list[Check] = []
+    schema: list[RuleCheck] = []
+    unknown: list[RuleCheck] = []
     for number, body in enumerate(documents, 1):
         found = resource(body)
         if isinstance(found, str):
-            schema.append(Check(f"document {number}", found))
+            schema.append(RuleCheck(f"document {number}", found))
             continue
         resources.append(found)
         faults = list(schema_faults(found, spec.kubernetes))
         for part, checks in (("schema", schema), ("unknown_keys", unknown)):
             mine = [(where, what) for name, where, what in faults if name == part]
-            checks += [Check(f"{found.label} {w}".strip(), what) for w, what in mine or [("", "")]]
+            checks += [
+                RuleCheck(f"{found.label} {w}".strip(), what) for w, what in mine or [("", "")]
+            ]
     bundle = Bundle(tuple(resources), spec.external)
     checks = {"schema": schema, "unknown_keys": unknown}
     checks |= {name: list(RULES[name](bundle)) for name in spec.rules}

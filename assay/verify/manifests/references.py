@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.errors import did_you_mean
-from assay.verify.manifests.checks import Check, Rule
+from assay.verify.manifests.checks import Rule, RuleCheck
 from assay.verify.manifests.resources import (
     TEMPLATES,
     Bundle,
@@ -22,12 +22,14 @@ from assay.verify.manifests.resources import (
 SELECTING = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 
-def selectors(bundle: Bundle) -> Iterator[Check]:
+def selectors(bundle: Bundle) -> Iterator[RuleCheck]:
     """The selector of a workload matches the labels of its own pod template."""
     for each in bundle.of_kind(*SELECTING):
         labels = table(at(each.body, TEMPLATES[each.kind] + ".metadata.labels"))
         wrong = mismatch(table(at(each.body, "spec.selector")), labels)
-        yield Check(f"{each.label} spec.selector", wrong and f"{wrong} in the template's labels")
+        yield RuleCheck(
+            f"{each.label} spec.selector", wrong and f"{wrong} in the template's labels"
+        )
 
 
 def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
@@ -46,7 +48,7 @@ def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
     return ""
 
 
-def services(bundle: Bundle) -> Iterator[Check]:
+def services(bundle: Bundle) -> Iterator[RuleCheck]:
     """The selector of a Service matches a pod, and each targetPort is a port of such a pod."""
     for service in bundle.of_kind("Service"):
         selector = at(service.body, "spec.selector")
@@ -56,7 +58,7 @@ def services(bundle: Bundle) -> Iterator[Check]:
         chosen = [pod for pod in _pods_near(bundle, service) if _selects(table(selector), pod)]
         said = ", ".join(f"{key}={value}" for key, value in selector.items())
         where = f"{service.label} spec.selector"
-        yield Check(where, "" if chosen else f"no pod has the labels {said[:200]}")
+        yield RuleCheck(where, "" if chosen else f"no pod has the labels {said[:200]}")
         for number, port in enumerate(tables(at(service.body, "spec.ports"))):
             target = port.get("targetPort", port.get("port"))
             fault = ""
@@ -65,7 +67,7 @@ def services(bundle: Bundle) -> Iterator[Check]:
                 fault = (
                     f"no selected pod has the port {target!r}; it has {', '.join(known) or 'none'}"
                 )
-            yield Check(f"{service.label} spec.ports[{number}].targetPort", fault)
+            yield RuleCheck(f"{service.label} spec.ports[{number}].targetPort", fault)
 
 
 def _pods_near(bundle: Bundle, resource: Resource) -> Iterator[Pod]:
@@ -87,12 +89,12 @@ def _has_port(pod: Pod, target: Any) -> bool:
     return any(type(port) is type(target) and port == target for port in _ports(pod))
 
 
-def ingresses(bundle: Bundle) -> Iterator[Check]:
+def ingresses(bundle: Bundle) -> Iterator[RuleCheck]:
     """Each backend of an Ingress is a Service of its namespace, and one of its ports."""
     for ingress in bundle.of_kind("Ingress"):
         paths = ("spec.rules[*].http.paths[*].backend.service", "spec.defaultBackend.service")
         for where, backend in (one for path in paths for one in find(ingress.body, path)):
-            yield Check(f"{ingress.label} {where}", _backend(bundle, ingress, table(backend)))
+            yield RuleCheck(f"{ingress.label} {where}", _backend(bundle, ingress, table(backend)))
 
 
 def _backend(bundle: Bundle, ingress: Resource, backend: Mapping[str, Any]) -> str:
@@ -117,7 +119,7 @@ def _absent(bundle: Bundle, kind: str, name: Any) -> str:
     return f"no {kind} {str(name)[:60]!r} here; {did_you_mean(str(name), names)}".rstrip("; ")
 
 
-def configuration(bundle: Bundle) -> Iterator[Check]:
+def configuration(bundle: Bundle) -> Iterator[RuleCheck]:
     """Each ConfigMap and Secret that a pod uses exists and has the key, unless it is optional."""
     for pod in bundle.pods():
         for where, kind, reference in _configuration_of(pod):
@@ -126,7 +128,7 @@ def configuration(bundle: Bundle) -> Iterator[Check]:
             name = reference.get("name", reference.get("secretName"))
             keys = [reference.get("key"), *(i.get("key") for i in tables(reference.get("items")))]
             keys = [key for key in keys if isinstance(key, str)]
-            yield Check(where, _held(bundle, pod.namespace, kind, name, keys))
+            yield RuleCheck(where, _held(bundle, pod.namespace, kind, name, keys))
 
 
 def _configuration_of(pod: Pod) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -162,7 +164,7 @@ def _held(bundle: Bundle, namespace: str, kind: str, name: Any, keys: list[str])
     return ""
 
 
-def volumes(bundle: Bundle) -> Iterator[Check]:
+def volumes(bundle: Bundle) -> Iterator[RuleCheck]:
     """Each mount names a volume of its pod, and each claim exists."""
     for pod in bundle.pods():
         claims = tables(at(pod.owner.body, "spec.volumeClaimTemplates"))
@@ -174,15 +176,15 @@ def volumes(bundle: Bundle) -> Iterator[Check]:
                 for number, mount in enumerate(tables(container.get(key))):
                     name = mount.get("name")
                     fault = f"no volume {name!r}; {did_you_mean(str(name), known)}".rstrip("; ")
-                    yield Check(f"{place}.{key}[{number}]", "" if name in known else fault)
+                    yield RuleCheck(f"{place}.{key}[{number}]", "" if name in known else fault)
         for where, claim in find(pod.spec, "volumes[*].persistentVolumeClaim.claimName"):
             kind = "PersistentVolumeClaim"
             there = bundle.exists(kind, claim, pod.namespace)
             place = f"{pod.owner.label} {pod.path}{where}"
-            yield Check(place, "" if there else _absent(bundle, kind, claim))
+            yield RuleCheck(place, "" if there else _absent(bundle, kind, claim))
 
 
-def targets(bundle: Bundle) -> Iterator[Check]:
+def targets(bundle: Bundle) -> Iterator[RuleCheck]:
     """Autoscalers, budgets, network policies, roles and accounts refer to what exists."""
     for each in bundle.of_kind("HorizontalPodAutoscaler"):
         yield _refers(bundle, each, "spec.scaleTargetRef")
@@ -198,11 +200,11 @@ def targets(bundle: Bundle) -> Iterator[Check]:
         if account != "default":
             there = bundle.exists("ServiceAccount", account, pod.namespace)
             place = f"{pod.owner.label} {pod.path}serviceAccountName"
-            yield Check(place, "" if there else _absent(bundle, "ServiceAccount", account))
+            yield RuleCheck(place, "" if there else _absent(bundle, "ServiceAccount", account))
     for each in bundle.of_kind("StatefulSet"):
         if name := at(each.body, "spec.serviceName"):
             there = bundle.exists("Service", name, each.namespace)
-            yield Check(
+            yield RuleCheck(
                 f"{each.label} spec.serviceName", "" if there else _absent(bundle, "Service", name)
             )
     for each in bundle.of_kind("PodDisruptionBudget", "NetworkPolicy"):
@@ -210,23 +212,23 @@ def targets(bundle: Bundle) -> Iterator[Check]:
         selector = table(at(each.body, path))
         if selector:
             chosen = any(not mismatch(selector, pod.labels) for pod in _pods_near(bundle, each))
-            yield Check(f"{each.label} {path}", "" if chosen else "selects no pod")
+            yield RuleCheck(f"{each.label} {path}", "" if chosen else "selects no pod")
 
 
 def _refers(
     bundle: Bundle, owner: Resource, path: str, *kinds: str, namespace: str | None = None
-) -> Check:
+) -> RuleCheck:
     """Check a reference by kind and name. Without ``kinds`` any kind is accepted."""
     reference = table(at(owner.body, path))
     kind, name = str(reference.get("kind")), reference.get("name")
     if kinds and kind not in kinds:
-        return Check(f"{owner.label} {path}", f"{kind[:60]!r} is not {' or '.join(kinds)}")
+        return RuleCheck(f"{owner.label} {path}", f"{kind[:60]!r} is not {' or '.join(kinds)}")
     home = owner.namespace if namespace is None else namespace
     there = bundle.exists(kind, name, home)
-    return Check(f"{owner.label} {path}", "" if there else _absent(bundle, kind, name))
+    return RuleCheck(f"{owner.label} {path}", "" if there else _absent(bundle, kind, name))
 
 
-def namespaces(bundle: Bundle) -> Iterator[Check]:
+def namespaces(bundle: Bundle) -> Iterator[RuleCheck]:
     """All resources are in one namespace, or in namespaces that the manifests create."""
     used = [each for each in bundle.resources if each.namespace]
     created = {each.name for each in bundle.of_kind("Namespace")}
@@ -237,33 +239,33 @@ def namespaces(bundle: Bundle) -> Iterator[Check]:
     for each in used:
         fault = f"{each.namespace[:60]!r}; the other manifests are in {', '.join(sorted(known))}"
         there = each.namespace in known | elsewhere
-        yield Check(f"{each.label} metadata.namespace", "" if there else fault)
+        yield RuleCheck(f"{each.label} metadata.namespace", "" if there else fault)
 
 
-def unique(bundle: Bundle) -> Iterator[Check]:
+def unique(bundle: Bundle) -> Iterator[RuleCheck]:
     """No resource, container, port or volume of a pod appears twice."""
     seen: set[Any] = set()
     for each in bundle.resources:
         key = (each.api_version.rpartition("/")[0], *each.identity)
-        yield Check(each.label, "the resource appears twice" if key in seen else "")
+        yield RuleCheck(each.label, "the resource appears twice" if key in seen else "")
         seen.add(key)
     for pod in bundle.pods():
         place = f"{pod.owner.label} {pod.path}"
-        yield Check(f"{place}containers", _repeated(c.get("name") for _, c in pod.containers()))
-        yield Check(
+        yield RuleCheck(f"{place}containers", _repeated(c.get("name") for _, c in pod.containers()))
+        yield RuleCheck(
             f"{place}volumes", _repeated(v.get("name") for v in tables(pod.spec.get("volumes")))
         )
         for where, container in pod.containers():
             for key in ("env", "ports"):
                 names = (one.get("name") for one in tables(container.get(key)))
-                yield Check(f"{where}.{key}", _repeated(names))
+                yield RuleCheck(f"{where}.{key}", _repeated(names))
     for service in bundle.of_kind("Service"):
         ports = tables(at(service.body, "spec.ports"))
         pairs = ((port.get("port"), port.get("protocol", "TCP")) for port in ports)
         fault = _repeated(pairs) or _repeated(port.get("name") for port in ports)
         unnamed = len(ports) > 1 and not all("name" in port for port in ports)
         fault = fault or ("several ports need names" if unnamed else "")
-        yield Check(f"{service.label} spec.ports", fault)
+        yield RuleCheck(f"{service.label} spec.ports", fault)
 
 
 def _repeated(names: Iterator[Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.errors import did_you_mean
-from assay.verify.manifests.checks import Check, Rule
+from assay.verify.manifests.checks import Rule, RuleCheck
 from assay.verify.manifests.resources import Bundle, at, find, table, tables
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -87,15 +87,19 @@ def quantity(value: Any) -> float | None:
     return float(match[1]) * scale
 
 
-def names(bundle: Bundle) -> Iterator[Check]:
+def names(bundle: Bundle) -> Iterator[RuleCheck]:
     """Names, label values and names of ports have the form that the API accepts."""
     for each in bundle.resources:
         form = _SERVICE if each.kind == "Service" else _SUBDOMAIN
         # Names of roles may have any character of a path segment.
         fits = "rbac.authorization.k8s.io" in each.api_version or form.fullmatch(each.name)
-        yield Check(f"{each.label} metadata.name", "" if fits else f"{each.name[:70]!r} is no name")
+        yield RuleCheck(
+            f"{each.label} metadata.name", "" if fits else f"{each.name[:70]!r} is no name"
+        )
         if each.namespace and not _LABEL.fullmatch(each.namespace):
-            yield Check(f"{each.label} metadata.namespace", f"{each.namespace[:70]!r} is no name")
+            yield RuleCheck(
+                f"{each.label} metadata.namespace", f"{each.namespace[:70]!r} is no name"
+            )
         for path in (
             "metadata.labels",
             "spec.template.metadata.labels",
@@ -104,20 +108,20 @@ def names(bundle: Bundle) -> Iterator[Check]:
             for key, value in table(at(each.body, path)).items():
                 fits = isinstance(value, str) and _LABEL_VALUE.fullmatch(value)
                 fault = f"the label {key[:40]}: {str(value)[:70]!r} is no label value"
-                yield Check(f"{each.label} {path}", "" if fits else fault)
+                yield RuleCheck(f"{each.label} {path}", "" if fits else fault)
     for pod in bundle.pods():
         for where, container in pod.containers():
             name = str(container.get("name"))
-            yield Check(
+            yield RuleCheck(
                 f"{where}.name", "" if _LABEL.fullmatch(name) else f"{name[:70]!r} is no name"
             )
             for port in tables(container.get("ports")):
                 if isinstance(name := port.get("name"), str):
                     fault = f"{name[:40]!r}: at most 15 of a-z, 0-9 and -"
-                    yield Check(f"{where}.ports", "" if _PORT_NAME.fullmatch(name) else fault)
+                    yield RuleCheck(f"{where}.ports", "" if _PORT_NAME.fullmatch(name) else fault)
 
 
-def choices(bundle: Bundle) -> Iterator[Check]:
+def choices(bundle: Bundle) -> Iterator[RuleCheck]:
     """Fields with a fixed set of values have one of them."""
     for each in bundle.resources:
         for path, accepted in _CHOICES.get(each.kind, {}).items():
@@ -133,15 +137,15 @@ def choices(bundle: Bundle) -> Iterator[Check]:
             yield _chosen(f"{place}restartPolicy", value, accepted)
 
 
-def _chosen(where: str, value: Any, accepted: tuple[str, ...]) -> Check:
+def _chosen(where: str, value: Any, accepted: tuple[str, ...]) -> RuleCheck:
     if value in accepted:
-        return Check(where)
+        return RuleCheck(where)
     meant = did_you_mean(str(value), accepted)
     said = meant or f"accepted: {', '.join(accepted)}"
-    return Check(where, f"found {str(value)[:60]!r}; {said}")
+    return RuleCheck(where, f"found {str(value)[:60]!r}; {said}")
 
 
-def numbers(bundle: Bundle) -> Iterator[Check]:
+def numbers(bundle: Bundle) -> Iterator[RuleCheck]:
     """Ports, replicas and schedules are in their ranges."""
     ports = [("Service", "spec.ports[*].port"), ("Service", "spec.ports[*].targetPort")]
     for kind, path in (*ports, ("Service", "spec.ports[*].nodePort")):
@@ -162,7 +166,7 @@ def numbers(bundle: Bundle) -> Iterator[Check]:
         low, high = at(each.body, "spec.minReplicas"), at(each.body, "spec.maxReplicas")
         if isinstance(low, int) and isinstance(high, int):
             fault = "" if 0 < low <= high else f"minReplicas {low}, maxReplicas {high}"
-            yield Check(f"{each.label} spec", fault)
+            yield RuleCheck(f"{each.label} spec", fault)
     for each in bundle.of_kind("CronJob"):
         fields = str(at(each.body, "spec.schedule")).split()
         macro = len(fields) == 1 and fields[0] in (
@@ -173,14 +177,18 @@ def numbers(bundle: Bundle) -> Iterator[Check]:
             "@yearly",
         )
         fits = macro or (len(fields) == 5 and all(map(_CRON_FIELD.fullmatch, fields)))
-        yield Check(f"{each.label} spec.schedule", "" if fits else "not five fields of a schedule")
+        yield RuleCheck(
+            f"{each.label} spec.schedule", "" if fits else "not five fields of a schedule"
+        )
 
 
-def _within(where: str, value: int, low: int, high: int) -> Check:
-    return Check(where, "" if low <= value <= high else f"found {value}; accepted: {low} to {high}")
+def _within(where: str, value: int, low: int, high: int) -> RuleCheck:
+    return RuleCheck(
+        where, "" if low <= value <= high else f"found {value}; accepted: {low} to {high}"
+    )
 
 
-def amounts(bundle: Bundle) -> Iterator[Check]:
+def amounts(bundle: Bundle) -> Iterator[RuleCheck]:
     """Amounts of cpu, memory and storage are quantities, and no request is above its limit."""
     for each in bundle.resources:
         for path in (
@@ -203,34 +211,34 @@ def amounts(bundle: Bundle) -> Iterator[Check]:
                 low, high = quantity(requests[key]), quantity(limits[key])
                 if low is not None and high is not None:
                     fault = f"the request {requests[key]} is above the limit {limits[key]}"
-                    yield Check(f"{where}.resources.{key}", fault if low > high else "")
+                    yield RuleCheck(f"{where}.resources.{key}", fault if low > high else "")
 
 
-def _quantities(where: str, amounts: Mapping[str, Any]) -> Iterator[Check]:
+def _quantities(where: str, amounts: Mapping[str, Any]) -> Iterator[RuleCheck]:
     for key, value in amounts.items():
         fault = f"{str(value)[:40]!r} is no quantity, such as 500m or 1Gi"
-        yield Check(f"{where}.{key[:60]}", "" if quantity(value) is not None else fault)
+        yield RuleCheck(f"{where}.{key[:60]}", "" if quantity(value) is not None else fault)
 
 
-def containers(bundle: Bundle) -> Iterator[Check]:
+def containers(bundle: Bundle) -> Iterator[RuleCheck]:
     """Containers have an image, probes one handler each, volumes one source each."""
     for pod in bundle.pods():
         place = f"{pod.owner.label} {pod.path}"
         for number, volume in enumerate(tables(pod.spec.get("volumes"))):
             count = len(volume.keys() - {"name"})
             fault = f"{count} sources; accepted: one" if count != 1 else ""
-            yield Check(f"{place}volumes[{number}]", fault)
+            yield RuleCheck(f"{place}volumes[{number}]", fault)
         for where, container in pod.containers():
             image = container.get("image")
             fits = isinstance(image, str) and _IMAGE.fullmatch(image)
-            yield Check(f"{where}.image", "" if fits else f"{str(image)[:60]!r} is no image")
+            yield RuleCheck(f"{where}.image", "" if fits else f"{str(image)[:60]!r} is no image")
             for each in tables(container.get("env")):
                 if "value" in each and "valueFrom" in each:
-                    yield Check(f"{where}.env", f"{each.get('name')!r} has value and valueFrom")
+                    yield RuleCheck(f"{where}.env", f"{each.get('name')!r} has value and valueFrom")
             yield from _probes(where, container)
 
 
-def _probes(where: str, container: Mapping[str, Any]) -> Iterator[Check]:
+def _probes(where: str, container: Mapping[str, Any]) -> Iterator[RuleCheck]:
     ports = tables(container.get("ports"))
     known = [port.get("name") for port in ports]
     for name in ("livenessProbe", "readinessProbe", "startupProbe"):
@@ -242,7 +250,7 @@ def _probes(where: str, container: Mapping[str, Any]) -> Iterator[Check]:
         port = at(probe, f"{handlers[0]}.port") if handlers else None
         if isinstance(port, str) and port not in known:
             fault = f"the container has no port {port!r}"
-        yield Check(f"{where}.{name}", fault)
+        yield RuleCheck(f"{where}.{name}", fault)
 
 
 RULES: dict[str, Rule] = {
