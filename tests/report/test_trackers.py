@@ -122,12 +122,12 @@ def test_the_end_waits_longer_for_a_tracker_than_for_a_display(
     """What was not yet sent is sent at the end."""
     waited: list[float | None] = []
 
-    class Watched(listeners._Ear):
+    class Watched(listeners._ListenerThread):
         def join(self, timeout: float | None = None) -> None:
             waited.append(timeout)
             super().join(timeout)
 
-    monkeypatch.setattr(listeners, "_Ear", Watched)
+    monkeypatch.setattr(listeners, "_ListenerThread", Watched)
     begin(tmp_path, to=["wandb"])
     assert opened[0].ended is not None
     assert waited == [trackers.Reporter.close_seconds] and waited[0] > listeners.CLOSE_SECONDS
