@@ -186,7 +186,7 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         (
             RL + "[algorithm]\ndual_clip = 0.5\n",
             "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Upper bound of "
-            "the ratio for completions with a negative advantage (Ye et al. 2020, eq. 5))",
+            "the ratio for completions with a negative advantage (Ye et al., 2020, equation 5))",
         ),
         (
             RL + "temperature_schedule = 3\n",
