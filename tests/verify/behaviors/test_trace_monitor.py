@@ -99,8 +99,11 @@ def test_with_weight_0_it_measures() -> None:
 
 @given(st.text(), st.sampled_from(["off", "free", "opened"]))
 def test_any_text_is_read(text: str, mode: Any) -> None:
-    find_in_trace(Completion.from_text(text, think=ThinkFormat(mode)))
-    find_in_trace(Completion.from_text(f"so {text}</think>{text} 1/0 #### {text}"))
+    for completion in (
+        Completion.from_text(text, think=ThinkFormat(mode)),
+        Completion.from_text(f"so {text}</think>{text} 1/0 #### {text}"),
+    ):
+        assert find_in_trace(completion) == find_in_trace(completion)
 
 
 @pytest.mark.parametrize(
