@@ -59,7 +59,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def kill(self: Any, batch: Any, ask: Any) -> Any:
         asked.append(batch.num_groups)
         if len(asked) == 2:
-            ref = self._members[0].process.remote()
+            ref = self._actors[0].process.remote()
             os.kill(teacher_module.answer(ref, "it", 60.0), signal.SIGKILL)
         return shared(self, batch, ask)
 
