@@ -1,9 +1,9 @@
 """Accumulate vocabulary-sized gradients in place instead of allocating them.
 
 A tied embedding receives two gradients: one from the input and one from the output head. Autograd
-allocates both and their sum before the optimizer reads them. With a vocabulary of 50 000 these
-three tensors are larger than all activations. With accumulators, the backward pass adds both
-gradients to one existing tensor.
+allocates both gradients and their sum before the optimizer reads the sum. With a vocabulary of 50
+000, these three tensors are larger than all activations. With an accumulator, the backward pass
+adds both gradients to one existing float32 tensor.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ Accumulators = Callable[[Tensor], Tensor | None]
 """Map a parameter to its float32 gradient accumulator, or to None if it has no accumulator."""
 
 PIECE = 2**18
-"""Elements that one addition converts to the accumulator's type."""
+"""Number of gradient elements that one addition on a CPU converts to the accumulator's type."""
 
 
 def add_in_pieces(total: Tensor, term: Tensor) -> None:
     """Add ``term`` to ``total``, a few rows at a time.
 
     On a CPU, adding tensors of two types makes torch copy the narrower operand in the wider type.
-    Small pieces bound the size of this copy. Other devices convert each element as they add it.
+    Adding a few rows at a time bounds the size of this copy. GPUs convert each element within the
+    addition and need no copy.
     """
     if total.device.type != "cpu":
         total.add_(term)
@@ -35,10 +36,13 @@ def add_in_pieces(total: Tensor, term: Tensor) -> None:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product of two tensors on CUDA to ``total``, without a tensor for the product
-    if the library can add to the type of ``total``."""
+    """Add ``left @ right`` to ``total``, for tensors on CUDA.
+
+    The product gets a tensor of its own only if cuBLAS cannot add to the type of ``total``.
+    """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    # `out_dtype` exists on CUDA only (not on ROCm), for 16-bit operands and a float32 result.
     elif torch.version.cuda and total.dtype == torch.float32 and left.element_size() == 2:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:

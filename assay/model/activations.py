@@ -1,4 +1,4 @@
-"""Activation memory that a layer needs per token for its backward pass."""
+"""Activation memory per token that a layer saves for its backward pass."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 
-# Lengths of the two measured forward passes. Subtracting their sizes cancels the memory that does
-# not grow with the number of tokens.
+# Lengths in tokens of the two measured forward passes.
+# The difference of both passes excludes memory that does not grow with the tokens.
 SMALL, LARGE = 32, 96
 
 
@@ -20,9 +20,9 @@ def saved_bytes(model: Any, lean: bool = True) -> float:
     """Return the activation memory of one layer, in bytes per token.
 
     The lean decoder saves the layer's input, the heads, the attention output, the residual after
-    attention, and the gate and up projections (`assay.model.lean_decoder`). For any other model the
-    memory is measured with two short forward passes. lean: assume the lean decoder if the model's
-    family supports it.
+    attention, and the gate and up projections (`assay.model.lean_decoder`). For any other model,
+    two short forward passes measure the memory. lean: assume the lean decoder if the model's family
+    supports it.
     """
     try:
         layer = Decoder.of(model).layers[0] if lean else None
@@ -35,7 +35,7 @@ def saved_bytes(model: Any, lean: bool = True) -> float:
     keys = layer.key[0].shape[0] + layer.value[0].shape[0]
     queries = layer.query[0].shape[0]
     heads = queries + keys
-    # Models with a norm per head save queries and keys before it, too.
+    # Models that normalize each head also save the queries and keys before the norm.
     if layer.query_norm:
         heads *= 2
     numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]
@@ -43,11 +43,11 @@ def saved_bytes(model: Any, lean: bool = True) -> float:
 
 
 def _saved(model: Any, num_tokens: int) -> float:
-    """Return the bytes that autograd saves in one forward pass over ``num_tokens``, without
-    weights."""
+    """Return the bytes of activations that autograd saves in a forward pass of this many tokens."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
+        # Views share a storage, so memory is counted once per storage.
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 

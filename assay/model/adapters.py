@@ -1,4 +1,5 @@
-"""Low-rank adapters (peft): create, load from a folder, merge into the base model."""
+"""Low-rank adapters (peft): create them, load them from a folder, merge them into the base
+model."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
-# Patterns of torch's error for a mismatched shape and of peft's error for missing target modules.
+# Regular expressions for torch's error on mismatched shapes and peft's on absent target modules.
 _SIZES = re.compile(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", re.DOTALL)
 _ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOTALL)
 
@@ -29,14 +30,15 @@ def add_adapter(
 ) -> nn.Module:
     """Add new float32 adapters to a model and freeze the model's own weights.
 
-    base_revision: saved with the adapters, so that the same base model is found when they are
-    loaded.
+    base_revision: the base model's hub revision, saved with the adapters so that loading them finds
+    the same base model.
 
-    Raises ModelError if the targets name no linear layer or the output head, MissingExtra without
-    peft.
+    Raises ModelError if the targets include the output head or match no linear layer, and
+    MissingExtra without peft.
     """
     peft = import_peft()
-    # The head's weight is read as a plain matrix (`head.Head`), often shared with the embedding.
+    # The output head cannot be adapted: `head.Head` reads its weight as a plain matrix.
+    # peft's own refusal would come after a warning about tied weights, so Assay checks first.
     head = next((name for name, one in model.named_modules() if one is _head_of(model)), None)
     if head and config.targets and _is_target(head, config.targets):
         raise _unknown_targets(model, f"{head.rpartition('.')[2]}, the output head")
@@ -48,6 +50,7 @@ def add_adapter(
         task_type="CAUSAL_LM",
         revision=base_revision,
     )
+    # peft draws the initial adapters from torch's global generator, whose state must not change.
     with torch.random.fork_rng(devices=[]), _without_peft_advice():
         torch.manual_seed(seed)
         try:
@@ -69,8 +72,8 @@ def load_adapter(
 
     base: the source of the base model, recorded when the wrapped model is saved. config: the
     expected adapter settings; None accepts any. Raises ModelError if the settings differ or if the
-    adapters do not fit the model. Layers without weights, or weights without a layer, are errors
-    too: peft merely warns about them.
+    adapters do not fit the model. An adapted layer without saved weights, or saved weights without
+    a layer, is an error too: peft only warns about both cases.
     """
     peft = import_peft()
     layers = linear_layers(model)
@@ -78,7 +81,7 @@ def load_adapter(
         with _without_peft_advice():
             wrapped = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-            # peft's default ("auto") queries the hub to find out whether the embedding was resized.
+            # peft's default ("auto") queries the hub to learn whether the embedding was resized.
             expected = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(_refusal(folder, base, str(error))) from error
@@ -89,10 +92,12 @@ def load_adapter(
         if names:
             found = f"{complaint}{min(names).removeprefix('base_model.model.')} ({len(names)})"
             raise ModelError(_misfit(folder, base, found))
+    # The saved settings name the base model's path on the machine where the adapters were trained.
     settings = wrapped.peft_config[wrapped.active_adapter]
     settings.base_model_name_or_path, settings.revision = base.name, base.revision
     if config is not None:
         _check_same(wrapped, folder, config, layers)
+    # With `layers_to_transform`, the author adapted some of the layers on purpose.
     elif getattr(settings, "layers_to_transform", None) is None:
         _warn_of_deeper_model(wrapped, folder, layers)
     return wrapped.eval()
@@ -101,8 +106,8 @@ def load_adapter(
 def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> None:
     """Warn if only the model's first layers have adapters.
 
-    peft saves full layer names for some targets. Adapters saved that way for a shallower model fit
-    a deeper one of the same width without any missing or superfluous weight.
+    For some targets, peft saves full layer names. With full names, the adapters of a shallower
+    model load into a deeper model of the same width without missing or surplus weights.
     """
     modules = wrapped.get_base_model().named_modules()
     adapted = _depth(name for name, module in modules if hasattr(module, "lora_A"))
@@ -114,13 +119,14 @@ def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> 
 
 
 def _depth(layers: Iterable[str]) -> int:
-    """Return the number of blocks that hold these layers: 1 plus the largest index in a name."""
+    """Return the number of decoder blocks that contain these layers: 1 plus the largest index in a
+    layer name."""
     indices = (int(part) for name in layers for part in name.split(".") if part.isdecimal())
     return max(indices, default=-1) + 1
 
 
 def _refusal(folder: Path, base: ModelSource, error: str) -> str:
-    """Shorten an error of peft to one line."""
+    """Convert peft's loading error to a message of one line."""
     if sizes := _SIZES.search(error):
         name, theirs, ours = sizes.groups()
         what = f"{name.removeprefix('base_model.model.').replace('.default.', '.')} of shape"
@@ -135,7 +141,7 @@ def _misfit(folder: Path, base: ModelSource, found: str) -> str:
 
 
 def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
-    """Raise ModelError if loaded adapters differ from the configured ones."""
+    """Raise ModelError if the loaded adapters differ from the configured adapters."""
     there = wrapped.peft_config[wrapped.active_adapter]
     modules = wrapped.get_base_model().named_modules()
     adapted = {name for name, module in modules if hasattr(module, "lora_A")}
@@ -154,7 +160,8 @@ def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence
 
 
 def _is_target(layer: str, targets: Sequence[str] | None) -> bool:
-    """Return whether a layer gets adapters, by peft's rule for matching names."""
+    """Return whether a layer gets an adapter, by peft's rule: its dotted name ends with a
+    target."""
     return targets is None or any(f".{layer}".endswith(f".{name}") for name in targets)
 
 
@@ -164,8 +171,7 @@ def _leaves(layers: Iterable[str]) -> str:
 
 @torch.no_grad()
 def merged(weights: Weights, model: Any) -> Weights:
-    """Return the weights of a plain model: the live weights with adapters merged, summed in
-    float32."""
+    """Return the live weights with the adapters merged into the base weights, summed in float32."""
     if not hasattr(model, "get_base_model"):
         return weights
     plain = {
@@ -183,12 +189,11 @@ def merged(weights: Weights, model: Any) -> Weights:
 
 @torch.no_grad()
 def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """Measure how much of the adapters' change is lost to rounding when they are merged into
-    ``dtype``.
+    """Measure the share of the adapters' change that rounding to ``dtype`` removes in a merge.
 
     model: a model with adapters and float32 base weights. Returns (|rounded change - change| /
-    |change| over all weights, share of the changed weights that still differ from the base
-    weights).
+    |change| over all weights, the share of changed weights that differ from the base weights after
+    rounding).
     """
     lost = size = 0.0
     changed = moved = 0
@@ -206,7 +211,8 @@ def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def read_settings(folder: Path) -> Any:
-    """Return peft's settings of a saved adapter. Raises ModelError if they cannot be read."""
+    """Return peft's settings from an adapter folder. Raises ModelError if the settings cannot be
+    read."""
     where = str(folder / ADAPTER_FILE)
     try:
         return import_peft().PeftConfig.from_pretrained(str(folder))
@@ -215,7 +221,7 @@ def read_settings(folder: Path) -> Any:
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """Return the path or hub name of a saved adapter's base model, and its revision."""
+    """Return (path or hub name, revision) of a saved adapter's base model."""
     where, settings = str(folder / ADAPTER_FILE), read_settings(folder)
     if not settings.base_model_name_or_path:
         accepted = "a base model's path"
@@ -225,9 +231,10 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """Return the names of all layers that can have an adapter: linear layers except the output
+    """Return the names of all layers that can have an adapter: all linear layers except the output
     head."""
     head = _head_of(model)
+    # GPT-2's linear layers are Transformers' own `Conv1D`.
     kinds = ("Linear", "Conv1D")
     return [n for n, m in model.named_modules() if type(m).__name__ in kinds and m is not head]
 
@@ -237,7 +244,7 @@ def _head_of(model: Any) -> nn.Module | None:
 
 
 def import_peft() -> Any:
-    """Import and return peft. Raises MissingExtra if it is not installed."""
+    """Import and return peft. Raises MissingExtra if peft is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -247,7 +254,7 @@ def import_peft() -> Any:
 
 @contextmanager
 def _without_peft_advice() -> Iterator[None]:
-    """Suppress warnings about settings that peft corrects by itself or that we check."""
+    """Suppress peft's warnings about settings that peft corrects itself or that Assay checks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
@@ -257,6 +264,6 @@ def _without_peft_advice() -> Iterator[None]:
 
 
 def _change(layer: Any) -> torch.Tensor:
-    """The sum of what a layer's active adapters add to its weight, in float32."""
+    """Return the summed weight change of a layer's active adapters, in float32."""
     added = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
     return torch.stack(added).sum(0) if len(added) > 1 else added[0]

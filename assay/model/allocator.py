@@ -1,4 +1,4 @@
-"""Reuse of freed memory, and out-of-memory errors that name the setting to lower."""
+"""Reuse freed memory, and raise out-of-memory errors that name the setting to lower."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ import torch
 
 from assay.errors import OutOfMemory
 
-# Parameter numbers in glibc's malloc.h.
+# Numbers of two `mallopt` parameters in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# Older glibc releases reject a threshold above 32 MiB.
+# Thresholds in order of preference: older glibc releases reject more than 32 MiB.
 KEPT_BLOCK_MIB = (256, 32)
 KEPT_MIB = 256
 MUCH_MIB = 256
-# Growth of resident memory from one micro-batch to later ones at which its holes are returned.
+# Growth factor of resident memory at which freed activations are released to the system.
 MUCH_GROWN = 1.1
-# Kernels that oneDNN caches, one for each shape of a product. Its own limit is 1024. A micro-batch
-# needs about 100, and the layers after the first use them again; a limit below that number would
-# build them again in every layer.
+# Maximum number of kernels in oneDNN's cache, which holds one kernel per product shape.
+# oneDNN's default of 1024 kernels can occupy 1.1 GiB (1024 x `KERNEL_MIB`).
+# A micro-batch needs about 100 kernels, which all of its layers share.
+# With a limit below 100, every layer would compile its kernels again.
 NUM_KERNELS = 512
-# Measured with bfloat16 (AMX): 0.6 MiB in the cache, and code that oneDNN never frees.
+# MiB per kernel, measured with bfloat16 on AMX.
+# The cache holds 0.6 MiB of each kernel; the rest is code that oneDNN never frees.
 KERNEL_MIB = 1.1
 KERNEL_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make malloc reuse freed memory instead of returning it to the system; return whether it does.
+    """Make malloc keep freed memory for reuse; return whether the setting took effect.
 
     By default glibc returns every block above 32 MiB, and free memory at the end of the heap, to
     the system immediately. A new allocation then maps and zeroes the memory again page by page,
-    which took as long as the arithmetic of some operations. This call raises the threshold to 256
-    MiB.
+    which took as long as the arithmetic of some operations. This function raises glibc's two
+    thresholds for returning memory to 256 MiB.
 
-    Has an effect only on Linux with glibc, and only if the environment does not set these two
-    thresholds (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
+    The function has an effect only on Linux with glibc, and only if no environment variable sets a
+    threshold (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "malloc.trim_threshold" in tunables or "malloc.mmap_threshold" in tunables:
@@ -57,19 +59,18 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # Use the first accepted value. Setting only the trim threshold would freeze the mmap threshold
-    # at 128 KiB.
-    # Larger blocks (optimizer state, gradients) are still mapped separately, because in the heap
-    # they would leave large holes that no other allocation fills.
+    # Setting the trim threshold alone would freeze the mmap threshold at 128 KiB.
+    # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
+    # Inside, freed blocks of that size would leave holes that no other allocation fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 
 
 def bound_kernel_cache() -> None:
-    """Limit the kernels that oneDNN caches, unless the environment sets a limit.
+    """Limit the number of kernels that oneDNN caches, unless an environment variable sets a limit.
 
-    Rectangles of a micro-batch differ in shape from step to step, so the cache fills up within some
-    steps. oneDNN reads the limit before its first kernel, so a later call has no effect.
+    Rectangles of a micro-batch differ in shape from step to step, so the cache fills up within a
+    few steps. oneDNN reads the limit before its first kernel, so a later call has no effect.
     """
     if not any(name in os.environ for name in KERNEL_SETTINGS):
         os.environ[KERNEL_SETTINGS[0]] = str(NUM_KERNELS)
@@ -86,11 +87,11 @@ class _Mallinfo(ctypes.Structure):
 
 
 def return_freed_memory() -> bool:
-    """Return the freed memory that malloc retains to the system if it is large; return whether it
-    was.
+    """Release malloc's free heap memory to the system if it exceeds `MUCH_MIB`; return whether
+    pages were released.
 
-    Call it between two phases of a step. Otherwise memory that generation has freed would add to
-    the peak of the update.
+    Call this function between two phases of a step, so that memory that generation has freed does
+    not add to the update's peak memory.
     """
     if not keep_freed_memory():
         return False
@@ -106,31 +107,32 @@ def return_freed_memory() -> bool:
 
 
 def _resident_mib() -> float:
-    """Return this process's resident memory; 0 where it is unknown."""
+    """Return this process's resident memory in MiB; 0 if the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    # Not Linux.
+    # Only Linux has /proc/self/statm.
     except OSError:
         return 0.0
     return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class Holes:
-    """Returns freed activations to the system where the next micro-batch would not fit into them.
+    """Releases freed activations to the system if the next micro-batch would not fit into them.
 
-    Gradients and cached kernels are allocated between activations, and stay. The freed memory
-    between them is too short for the tensors of a larger micro-batch, and would add to its peak.
-    Where micro-batches fit, the memory is used again: to map it anew takes some 3 % of an update.
+    Gradients and cached kernels stay allocated between the activations. The gaps between gradients
+    and kernels are too small for the tensors of a larger micro-batch, and would add to its peak
+    memory. If a micro-batch fits, the memory is reused, because mapping memory again takes about 3
+    % of an update.
     """
 
     def __init__(self) -> None:
         self._largest = 0
-        # Resident MiB after the first micro-batch since memory was returned.
+        # Resident MiB after the first micro-batch that follows a release; infinite until then.
         self._expected = math.inf
 
     def prepare_for(self, num_tokens: int) -> None:
-        """Return freed memory before a micro-batch that is the largest so far, or if resident
-        memory has grown since memory was returned last."""
+        """Release freed memory if the micro-batch is the largest so far, or if resident memory has
+        grown by the factor `MUCH_GROWN` since the last release."""
         resident = _resident_mib()
         if num_tokens > self._largest or resident > MUCH_GROWN * self._expected:
             return_freed_memory()
@@ -145,6 +147,7 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
     ``setting``."""
     try:
         yield
+    # An inner context has already named the setting to lower.
     except OutOfMemory:
         raise
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -157,8 +160,8 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 def _ran_out(error: RuntimeError) -> bool:
     """Return whether an error means out of memory.
 
-    The CPU allocator, Triton and the capture of graphs raise a plain RuntimeError, which only its
-    text identifies.
+    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the text of
+    the error identifies the cause.
     """
     text = str(error)
     known = "DefaultCPUAllocator" in text or "out of memory" in text

@@ -1,11 +1,11 @@
 """Attention over the rectangles of a micro-batch, with an explicit backward pass.
 
-Queries, keys and values are flat over the tokens of all rectangles (`assay.model.lean_decoder`).
-Each rectangle is processed separately; its tokens attend to their own row and to their prompt. On a
-CPU the matrix products are explicit: in bfloat16 they take a third of the time of the library's
-fused attention, whose backward pass is optimized for long rows. Other devices use the fused
-attention. Long rows are processed in blocks of queries, so no mask over all pairs of tokens is
-allocated.
+A rectangle is a padded [rows, length] block of rows of similar length (`assay.model.layouts`).
+Queries, keys and values are flat over the tokens of all rectangles. Each rectangle is processed
+separately; its tokens attend to their own row and to their prompt. On a CPU the matrix products are
+explicit. In bfloat16, explicit products take a third of the time of torch's fused attention, whose
+backward pass is optimized for long rows. Other devices use torch's fused attention. Long rows are
+processed in blocks of queries, so no mask over all pairs of tokens is allocated.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ WRITTEN_OUT_ON = frozenset({"cpu"})
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The position of one rectangle in the flat tokens, and its attention mask.
+    """The position of one rectangle in the flat token axis, and the rectangle's attention mask.
 
-    prompt: the prompt rectangle that this rectangle continues. parent_B: for each row, its row in
-    ``prompt``. prompt_length_B: the lengths of these prompt rows. bias: [B or 1, 1, L, K], prompt
-    keys first; 0 for a visible key and -inf for a masked one. None for a mask that is too large,
-    which is computed for each block of queries.
+    prompt: the prompt rectangle that this rectangle continues. parent_B: index of each row's prompt
+    in ``prompt``. prompt_length_B: length of each row's prompt. bias: [B or 1, 1, L, K], prompt
+    keys first; 0 for a visible key and -inf for a masked key. bias is None if the whole mask would
+    be too large; each block of queries then computes its own mask.
     """
 
     first: int
@@ -70,18 +70,19 @@ class Segment:
         return slice(self.first, self.first + self.num_rows * self.length)
 
     def heads(self, flat: Tensor) -> Tensor:
-        """Return the segment's part of [N, H, D] as a contiguous [B, H, L, D]."""
+        """Return the segment's tokens of a flat [N, H, D] tensor as a contiguous [B, H, L, D]
+        tensor."""
         return self.rows(flat).transpose(1, 2).contiguous()
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Return the segment's part of [N, H, D] as a [B, L, H, D] view."""
+        """Return the segment's tokens of a flat [N, H, D] tensor as a [B, L, H, D] view."""
         return flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
 
 
 def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]:
     """Return one segment per rectangle of ``inputs``.
 
-    dtype: the type of the attention scores and so of the masks; None omits the masks.
+    dtype: type of the attention scores and therefore of the masks; None omits the masks.
     """
     segments: list[Segment] = []
     prompt: Segment | None = None
@@ -93,8 +94,8 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
         written_out = _is_written_out(rectangle.tokens)
         most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
-        # A small mask is built once and shared by all layers. A large one would dominate memory, so
-        # each block of queries builds its own part.
+        # A small mask is built once and shared by all layers.
+        # A large mask would dominate memory, so each block of queries builds its part of the mask.
         held = size <= most and (written_out or lengths_B is not None)
         bias = _bias(rectangle.mask(), dtype) if held and dtype is not None else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
@@ -116,7 +117,7 @@ def attend(
 
     query: [N, H, D]. key, value: [N, H_kv, D]; each key head serves H / H_kv query heads.
     """
-    # `empty_like` would copy the strides of a query that is not contiguous.
+    # `empty_like` would copy the strides of a non-contiguous query; the result must be contiguous.
     attended = query.new_empty(query.shape)
     for segment in segments:
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
@@ -142,9 +143,11 @@ def attend_backward(
     grad: the gradient of `attend`'s result. The gradients of a prompt's keys and values are summed
     over its completions in float32.
     """
+    # A sum over many completions in bfloat16 would lose the small terms.
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
+    # In reverse order, all completions add to a prompt's gradients before the prompt is written.
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
@@ -168,8 +171,8 @@ def attend_backward(
 def _segment_backward(
     segment: Segment, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a rectangle's queries, and of the keys and values that they attend
-    to."""
+    """Return the gradients of a rectangle's queries, and of the keys and values that the queries
+    attend to."""
     back = _written_out_backward if _is_written_out(q) else _fused_backward
     wide = torch.promote_types(k.dtype, torch.float32)
     dq, dk, dv = torch.empty_like(q), None, None
@@ -180,7 +183,7 @@ def _segment_backward(
         if block == slice(0, segment.length):
             return found
         dq[:, :, block], dk_seen, dv_seen = found
-        # The first block that is yielded has the last queries, which attend to every key.
+        # `_blocks` yields the last queries first, so the first gradients cover every key.
         if dk is None or dv is None:
             dk, dv = dk_seen.to(wide), dv_seen.to(wide)
         else:
@@ -191,16 +194,17 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield (block of queries, number of keys), last block first. The keys of a block include every
-    key that one of its queries sees."""
+    """Yield (block of queries, number of keys), last block first. The number of keys covers every
+    key that a query of the block attends to."""
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
-    # Without a prompt the library applies its own causal mask.
+    # Without a prompt, torch applies its own causal mask, so one block is enough.
     elif segment.prompt is not None:
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
+    # Rounding key counts up to a multiple of `step` bounds the shapes that oneDNN compiles.
     step = -(-segment.length // KEY_LENGTHS)
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
@@ -209,7 +213,7 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
 
 
 def _bias_of(segment: Segment, block: slice, num_keys: int, q: Tensor) -> Tensor | None:
-    """Return the bias of a block of queries, or None to select the library's causal mask."""
+    """Return the bias of a block of queries, or None to select torch's causal mask."""
     if segment.prompt is None and not _is_written_out(q):
         return None
     return segment.bias_of(block, num_keys, q)
@@ -255,13 +259,14 @@ def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float)
     """Return the attention weights, [B * H_kv, queries per key head, keys]."""
     num_rows, heads, seen, _ = k_seen.shape
     keys = k_seen.flatten(0, 1).transpose(1, 2)
+    # `baddbmm` scales within the product, which saves a pass over the scores.
     scores = torch.baddbmm(q_block[:, :, :1], q_block, keys, beta=0, alpha=scale)
     assert bias is not None, "products that are written out have a mask"
     num_queries = bias.shape[2]
     scores.view(num_rows, heads, -1, num_queries, seen).add_(bias[:, :, None])
     if scores.dtype == torch.float64:
         return scores.softmax(-1)
-    # On a CPU the softmax is faster in float32 than in bfloat16.
+    # On a CPU, torch's softmax is faster in float32 than in bfloat16.
     return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
 
 
@@ -272,7 +277,8 @@ def _by_key_heads(heads: Tensor, num_key_heads: int) -> Tensor:
 
 
 def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
-    """Return a rectangle's keys or values after those of its prompts, [B, H_kv, K, D]."""
+    """Return the keys or values of each row's prompt, followed by the row's own, [B, H_kv, K,
+    D]."""
     own = segment.heads(flat)
     if segment.prompt is None or segment.parent_B is None:
         return own
@@ -281,10 +287,11 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 
 
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
-    """Return prompt and own keys; explicit 16-bit products subtract each row's mean key.
+    """Return prompt and own keys, minus each row's mean key for explicit 16-bit products.
 
-    Softmax is invariant to a term that all scores of a query share, here q . mean(k), but rounding
-    is not. Qwen2's key biases make the scores so large that the error of a layer's output doubled.
+    Subtracting the mean key changes all scores of a query by q . mean(k). Softmax ignores a term
+    that all scores share, but smaller scores have smaller rounding errors. Without the subtraction,
+    Qwen2's large key biases doubled the error of a layer's output in bfloat16.
     """
     keys = _with_prompt(segment, flat)
     if keys.element_size() > 2 or not _is_written_out(keys):
@@ -297,6 +304,6 @@ def _is_written_out(tensor: Tensor) -> bool:
 
 
 def _put(segment: Segment, flat: Tensor, heads: Tensor, block: slice | None = None) -> None:
-    """Write [B, H, L, D], or a block of queries, to the segment's positions in the flat tensor."""
+    """Write heads [B, H, L, D], or those of a block of queries, to the segment's flat positions."""
     place = segment.rows(flat) if block is None else segment.rows(flat)[:, block]
     place.copy_(heads.transpose(1, 2))

@@ -20,18 +20,20 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)
 HEADER = Path(__file__).with_name("vectors.h")
 MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+# `-ffast-math` is absent, because it would let the compiler reorder sums.
 FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
 KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
 
 
 def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
-    """Compile a C file for a tensor type and load it. Raises NotLean if that is not possible."""
+    """Compile a C file for a tensor type and load it. Raises NotLean if compiling or loading
+    fails."""
     compiler = c_compiler()
     if compiler is None or dtype not in KINDS:
         raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
     path, version = compiler
-    # Uses the instruction set that PyTorch uses on this machine, so an environment variable that
-    # restricts PyTorch (``ATEN_CPU_CAPABILITY``) restricts this code too.
+    # The code is compiled for the instruction set that PyTorch uses on this machine.
+    # `ATEN_CPU_CAPABILITY`, which restricts PyTorch, therefore restricts this code too.
     command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
     try:
         return ctypes.CDLL(str(_built(source, command, version)))
@@ -41,12 +43,14 @@ def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
 
 def _built(source: Path, command: list[str], version: str) -> Path:
     """Return the path of the compiled library; compile it if it is not cached."""
+    # Every input of the compiler is in the key, so a cached library is never stale.
     parts = [source.read_bytes(), HEADER.read_bytes(), *map(str.encode, (version, *command))]
     key = hashlib.sha256(b"\0".join(parts))
     name = source.stem.replace("_", "-")
     path = state_folder() / f"{name}-{key.hexdigest()[:16]}.so"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may compile at once, so each writes its own file and renames it.
         partial = path.with_suffix(f".{os.getpid()}.partial")
         command = [*command, f"-I{HEADER.parent}", "-o", str(partial), str(source)]
         subprocess.run(command, capture_output=True, check=True)

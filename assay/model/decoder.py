@@ -24,7 +24,7 @@ def decoder_of(model: nn.Module) -> Any:
     if decoder is None or decoder is inner:
         decoder = inner.base_model
     if decoder is inner:
-        # Llama 4 names another prefix than the attribute that holds its decoder.
+        # Llama 4's `base_model_prefix` is not the name of the attribute with its decoder.
         decoder = getattr(inner, "model", inner)
     if decoder is inner:
         found = "no decoder beneath its output head"
@@ -40,8 +40,8 @@ def hidden_states(
 ) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
-    lean: use `lean_hidden_states` if the model's family supports it. Otherwise the model's own
-    modules are called. accumulators: see `lean_hidden_states`.
+    lean: use `lean_hidden_states` if the model's family supports it. For other families, the
+    model's own modules run. accumulators: see `lean_hidden_states`.
     """
     if lean and inputs.rectangles:
         try:
@@ -82,7 +82,7 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a model call; a large mask is replaced by a short one
+    """Return the keyword arguments of a model call; a short mask replaces a large mask
     (`long_rows`)."""
     num_masks, length = rectangle.tokens.shape
     if rectangle.prompt_length_B is None:
@@ -99,7 +99,7 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
     elif options:
         seen = rectangle.mask()
         mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
-        # Every attention implementation adds a floating-point mask to the scores.
+        # A float mask, because every attention function of Transformers adds it to the scores.
         options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
@@ -107,9 +107,10 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
 
 
 class PromptCache(Cache):
-    """Record the keys and values of prompts, each [P, H, L, D], as they are computed.
+    """Records the keys and values of prompts, each [P, H, L, D], as each layer computes them.
 
-    Recording them again has no effect, so activation checkpointing can recompute a layer.
+    A second recording replaces the first with equal tensors, so activation checkpointing can
+    recompute a layer.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,8 @@ class PromptCache(Cache):
 
 
 class BranchCache(Cache):
-    """Prepend the keys and values of each row's prompt; gradients flow to both."""
+    """Prepends the keys and values of each row's prompt to the row's own; gradients flow to
+    both."""
 
     def __init__(self, prompts: PromptCache, parent_B: Tensor) -> None:
         super().__init__(layers=[])
@@ -145,6 +147,7 @@ class BranchCache(Cache):
 
     def _behind(self, prompt: Tensor, own: Tensor) -> Tensor:
         if len(prompt) == 1:
+            # `expand` of a single prompt is a view, unlike the result of `index_select`.
             return torch.cat([prompt.expand(len(own), -1, -1, -1), own], dim=2)
         return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
 
@@ -154,9 +157,9 @@ class BranchCache(Cache):
 
 
 def _let_caches_through(decoder: nn.Module) -> None:
-    """Keep checkpointed layers from dropping our caches."""
-    # Transformers drops every cache in a checkpointed layer, because recomputation would append to
-    # most caches twice. `PromptCache` and `BranchCache` tolerate recomputation.
+    """Stop Transformers from dropping the prompt caches in checkpointed layers."""
+    # Transformers drops all caches in a checkpointed layer, because recomputation appends twice.
+    # `PromptCache` and `BranchCache` tolerate recomputation.
     for layer in decoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer._can_checkpoint_with_cache = True

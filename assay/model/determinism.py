@@ -1,4 +1,5 @@
-"""Sums in a fixed order on a GPU, so that a resumed run has the bits of one that was not killed."""
+"""Sums in a fixed order on a GPU, so that a resumed run is bitwise equal to an uninterrupted
+run."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ def fixed_order(device: torch.device) -> Generator[None]:
     """Make torch choose kernels whose results repeat bit for bit inside the context.
 
     On a GPU some kernels add numbers in the order in which threads finish (the gradient of an
-    embedding, `index_add_`, the backward pass of flash attention). A CPU needs nothing. An
-    operation of a model's own that has no repeatable kernel warns and runs.
+    embedding, `index_add_`, the backward pass of flash attention). On a CPU the context changes
+    nothing. If a model uses an operation without a repeatable kernel, torch warns and runs the
+    operation.
     """
     if device.type == "cpu":
         yield
         return
-    # The module replaces itself when it is imported, which type checkers do not see.
+    # `torch.utils.deterministic` replaces itself on import, which type checkers do not see.
     filling: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # In this mode torch also fills every new tensor with NaN, a pass over memory that finds faults
-    # of code and changes no result.
+    # In this mode torch also fills every uninitialized tensor with NaN.
+    # The fill costs a pass over memory and changes no result of correct code.
     filling.fill_uninitialized_memory = False
     try:
         yield
@@ -37,10 +39,12 @@ def fixed_order(device: torch.device) -> Generator[None]:
 
 @contextmanager
 def strictly_fixed_order() -> Generator[None]:
-    """Inside `fixed_order`, make flash attention repeat too; elsewhere change nothing.
+    """Make flash attention's backward pass repeatable inside `fixed_order`.
 
-    Its backward pass takes the repeatable kernel only in the mode in which an operation without one
-    raises an error. In the mode that warns, it warns and adds in any order.
+    torch has a strict mode, in which an operation without a repeatable kernel raises an error, and
+    a warning mode. Flash attention uses its repeatable kernel in the strict mode only. In the
+    warning mode of `fixed_order`, the backward pass of flash attention would add in any order.
+    Outside `fixed_order` the context changes nothing.
     """
     mode = torch.get_deterministic_debug_mode()
     if mode:

@@ -2,13 +2,13 @@
 
 With p the teacher's and q the student's probabilities of N outcomes, and m a mixture of both:
 
-    forward_kl   sum p log(p / m), m = skew p + (1 - skew) q
-    reverse_kl   sum q log(q / m), m = skew q + (1 - skew) p
-    jsd          beta sum p log(p / m) + (1 - beta) sum q log(q / m), m = beta p + (1 - beta) q
+    forward_kl = sum p log(p / m),  m = skew p + (1 - skew) q.
+    reverse_kl = sum q log(q / m),  m = skew q + (1 - skew) p.
+    jsd = beta sum p log(p / m) + (1 - beta) sum q log(q / m),  m = beta p + (1 - beta) q.
 
-Without skew the first two are the plain KL divergences. With skew they follow Ko et al., 2024
-(DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al., 2024 (GKD, arXiv 2306.13649),
-equation 1.
+Without skew, forward_kl and reverse_kl are the plain KL divergences. With skew, both follow Ko et
+al., 2024 (DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al., 2024 (GKD, arXiv
+2306.13649), equation 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from assay.config.distill import DivergenceKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Distributions of N outcomes: logits and probabilities [B, N], and normalizers [B].
+    """B distributions over N outcomes: logits and probabilities [B, N], and log-normalizers [B].
 
-    A log-probability is a logit minus its row's normalizer. The [B, N] log-probabilities are never
-    allocated: a divergence needs only differences of logits, and each row's normalizers once.
+    A log-probability is a logit minus the log-normalizer of its row. The [B, N] log-probabilities
+    are never allocated, because a divergence needs only differences of logits and each row's
+    normalizer.
     """
 
     logits_BN: Tensor
@@ -38,13 +39,14 @@ class Distribution:
         """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
         # The largest logit and the largest probability belong to the same token.
+        # The normalizer therefore needs no second pass of exponentials (`logsumexp`).
         normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
         """Return share self + (1 - share) other, with log-probabilities as its logits."""
         probs_BN = torch.lerp(other.probs_BN, self.probs_BN, share)
-        # If both probabilities are 0, the logarithm must still be finite.
+        # The logarithm must stay finite where both probabilities are 0: 0 times infinity is NaN.
         probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)
         return Distribution(probs_BN.log(), probs_BN, torch.zeros_like(self.normalizer_B))
 
@@ -72,8 +74,8 @@ class Divergence:
         """Return the divergence of each row [B], and its gradient with respect to the student's
         logits [B, N].
 
-        With f the derivative with respect to q, the gradient is q (f - sum q f). For f = log(q / m)
-        this is q times the second result of `Distribution.from_other`.
+        With f the derivative of the divergence with respect to q, the gradient is q (f - sum q f).
+        For f = log(q / m), the gradient is q times the second result of `Distribution.from_other`.
         """
         p_BN, q_BN = teacher.probs_BN, student.probs_BN
         match self.kind:

@@ -3,7 +3,7 @@ modules.
 
 The lean decoders of the generator and the learner use these parameters directly and skip the
 modules' forward methods. Plain low-rank adapters (peft's LoRA) are read with their layers. Any
-other wrapper, hook or unknown part (quantization, DoRA) raises NotLean, and the caller uses the
+other wrapper, hook or layer class (quantization, DoRA) raises NotLean, and the caller uses the
 modules' forward methods.
 """
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
-# Other types compute rotary frequencies that depend on the sequence length.
+# All other rotary types have frequencies that depend on the sequence length.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
 class NotLean(Exception):
-    """Raised if the model is outside the family, or if a wrapper or hook changes its
+    """Raised if a model is outside the family, or if a wrapper or hook changes the model's
     computation."""
 
 
@@ -31,8 +31,8 @@ class Adapter:
     """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al., 2021, equation
     3).
 
-    down: [r, inputs]; up: [outputs, r]. Both are live parameters and may have another type than the
-    map.
+    down: [r, inputs]; up: [outputs, r]. Both matrices are live parameters, and their type may
+    differ from the map's.
     """
 
     down: Tensor
@@ -57,7 +57,7 @@ class Adapter:
 class Layer:
     """Live parameters of one decoder layer; a linear map is (weight, bias or None).
 
-    adapters: the maps' low-rank adapters, by field name.
+    adapters: low-rank adapters of the linear maps, by the field name of the map.
     """
 
     attention_norm: tuple[Tensor, float]
@@ -83,8 +83,8 @@ class Layer:
 class Decoder:
     """Live parameters of a whole model.
 
-    padding_token: its embedding receives no gradient. head: the output head, or the score layer of
-    a classifier. width: of one attention head. scale: the factor of attention scores.
+    padding_token: token whose embedding receives no gradient. head: the output head, or the score
+    layer of a classifier. width: size of one attention head. scale: factor on the attention scores.
     """
 
     embedding: Tensor
@@ -107,6 +107,7 @@ class Decoder:
             raise NotLean(hidden)
         if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
             raise NotLean("its rotary embedding depends on the sequence length")
+        # The lean decoder calls no module, so hooks and replaced forward methods would be ignored.
         for name, module in model.named_modules():
             if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
                 raise NotLean(f"{name} has hooks")
@@ -147,7 +148,8 @@ def unwrap(model: nn.Module) -> Any:
 
 
 def is_lean(model: nn.Module) -> bool:
-    """Return whether the lean decoder can read a model. The start-up probe checks its results."""
+    """Return whether the lean decoder can read a model. The start-up probe checks the decoder's
+    results."""
     try:
         Decoder.of(model)
     except NotLean:
@@ -198,7 +200,7 @@ def _read(layer: Any) -> Layer:
 
 def _adapter(module: Any) -> Adapter | None:
     """Return the active low-rank adapter of a linear map, if any. Raises NotLean for any other
-    kind."""
+    wrapper."""
     if not hasattr(module, "base_layer"):
         return None
     if type(module).__module__.partition(".")[0] != "peft" or not hasattr(module, "lora_A"):
@@ -220,6 +222,7 @@ def _adapter(module: Any) -> Adapter | None:
 
 
 def _weight(module: Any, kind: type) -> Tensor:
+    # A subclass, such as a quantized layer, may compute something else with the same weight.
     if type(module) is not kind or getattr(module, "parametrizations", None):
         raise NotLean(f"{type(module).__name__} instead of a plain {kind.__name__}")
     weight: Tensor = module.get_parameter("weight")

@@ -1,14 +1,16 @@
 """Attention of packed rows by the fused flash kernels of a GPU, without masks and without padding
 between rows.
 
-Every row of every rectangle attends to itself under a causal mask, in one call. The completions of
-one rectangle then attend to their prompts, again in one call: the rows of a group are neighbors, so
-a group is one sequence of queries over one prompt. The two parts are joined by their log-sum-exp.
-The library's general attention would need a mask of all pairs for the second part. With grouped key
-heads it has no fused kernel for a mask, and allocates the scores of all pairs in float32.
+One kernel call computes the attention of every row to itself, under a causal mask. A second call
+per rectangle computes the attention of completions to their prompts. The rows of a group are
+adjacent, so the second call treats a group as one sequence of queries over one prompt. The results
+of both calls are combined by their log-sum-exp. For the prompts, torch's general attention would
+need a mask over all pairs of tokens. With grouped key heads, torch has no fused kernel for a mask
+and allocates all scores in float32.
 
-The backward kernel receives the joined output and log-sum-exp. With P = exp(S - lse) it then
-returns each part's exact share of the gradients (Dao 2023, arXiv 2307.08691, algorithm 2).
+The backward kernel receives the combined output and log-sum-exp. The kernel's probabilities exp(S -
+lse) are then those of the whole attention, so each call returns its exact share of the gradients
+(Dao 2023, arXiv 2307.08691, algorithm 2).
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ Lengths = tuple[Tensor, int]
 class Branch:
     """The rows of one rectangle that continue prompts.
 
-    tokens: their positions in the flat tokens. queries: one sequence per prompt. prompt_K: flat
-    positions of the prompts' tokens, without padding. keys: one sequence per prompt.
+    tokens: positions of the rows in the flat token axis. queries: boundaries of the query
+    sequences, one per prompt. prompt_K: flat positions of the prompts' tokens, without padding.
+    keys: boundaries of the key sequences, one per prompt.
     """
 
     tokens: slice
@@ -49,7 +52,8 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """The sequences of a micro-batch. rows: every row of every rectangle, padding included."""
+    """The sequences of a micro-batch, as the kernels expect them. rows: boundaries of every row of
+    every rectangle, padding included. branches: the rows that continue prompts."""
 
     rows: Lengths
     branches: tuple[Branch, ...]
@@ -96,7 +100,8 @@ def _lengths(lengths: np.ndarray, device: torch.device) -> Lengths:
 
 
 def supports(weight: Tensor, width: int) -> bool:
-    """Return whether the kernels accept heads of this width, in the weight's type and device."""
+    """Return whether the kernels accept heads of this width, in the weight's type and on its
+    device."""
     multiple, widest = WIDTHS
     return (
         weight.device.type == "cuda"
@@ -144,6 +149,7 @@ def attend_backward(
     grads = backward(grad, *heads, out, lse_HN, plan.rows, plan.rows, True, scale)
     grad_query, sums = grads[0], list(grads[1:])
     if plan.branches:
+        # A prompt's gradients sum over its completions, and a 16-bit sum would lose small terms.
         sums = [one.float() for one in sums]
     for branch in plan.branches:
         part, index = branch.tokens, branch.prompt_K
@@ -161,15 +167,15 @@ def attend_backward(
         )
         grad_query[part] += found[0]
         for total, one in zip(sums, found[1:], strict=True):
-            # Positions of one branch are distinct, so this needs no atomic additions, whose order
-            # would change the last bits from run to run.
+            # `index_add_` would add atomically, in an order that changes the last bits.
+            # Positions of one branch are distinct, so reading, adding and writing back is safe.
             total.index_copy_(0, index, total.index_select(0, index).add_(one))
     for target, one in zip(into, (grad_query, *sums), strict=True):
         target.copy_(one)
 
 
 def _join(out: Tensor, lse_HN: Tensor, other: Tensor, other_lse_HN: Tensor) -> None:
-    """Join two parts of an attention by their log-sum-exp; the first is overwritten."""
+    """Combine two partial attentions by their log-sum-exp; the result overwrites the first."""
     both_HN = torch.logaddexp(lse_HN, other_lse_HN)
     own, given = ((one - both_HN).exp_().T[:, :, None] for one in (lse_HN, other_lse_HN))
     out.copy_((out * own).addcmul_(other, given))
@@ -185,7 +191,7 @@ def forward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Call the kernel: (output [N, H, D], log-sum-exp [H, N])."""
+    """Call the forward kernel; return (output [N, H, D], log-sum-exp [H, N])."""
     out, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
         query, key, value, queries[0], keys[0], queries[1], keys[1], 0.0, causal, False, scale=scale
     )
@@ -204,8 +210,8 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call the kernel: the gradients of query, key and value."""
-    # The state of the dropout's generator; there is no dropout.
+    """Call the backward kernel; return the gradients of query, key and value."""
+    # The kernel requires the state of a dropout generator, although the dropout rate is 0.
     unused = torch.empty(0, dtype=torch.uint64, device=grad.device)
     with strictly_fixed_order():
         return torch.ops.aten._flash_attention_backward(

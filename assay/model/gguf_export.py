@@ -1,7 +1,7 @@
 """Write a Hugging Face folder as one GGUF file for llama.cpp, Ollama and LM Studio.
 
-The `gguf` package names keys and tensors and lays out the file. The exporter must decide three
-things: the order of query and key rows, the name of the tokenizer's pre-tokenization rule, and the
+The `gguf` package names keys and tensors and writes the file format. This module determines three
+facts: the order of query and key rows, the name of the tokenizer's pre-tokenization rule, and the
 tokens that end a completion.
 """
 
@@ -33,9 +33,10 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 )
 CONVERTER = "export without --format gguf, then run llama.cpp's convert_hf_to_gguf.py on the folder"
 
-# llama.cpp identifies a pre-tokenization rule by name (`tokenizer.ggml.pre`). These patterns of
-# tokenizer.json have a rule there. llama.cpp's own converter instead hashes the tokens of a test
-# text, which requires a table of hashes. Comparing patterns identifies the same rules.
+# llama.cpp identifies a pre-tokenization rule by name (`tokenizer.ggml.pre`).
+# `SPLITS` maps patterns of tokenizer.json to the names of llama.cpp's rules.
+# llama.cpp's own converter hashes the tokens of a test text, which requires a table of hashes.
+# Comparing patterns identifies the same rules without a table.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,7 +46,7 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 )
 GPT2_SPLIT, DIGITS_SPLIT = "gpt-2", "smollm"
 
-# llama.cpp's token types.
+# Numbers of llama.cpp's token types (`tokenizer.ggml.token_type`).
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
@@ -66,7 +67,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
     if (arch := ARCHITECTURES.get(config.model_type)) is None:
         raise _refused(f"a {config.model_type} model", f"one of {', '.join(ARCHITECTURES)}")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    # The package logs every key at INFO.
+    # The gguf package logs every key at INFO.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     partial = out.with_name(f"{out.name}.partial")
     writer = gguf.GGUFWriter(partial, arch)
@@ -99,12 +100,12 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         writer.close()
         put_in_place(partial, out)
     except OSError as error:
-        # numpy writes the matrices. When the disk is full it reports a short write, not ENOSPC.
+        # numpy writes the matrices, and reports a full disk as a short write, not as ENOSPC.
         if is_disk_full(error) or not has_room(partial.parent):
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
         raise
     finally:
-        # Flushing the writer's buffer fails too when the disk is full.
+        # On a full disk, flushing the writer's buffer fails too.
         with suppress(OSError):
             writer.close()
         remove_file(partial)
@@ -114,8 +115,8 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
 def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a tokenizer.json's pre-tokenization rule.
 
-    An unknown rule is refused, because a wrong name causes no error: the file loads, and the model
-    receives different tokens.
+    Raises ModelError for an unknown rule. A wrong name would cause no error: the file would load,
+    and the model would receive different tokens.
     """
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
@@ -138,8 +139,7 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
         pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
         if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
-    # A guess could be wrong without any error: the file would load, and the model would receive
-    # different tokens.
+    # With a wrong name the file would load without an error, and the model would get wrong tokens.
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
 
@@ -151,8 +151,8 @@ def _refused(found: str, accepted: str) -> ModelError:
 def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    # llama.cpp has no sliding window in these architectures. Results would differ beyond the
-    # window, so the context length is limited to it.
+    # llama.cpp has no sliding window in these architectures.
+    # Results would differ beyond the window, so the context length is limited to the window.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))
@@ -181,12 +181,12 @@ def _rotary(config: Any) -> Mapping[str, Any]:
 
 
 def _rotary_factors(config: Any) -> np.ndarray | None:
-    """Return the divisor of each rotary frequency under Llama 3's scaling, or None without this
-    scaling.
+    """Return the divisor of each rotary frequency under Llama 3's scaling; None for other scalings.
 
-    Wavelengths below L / high keep their frequency. Wavelengths above L / low are divided by the
-    factor. In between, 1 / factor and 1 are interpolated linearly in L / wavelength. L is the
-    length of the original pretraining (Llama 3.1's release).
+    Frequencies with a wavelength below L / high are kept. Frequencies with a wavelength above L /
+    low are divided by the factor. For wavelengths in between, the multiplier rises from 1 / factor
+    to 1, linearly in L / wavelength. L is the context length of the original pretraining. The
+    equations are those of Llama 3.1's release.
     """
     rotary = _rotary(config)
     if rotary.get("rope_type") != "llama3":
@@ -209,7 +209,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     special = {one["id"]: one["special"] for one in content.get("added_tokens", [])}
     tokens, types = list[str](), list[int]()
     for number in range(config.vocab_size):
-        # An embedding is often padded; its last rows belong to no token.
+        # The embedding is often padded: its last rows belong to no token.
         tokens.append(by_id.get(number, f"[PAD{number}]"))
         if number not in by_id:
             types.append(UNUSED)
@@ -220,14 +220,14 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     words = SpecialVocab(folder, load_merges=True, n_vocab=config.vocab_size)
+    # The end tokens and the BOS flag are written below, from `find_eos_ids` and from a test text.
     words.special_token_ids.pop("eos", None)
     words.add_special_token.pop("bos", None)
     words.chat_template = tokenizer.chat_template
     words.add_to_gguf(writer, quiet=True)
     begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     writer.add_add_bos_token(begins)
-    # llama.cpp stops at `eos` and `eot`. It recognizes further end tokens, such as <|im_end|>, by
-    # text.
+    # llama.cpp stops at `eos` and `eot`, and recognizes other end tokens (<|im_end|>) by text.
     last, *others = reversed(find_eos_ids(_Ends(folder, config), tokenizer))
     writer.add_eos_token_id(last)
     if others:
@@ -269,15 +269,15 @@ def _bytes_of(path: Path, key: str, config: Any, arch: str) -> np.ndarray:
 
     with safe_open(path, framework="pt") as weights:
         tensor: Tensor = weights.get_tensor(key)
-    # llama.cpp's llama architecture rotates neighboring rows together. Transformers pairs rows that
-    # are half a head apart.
+    # llama.cpp's llama architecture rotates pairs of adjacent rows.
+    # Transformers rotates pairs of rows that are half a head apart.
     if arch == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
         halves = tensor.unflatten(0, (heads, 2, -1))
         tensor = halves.transpose(1, 2).flatten(0, 2)
     if tensor.ndim < 2:
         return tensor.float().numpy()
-    # numpy has no bfloat16, so the same bits are viewed as integers.
+    # numpy has no bfloat16, so the bits of a bfloat16 tensor are viewed as integers.
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy()
     return tensor.contiguous().numpy()

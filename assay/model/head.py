@@ -2,11 +2,11 @@
 
 The divergence is computed if there is a teacher.
 
-Logits are computed for one chunk of tokens in one product. They are converted to probabilities a
-few rows at a time, so that these stay in a CPU's cache. On CUDA, kernels read the logits and
-overwrite them with their gradient, and no probabilities are held (`assay.model.head_kernels`). The
-backward pass computes the logits again, unless the caller passes the expected gradients in advance.
-In that case the forward pass computes the head's gradients while it holds the logits.
+One matrix product computes the logits of a chunk of tokens. A few rows of logits at a time are
+converted to probabilities, so that the probabilities stay in a CPU's cache. On CUDA, kernels
+overwrite the logits with their gradient and store no probabilities (`assay.model.head_kernels`).
+The backward pass computes the logits again, unless the caller passes the expected gradients in
+advance. With expected gradients, the forward pass computes the head's gradients from its logits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from assay.model.family import unwrap
 LOGITS_AT_ONCE = 2**25
 """Logits of one product, 64 MiB in bfloat16. This bounds the memory of the head."""
 FUSED_LOGITS_AT_ONCE = 2**28
-"""The same where kernels process the logits: 512 MiB in bfloat16, and no float32 copies, which take
-as much with fewer logits. Each product also reads and writes the whole gradient of the weight, so
-that few products are faster."""
+"""Logits of one product if CUDA kernels process them: 512 MiB in bfloat16. There are no float32
+copies, which take as much memory for fewer logits. Each product also reads and writes the whole
+gradient of the weight, so that few large products are faster."""
 LOGITS_IN_CACHE = 2**19
 """Logits converted at one time on a CPU, the teacher's included: 2 MiB in float32."""
 
@@ -53,17 +53,17 @@ class Head:
             found = f"an output head of type {type(linear).__name__}"
             raise ModelError(message(type(inner).__name__, found, "a plain linear output head"))
         config = inner.config.get_text_config()
-        # Cohere.
+        # Cohere multiplies its logits by a factor.
         scale = getattr(config, "logit_scale", None) or 1.0
-        # Granite.
+        # Granite divides its logits by a factor.
         scale /= getattr(config, "logits_scaling", None) or 1.0
-        # Gemma 2.
+        # Gemma 2 bounds its logits by tanh.
         softcap = getattr(config, "final_logit_softcapping", None)
         return cls(linear.weight, linear.bias, scale, softcap)
 
     def product(self, hidden_BD: Tensor, room: HeadRoom, name: str = "logits") -> Tensor:
         """Return raw logits [B, V] in a shared buffer; the next product with the same name
-        overwrites it."""
+        overwrites the buffer."""
         raw_BV = room.take(name, hidden_BD, len(hidden_BD), len(self.weight_VD))
         if self.bias_V is None:
             return torch.mm(hidden_BD, self.weight_VD.T, out=raw_BV)
@@ -87,7 +87,7 @@ class Gains:
     divergence_T: Tensor | None = None
 
     def equal(self, *arrived_T: Tensor | None) -> bool:
-        """Return whether the gradients are bitwise equal to those that the backward pass
+        """Return whether these gradients are bitwise equal to the gradients that the backward pass
         received."""
         pairs = zip((self.logprobs_T, self.entropy_T, self.divergence_T), arrived_T, strict=True)
         same: list[Tensor] = []
@@ -97,7 +97,7 @@ class Gains:
             if one is None or other is None or one.shape != other.shape:
                 return False
             same.append((one == other).all())
-        # One number for all pairs, because reading one waits for the device.
+        # One transfer for all pairs, because reading a number waits for the device.
         return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:
@@ -118,8 +118,8 @@ def _minus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class HeadRoom:
     """Reusable buffers for the logits of one matmul and for the weight's gradient.
 
-    Each buffer is as large as many activations. If every matmul allocates it, the system maps its
-    memory again page by page, which took as long as the matmul.
+    Each buffer is as large as many activations. If every matmul allocated its buffer, the system
+    would map the memory again page by page, which took as long as the matmul.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class HeadRoom:
         size, held = rows * columns, self._held.get(name)
         fits = held is not None and (held.dtype, held.device) == (like.dtype, like.device)
         if held is None or not fits or held.numel() < size:
-            # Free the old buffer first, so that the two never exist together.
+            # Free the old buffer first, so that the old and the new buffer never exist together.
             self._held.pop(name, None)
             held = self._held[name] = like.new_empty(size)
         return held[:size].view(rows, columns)
@@ -143,7 +143,7 @@ class HeadRoom:
 class Target(Protocol):
     """A teacher's next-token distributions for all tokens of one call of the head.
 
-    temperature: of both compared distributions.
+    temperature: temperature of both compared distributions.
     """
 
     @property
@@ -157,22 +157,22 @@ class Target(Protocol):
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the divergence of some tokens [B], and its gradient by the student's logits.
+        """Return the divergence of B tokens [B], and its gradient by the student's logits.
 
         student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
-        these tokens. part: positions of these tokens among all tokens. The gradient may have fewer
-        columns than the student's vocabulary; it then belongs to the first logits.
+        these tokens. part: slice of these tokens among all tokens. The gradient may have fewer
+        columns than the student's vocabulary; the columns then belong to the first logits.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Statistics of some rows of a chunk.
+    """Statistics of consecutive rows of a chunk.
 
-    rows: positions in the chunk. part: positions among all tokens. model: their distributions; None
-    if kernels compute the gradient from the raw logits. divergence_B, pull_BV: the divergence from
-    the target and its gradient by the scaled logits; None without a target.
+    rows: slice of the rows in the chunk. part: slice of the rows among all tokens. model: the rows'
+    distributions; None if kernels compute the gradient from the raw logits. divergence_B, pull_BV:
+    the divergence from the target and its gradient by the scaled logits; None without a target.
     """
 
     rows: slice
@@ -201,10 +201,10 @@ class _Task:
     target: Target | None
 
     def chunks(self, hidden_TD: Tensor) -> Iterator[tuple[slice, Tensor, Iterator[_Look]]]:
-        """Yield chunks of tokens, each with its raw logits and an iterator over a few rows at a
-        time.
+        """Yield (chunk of tokens, its raw logits, iterator over the statistics of a few rows at a
+        time).
 
-        The caller may overwrite the logits of rows that it has consumed.
+        The caller may overwrite the logits of rows whose statistics it has received.
         """
         fused = self._is_fused(hidden_TD)
         at_once = self.logits_at_once or (FUSED_LOGITS_AT_ONCE if fused else LOGITS_AT_ONCE)
@@ -219,7 +219,8 @@ class _Task:
             yield chunk, raw, self._looks(chunk, raw, taught)
 
     def _is_fused(self, hidden_TD: Tensor) -> bool:
-        """Return whether kernels compute statistics and gradient from the raw logits."""
+        """Return whether CUDA kernels compute the statistics and the gradient from the raw
+        logits."""
         plain = self.target is None and self.head.softcap is None
         return plain and triton_jit.takes(hidden_TD, self.head.weight_VD)
 
@@ -269,8 +270,9 @@ class _Task:
     def _gradient(self, look: _Look, model: Distribution, gains: Gains) -> Tensor:
         """Return the gradient of the loss with respect to the raw logits of some rows.
 
-        With g the gradient of log p(token) and e that of the entropy H, the gradient of a scaled
-        logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the term of the divergence.
+        With g the loss's gradient by log p(token) and e its gradient by the entropy H, the gradient
+        of scaled logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the divergence's
+        gradient.
         """
         scaled, probs, part = model.logits_BN, model.probs_BN, look.part
         gain = gains.logprobs_T[part, None].to(probs.dtype)
@@ -306,12 +308,13 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return log p(token), the entropy of p and the divergence from the target, [T] each, in nats.
 
-    All three carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
-    logits_at_once: None is the default of the device. expected: the gradients that the backward
-    pass will receive. The head's own gradients are then computed in the forward pass; if other
-    gradients arrive, the backward pass adds the difference. accumulators: tensors to which the
-    weight's gradient is added in place. room: buffers that calls share. target: the teacher's
-    distributions; None computes no divergence.
+    All three results carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
+    logits_at_once: maximum number of logits of one product; None: the device's default. expected:
+    the gradients that the backward pass will receive. Given these gradients, the forward pass
+    already computes the gradients of hidden states and weight. If other gradients arrive, the
+    backward pass adds the difference.
+    accumulators: tensors to which the weight's gradient is added in place. room: buffers that
+    several calls share. target: the teacher's distributions; None computes no divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -332,6 +335,7 @@ class _HeadLogprobs(torch.autograd.Function):
         task: _Task,
         expected: Gains | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        # A result that the loss does not use then has the gradient None, and no tensor of zeros.
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
         sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None
@@ -356,7 +360,7 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (hidden_TD,) = ctx.saved_tensors
         task, expected, sums = ctx.task, ctx.expected, ctx.sums
-        # Autograd may modify the returned gradients in place, so they cannot be returned twice.
+        # Autograd may modify returned gradients in place, so the sums are returned only once.
         ctx.sums = None
         if sums is not None and expected.equal(*grads):
             return *sums.narrow(), None, None
@@ -366,7 +370,7 @@ class _HeadLogprobs(torch.autograd.Function):
         if sums is None:
             sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
         else:
-            # Gradients are linear in the gains, so the difference can be added.
+            # The head's gradients are linear in the gains, so only the difference must be added.
             gains = gains.minus(expected)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
@@ -378,7 +382,7 @@ class _HeadLogprobs(torch.autograd.Function):
 class _Gradients:
     """Gradients of hidden states, weight and bias, summed in float32 (or wider).
 
-    The weight's gradient is added to its accumulator directly, if it has one.
+    If the weight has an accumulator, its gradient is added there directly.
     """
 
     def __init__(self, hidden_TD: Tensor, task: _Task, needed: tuple[bool, bool, bool]) -> None:
@@ -426,7 +430,7 @@ class _Gradients:
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
-    """Return total + part, in float32 (or wider) from the second part on."""
+    """Return total + part; from the second part on, the sum is in float32 (or wider)."""
     if total is None:
         return part
     wide = torch.promote_types(part.dtype, torch.float32)

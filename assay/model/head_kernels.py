@@ -1,8 +1,8 @@
 """The head's statistics and gradient as Triton kernels on raw logits [B, V].
 
-The tensor operations make float32 copies of the logits and about ten passes over them. Here one
-pass reads the logits, and one overwrites them with their gradient. The raw logits are the only
-tensor of this size.
+The head's tensor operations make float32 copies of the logits and about ten passes over memory.
+These kernels make two passes: one reads the logits, and one overwrites the logits with their
+gradient. The raw logits are the only [B, V] tensor.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def statistics_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     start = raw + row * COLUMNS
-    # With m the largest logit so far: the sums of exp(z - m) and of exp(z - m) (z - m). A finite
-    # start keeps the products of the first block from being NaN.
+    # Online softmax, with m the largest scaled logit z so far.
+    # `total` sums exp(z - m); `slope` sums exp(z - m) (z - m), from which the entropy follows.
+    # m starts at a finite number, because -inf would make the first products NaN.
     highest = -3.0e38
     total = tl.zeros([BLOCK], dtype=tl.float32)
     slope = tl.zeros([BLOCK], dtype=tl.float32)
@@ -49,7 +50,7 @@ def statistics_kernel(
         shrink = tl.exp(before - highest)
         shifted = scaled - highest
         share = tl.exp(shifted)
-        # The limit of x exp(x) is 0, but the product of -inf and 0 is NaN.
+        # x exp(x) tends to 0 for falling x, but the product of -inf and 0 is NaN.
         product = tl.where(share > 0.0, shifted, 0.0) * share
         slope = (slope + total * (before - highest)) * shrink + product
         total = total * shrink + share
@@ -94,7 +95,7 @@ def gradient_kernel(
 
 
 def statistics(raw_BV: Tensor, tokens_B: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p(token), the entropy of p, and the logarithm of its normalizer, [B] float32.
+    """Return log p(token), the entropy of p, and the logarithm of p's normalizer, [B] float32.
 
     p = softmax(factor raw).
     """
@@ -121,7 +122,7 @@ def write_gradient(
     """Overwrite raw logits with the gradient of a loss.
 
     gain_B, entropy_gain_B: the loss's gradients by log p(token) and by the entropy, float32. The
-    equation is that of the head's tensor operations.
+    equation is that of the tensor operations in `assay.model.head`.
     """
     size, columns = raw_BV.shape
     block = min(BLOCK, power_of_two(columns))

@@ -47,6 +47,7 @@ def norm_kernel(
     given = tl.load(x + start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(given * given, 1) / SIZE + epsilon)
+    # Transformers rounds the normalized values to the model's type before it applies the weight.
     normed = (given * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
     place = row.to(tl.int64)[:, None] * SIZE + column[None, :]
     tl.store(out + place, normed * factor[None, :], mask=inside)
@@ -92,6 +93,7 @@ def norm_backward_kernel(
         found = (pull - normed * overlap[:, None]) * scale[:, None]
         place = row.to(tl.int64)[:, None] * SIZE + column[None, :]
         tl.store(grad_x + place, found, mask=inside)
+    # Each program stores a partial sum; atomic additions would have no fixed order.
     tl.store(parts + program * SIZE + column, tl.sum(total, 0), mask=column < SIZE)
 
 
@@ -100,6 +102,7 @@ def gated_kernel(gate, up, out, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
+    # torch rounds silu to the tensors' type before the product with `up`, so the kernel does too.
     activated = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, activated * factor, mask=inside)
@@ -193,8 +196,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) * up and the gradients of gate and up; ``grad`` is overwritten by the
-    second."""
+    """Return silu(gate) * up and the gradients of gate and up; the gradient of gate overwrites
+    ``grad``."""
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     product, grad_up = torch.empty_like(gate), torch.empty_like(gate)
     grid = -(-gate.numel() // GATED_BLOCK)
@@ -211,7 +214,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -
     rotate_kernel(
         *(-(-rows // at_once), heads, cos.contiguous(), signed_sin.contiguous(), rows, count),
         *(heads.stride(0), heads.stride(1), -1.0 if back else 1.0),
-        # Fused, a product would not be rounded before its sum, as it is in the modules.
+        # A fused multiply-add would skip the rounding of a product that the modules have.
         **{"HALF": half, "PADDED": padded, "ROWS": at_once, "enable_fp_fusion": False},
     )
 
@@ -224,13 +227,13 @@ def _by_rows(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the number of rows of the last axis, and how many of them are of one token."""
+    """Return the number of rows along the last axis, and the number of rows per token (heads)."""
     heads = x.shape[1] if x.dim() == 3 else 1
     return len(x) * heads, heads
 
 
 def _tile(size: int) -> dict[str, int]:
-    """Return the shape of a program's block of rows, and its number of warps."""
+    """Return a program's padded row size, rows per block and number of warps."""
     padded = power_of_two(size)
     rows = max(1, TILE // padded)
     return {"PADDED": padded, "ROWS": rows, "num_warps": min(16, max(4, padded // 1024))}

@@ -1,12 +1,13 @@
 """Layouts of a micro-batch's rows for the model: rectangles, with or without shared prompts.
 
-    plain   every row is prompt + completion
-    tree    a prompt is computed once per group; its completions continue from its keys and values
+    plain   Every row is prompt + completion.
+    tree    A prompt is computed once per group; completions continue from its keys and values.
 
-In both layouts rows of similar length share a rectangle, which limits padding. The last token of a
-completion predicts no scored token, so it is not an input. A tree computes the same values as one
-sequence of prompt and completions under a mask that hides siblings from each other. It skips the
-masked pairs of siblings, whose number grows with the square of the group size.
+A rectangle is a padded block of rows [B, L]. Rows of similar length share a rectangle, which limits
+padding. The last token of a completion predicts no scored token, so the last token is not an input.
+The tree layout computes the same values as one sequence of prompt and completions under a mask that
+hides siblings from each other. The tree layout skips the masked pairs of siblings, whose number
+grows with the square of the group size.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from assay.model.transfer import on_device
 Layout = Literal["tree", "plain"]
 
 RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
-"""By device type: (tokens from which a rectangle refuses much shorter rows, maximum tokens).
+"""By device type: (tokens from which a rectangle accepts no much shorter rows, maximum tokens).
 
 On a CPU a rectangle's activations should fit in the cache. On a GPU larger rectangles amortize the
 kernel launches.
@@ -41,7 +42,7 @@ launches.
 
 
 def micro_batch_tokens(configured: int | None, device: str) -> int:
-    """Return the number of tokens of one pass: the configured one, or the default of the device
+    """Return the tokens per micro-batch: the configured number, or the default of the device
     type."""
     return configured or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cuda"])
 
@@ -50,11 +51,11 @@ def micro_batch_tokens(configured: int | None, device: str) -> int:
 class Rectangle:
     """The inputs of one model call.
 
-    tokens: [B, L], padded on the right. position_ids: [B, L]; None means 0, 1, 2, ... is_prompts:
-    other rectangles continue these rows. parent_B: for each row, the row that it continues in the
-    preceding rectangle of prompts; None if rows continue nothing. prompt_length_B: the lengths of
-    these prompts. prompt_extent: positions of each prompt, padding included. prompts: copies of
-    parent_B and prompt_length_B in host memory.
+    tokens: [B, L], padded on the right. position_ids: [B, L]; None for positions 0 to L - 1.
+    is_prompts: whether the rows are prompts that later rectangles continue. parent_B: index of each
+    row's prompt in the preceding rectangle of prompts; None if the rows continue no prompt.
+    prompt_length_B: length of each row's prompt. prompt_extent: number of positions of each prompt,
+    padding included. prompts: copies of parent_B and prompt_length_B in host memory.
     """
 
     tokens: Tensor
@@ -67,7 +68,7 @@ class Rectangle:
 
     @property
     def extent(self) -> int:
-        """Number of positions that a token may attend to: the prompt's and those of its own row."""
+        """Number of positions that a row may attend to: those of its prompt and its own."""
         return self.prompt_extent + self.tokens.shape[1]
 
     def mask(self) -> Tensor:
@@ -113,11 +114,11 @@ class BatchShape:
 
     @cached_property
     def offset_T(self) -> np.ndarray:
-        """Index of each token within its row."""
+        """Index of each token within the token's row."""
         return np.arange(len(self.row_T)) - self.first_R[self.row_T]
 
     def group_tokens(self, layout: Layout) -> np.ndarray:
-        """Return the input tokens of each group."""
+        """Return the number of input tokens of each group, [P]."""
         num_groups = len(self.prompt_length_P)
         rows_P = np.bincount(self.group_R, minlength=num_groups)
         own_P = np.bincount(self.group_R, weights=self.length_R, minlength=num_groups)
@@ -131,7 +132,7 @@ class BatchShape:
         return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
 
     def fill_with_groups(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return micro-batches, each a list of row blocks; a block shares one prompt, counted once.
+        """Return micro-batches, each a list of row blocks; the prompt of a block counts once.
 
         A group that exceeds ``max_tokens`` is split into blocks, and each block repeats its prompt.
         """
@@ -145,7 +146,7 @@ class BatchShape:
         return [blocks[first:last] for first, last in fill(np.array(sizes, np.int64), max_tokens)]
 
     def fill_with_rows(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return micro-batches, each a list of row blocks; every row counts its own prompt."""
+        """Return micro-batches, each a list of row blocks; a prompt counts once per row."""
         rows = np.concatenate([*self.rows_of(groups), np.zeros(0, np.int64)])
         sizes = self.prompt_length_P[self.group_R[rows]] + self.length_R[rows]
         parts = [rows[first:last] for first, last in fill(sizes, max_tokens)]
@@ -155,11 +156,12 @@ class BatchShape:
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     """Split consecutive items into parts of at most ``room``; return (first, last) of each part.
 
-    An item larger than ``room`` gets a part of its own. The number of parts is minimal. Among such
-    splits the largest part is minimal, because it determines the peak memory.
+    An item larger than ``room`` gets a part of its own. The number of parts is minimal. Among
+    splits with this number of parts, the largest part is minimal, because it determines the peak
+    memory.
     """
     parts = _fill_greedily(sizes, room)
-    # The largest part determines the peak memory, so its minimal size is found by bisection.
+    # A greedy split leaves a small last part; bisection on the limit makes the parts even.
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
     while low < high:
         middle = (low + high) // 2
@@ -186,7 +188,7 @@ def _fill_greedily(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
 def plain_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out every row as prompt + completion; with padding on the right attention needs
+    """Lay out every row as prompt + completion. Padding is on the right, so causal attention needs
     no mask."""
     prompt_R = shape.prompt_length_P[shape.group_R]
     prompt_tokens = _flat(prompts)
@@ -232,6 +234,7 @@ def tree_inputs(
         first_R[members] = base + parent_R[members] * length
         first_R[members] += prompt_P[shape.group_R[members]] - 1
         base += tokens.size
+        # The prompt predicts a completion of one token, so the completion needs no input row.
         members = members[fed_R[members] > 0]
         for part in _of_alike(fed_R[members], device):
             rows = members[part]
@@ -278,11 +281,11 @@ def _of_alike(
     length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
 ) -> list[np.ndarray]:
     """Group rows of similar length; return one array of ascending indices per rectangle."""
-    # A row without completion tokens still has its prompt.
+    # A row without completion tokens still computes its prompt.
     if least is not None:
         length_B = np.maximum(length_B, least)
-    # A rectangle is padded to its longest row. Rows are sorted by length and split where padding
-    # would cost more than another call.
+    # A rectangle is padded to its longest row.
+    # Rows are sorted by length and split where padding would cost more than another call.
     enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
     order = np.argsort(-length_B, kind="stable")
     sorted_lengths = length_B[order].tolist()

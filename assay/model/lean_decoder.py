@@ -1,11 +1,11 @@
 """The learner's forward and backward pass of the common decoder family, written explicitly.
 
-Autograd through a Transformers module saves about thirty tensors per layer, and each costs a pass
-over memory. Here a layer is one autograd function that saves six: its input, the heads, the
-attention output, the residual between attention and MLP, and the gate and up projections. The
-backward pass recomputes all other tensors. Weights are read from the live modules
-(`assay.model.family`). The tokens of all rectangles share one matrix product. Low-rank adapters add
-their products to those of their linear maps and save nothing.
+Autograd through a Transformers module saves about thirty tensors per layer, and each tensor costs a
+pass over memory. Here a layer is one autograd function that saves six tensors: its input, the
+heads, the attention output, the residual between attention and MLP, and the gate and up
+projections. The backward pass recomputes all other tensors. Weights are read from the live modules
+(`assay.model.family`). The tokens of all rectangles share one matrix product per linear map.
+Low-rank adapters add their products to the outputs of their linear maps and save no tensors.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ATTENDING = ("query", "key", "value")
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Values that all layers of one pass share. cos, signed_sin: [N, 1, D], by each token's
-    position."""
+    """Values that all layers of one pass share. cos, signed_sin: rotary factors at each token's
+    position, [N, 1, D]."""
 
     operations: Operations
     segments: Any
@@ -84,9 +84,9 @@ def _positions(rectangle: Any) -> Tensor:
 class _Saved:
     """Tensors that a layer saves for its backward pass, in addition to its input.
 
-    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the same
-    before, if each head has a norm. lse: log-sum-exp of the attention's scores, if its backward
-    pass needs it. middle: the residual after attention.
+    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the heads
+    before norm and rotation, if each head has a norm. lse: log-sum-exp of the attention scores, if
+    the attention's backward pass needs it. middle: the residual after attention.
     """
 
     heads: Tensor
@@ -199,8 +199,8 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Save
 def _layer_backward(
     grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of the layer's input, and its parameters' gradients by the parameter's
-    id."""
+    """Return the gradient of the layer's input, and the gradients of its parameters, keyed by the
+    parameters' ids."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     adapters = layer.adapters
@@ -209,6 +209,7 @@ def _layer_backward(
     product, grad_gate, grad_up = do.gated_backward(grad_product, saved.gate, saved.up)
     _map_backward(found, layer.down, grad, product)
     _adapter_backward(found, adapters.get("down"), grad, pulled, product)
+    # The MLP's tensors are the layer's largest, so they are freed before the next products.
     del product, grad_product
     normed = do.norm(saved.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
@@ -228,8 +229,8 @@ def _layer_backward(
 def _attention_backward(
     grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of the attention block's input before its norm, and its parameters'
-    gradients."""
+    """Return the gradient of the attention block's input before the norm, and the gradients of the
+    block's parameters, keyed by id."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
@@ -246,6 +247,7 @@ def _attention_backward(
     do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
     if saved.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)
+        # Values have no norm, so `zip` drops the third part.
         for grad_part, raw_part, norm in zip(parts, _heads(saved.raw, sizes), norms, strict=False):
             grad_raw, found[id(norm[0])] = do.norm_backward(grad_part, raw_part, norm)
             grad_part.copy_(grad_raw)
@@ -254,6 +256,7 @@ def _attention_backward(
     normed, grad_normed = do.norm(x, layer.attention_norm), flat @ weight
     columns = _columns(flat, sizes, frame)
     maps = (layer.query, layer.key, layer.value)
+    # With adapters the linear maps are frozen, and this product is not needed.
     if any(one[0].requires_grad for one in maps):
         grad_weight = flat.T @ normed
         grads = grad_weight.split([part.shape[1] for part in columns])

@@ -62,8 +62,9 @@ class LoadedModel:
 def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
     """Return the source of a configuration's base model, and the folder of its adapters, if any.
 
-    The adapters are in `adapter`, or else in `path`; in the second case they name their base model.
-    Raises ModelError if `adapter` holds no adapter, or if both folders hold one.
+    The adapters are in the folder `adapter`, or else in `path`. Adapters in `path` name their base
+    model in their settings. Raises ModelError if `adapter` contains no adapter, or if both folders
+    contain one.
     """
     folder = Path(config.path).expanduser()
     within = (folder / ADAPTER_FILE).is_file()
@@ -86,9 +87,9 @@ def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
     """Load the model and tokenizer that a configuration names, with dropout disabled.
 
-    If the folder holds an adapter, its base model is loaded too. Raises ModelError with one line
-    for anything that cannot be loaded, including adapters that differ from the configured ones.
-    Raises MissingExtra for adapters without peft and for GGUF files without gguf.
+    If the folder contains an adapter, the adapter's base model is loaded too. Raises ModelError
+    with one line for anything that cannot be loaded, including adapters that differ from the
+    configured ones. Raises MissingExtra for adapters without peft and for GGUF files without gguf.
     """
     silence_transformers()
     keep_freed_memory()
@@ -119,7 +120,8 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
 
 @dataclass(frozen=True, eq=False)
 class ModelOutline:
-    """What a command needs of a model that a server samples: all but the weights.
+    """Facts about a model that a server samples from: all that a command needs, without the
+    weights.
 
     vocabulary: number of token ids.
     """
@@ -135,7 +137,7 @@ class ModelOutline:
 def load_outline(config: ModelConfig) -> ModelOutline:
     """Load the tokenizer and the facts of a model, but no weights.
 
-    Raises the errors of `load_model` for what is read.
+    Raises the same errors as `load_model`.
     """
     silence_transformers()
     source, _ = find_parts(config)
@@ -153,7 +155,7 @@ def load_outline(config: ModelConfig) -> ModelOutline:
 def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
     """Return the class names that a model was saved with, without loading its weights.
 
-    The result is empty if the model does not declare them, as in a GGUF file.
+    The result is empty if the model declares no class names, as in a GGUF file.
     """
     from transformers import AutoConfig
 
@@ -211,19 +213,19 @@ def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
     The adapter's folder names its base model by absolute path or hub name.
     """
     silence_transformers()
-    # peft would query the hub to find out whether the embedding was resized, which never happens
-    # here.
+    # peft would query the hub to learn whether the embedding was resized; Assay never resizes it.
     options = {"save_embedding_layers": False} if hasattr(model, "get_base_model") else {}
     model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
     mode = next(Path(folder).glob("*config.json")).stat().st_mode
-    # safetensors creates files that only the owner can read.
+    # safetensors creates files that only the owner can read, unlike the files of Transformers.
     for weights in Path(folder).glob("*.safetensors"):
         weights.chmod(mode)
 
 
 def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
-    """Return the first token and its id that the other tokenizer lacks or maps to another id."""
+    """Return the (id, token) with the lowest id that the other tokenizer lacks or numbers
+    differently."""
     theirs: Mapping[str, int] = others.get_vocab()
     ours: Mapping[str, int] = tokenizer.get_vocab()
     odd = ((number, token) for token, number in ours.items() if theirs.get(token) != number)
@@ -233,9 +235,9 @@ def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
 def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None = None) -> Path:
     """Export a checkpoint as a plain model with merged adapters, for serving; return the folder.
 
-    adapter: a folder of adapters for a checkpoint, or for a base model, without adapters of its
-    own. Weights keep the saved type of the model or of the adapter's base model; adapters are
-    merged in float32. The folder must be new or empty and is created atomically. Raises DiskFull.
+    adapter: folder of adapters for a ``checkpoint`` without adapters, such as a base model. Weights
+    keep the saved type of the model or of the adapter's base model; adapters are merged in float32.
+    ``out`` must be new or empty and is created atomically. Raises DiskFull.
     """
     silence_transformers()
     out = Path(out).expanduser()
@@ -251,8 +253,8 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
-    # Servers stop only at the generation configuration's end tokens. Without this, a base model
-    # trained on chats would never stop there.
+    # Servers stop only at the end tokens of the generation configuration.
+    # With the configuration of its base model, a chat model would never stop on a server.
     # A reward model has no generation configuration.
     generates = getattr(model, "generation_config", None) is not None
     if generates and (ends := find_eos_ids(model, tokenizer)):
@@ -308,7 +310,7 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 def _check_vocabulary(model: Any, tokenizer: Any, source: ModelSource) -> None:
     """Raise ModelError for a tokenizer with more base tokens than embedding rows.
 
-    Added tokens are not counted: some models leave them without a row.
+    Added tokens are not counted, because some models have no embedding rows for them.
     """
     num_embedded = len(model.get_input_embeddings().weight)
     if tokenizer.vocab_size > num_embedded:

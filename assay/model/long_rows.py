@@ -2,9 +2,9 @@
 
 A full mask grows with the square of the row length and stays allocated from the forward to the
 backward pass. A *short mask* holds only the visible positions of each row's prompt, [B, 1, 1,
-prompt]. The keys after these positions are the row's own tokens, with causal attention. The model's
-own attention function is called for a block of queries at a time. The backward pass recomputes each
-block's mask and scores.
+prompt]. The keys after the prompt positions are the row's own tokens, under causal attention. The
+model's own attention function is called for a block of queries at a time. The backward pass
+recomputes each block's mask and scores.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OURS = {"sdpa": "assay_sdpa", "eager": "assay_eager"}
 
 
 def takes_short_masks(decoder: nn.Module) -> bool:
-    """Switch a model's attention to the version that accepts short masks; return whether it is
-    possible.
+    """Switch a model's attention to the version that accepts short masks; return whether the model
+    supports the switch.
 
     Results with any other mask do not change. Returns False for models that do not select their
     attention by name, such as models that add a distance bias to the scores.
@@ -77,9 +77,10 @@ def attend_by_blocks(
     inner = AttentionInterface()["sdpa"] if name == "sdpa" else _eager(module)
     assert inner is not None, "takes_short_masks has looked"
     length, extent = query.shape[2], key.shape[2] - query.shape[2]
+    # A full mask has one column per key, a short mask only one per prompt position.
     if attention_mask is None or attention_mask.shape[-1] != extent:
         return inner(module, query, key, value, attention_mask, **options)
-    # Without a prompt the fused attention applies its own causal mask.
+    # Without a prompt, torch's fused attention applies its own causal mask.
     if name == "sdpa" and not extent:
         return inner(module, query, key, value, None, **options)
     prompt_length_B = attention_mask[:, 0, 0].sum(-1) if extent else None
@@ -95,12 +96,14 @@ def attend_by_blocks(
     for first in range(0, length, size):
         seen = extent + min(first + size, length)
         heads = query[:, :, first : first + size], key[:, :, :seen], value[:, :, :seen]
+        # Checkpointing frees a block's mask and scores, and recomputes both in the backward pass.
         parts.append(checkpoint(attend, *heads, first, use_reentrant=False))
     return torch.cat(parts, dim=1), None
 
 
 def _eager(module: nn.Module) -> Any:
     """Return the eager attention function in the model's own module file."""
+    # Transformers does not register eager attention: each model file defines its own function.
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 

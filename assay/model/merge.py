@@ -24,10 +24,10 @@ def merge_tensors(
 ) -> dict[str, Tensor]:
     """Merge models in float32 and return the tensors in the first model's types.
 
-        linear           sum w_i theta_i / sum w_i (Wortsman et al., 2022, arXiv 2203.05482)
-        task_arithmetic  base + sum w_i (theta_i - base) (Ilharco et al., 2023, arXiv 2212.04089)
-        slerp            the point at w_2 / (w_1 + w_2) of the arc between two models, tensor by
-                         tensor (Shoemake 1985)
+        linear: sum w_i theta_i / sum w_i (Wortsman et al., 2022, arXiv 2203.05482).
+        task_arithmetic: base + sum w_i (theta_i - base) (Ilharco et al., 2023, arXiv 2212.04089).
+        slerp: the point at the fraction w_2 / (w_1 + w_2) of the arc between two models, separately
+            for each tensor (Shoemake 1985).
 
     Tensors that are not floating-point are copied from the first model.
     """
@@ -50,7 +50,8 @@ def merge_tensors(
 
 
 def check_alike(models: Mapping[str, Tensors]) -> None:
-    """Raise ModelError if models, by name, differ in the names or shapes of their tensors."""
+    """Raise ModelError if two models differ in the names or shapes of their tensors. models:
+    tensors by the model's name."""
     (first_name, first), *others = models.items()
     shapes = {name: tensor.shape for name, tensor in first.items()}
     for other_name, other in others:
@@ -69,7 +70,9 @@ def _sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def _slerp(first: Tensor, second: Tensor, share: float) -> Tensor:
     norms = first.norm() * second.norm()
+    # A tensor of zeros has no direction, so it is interpolated linearly.
     cosine = (first * second).sum() / norms if norms else norms.new_ones(())
+    # The sine of the angle between parallel tensors is 0, and the last line divides by it.
     if cosine.abs() > PARALLEL:
         return torch.lerp(first, second, share)
     angle = cosine.arccos()

@@ -34,7 +34,8 @@ class Operations:
     """Tensor operations, for any device and type."""
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
-        """Return the places of the rows in the flat tokens, as `attend` expects them."""
+        """Return the positions of all rows in the flat token axis, in the format that `attend`
+        expects."""
         return segments_of(inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
@@ -46,7 +47,8 @@ class Operations:
     def norm_backward(self, grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return the gradients of a root-mean-square norm's input and weight.
 
-        With n = x r, r = (mean x^2 + epsilon)^(-1/2), and g the gradient of n: r (g - n mean(g n)).
+        The input's gradient is r (g - n mean(g n)), with n = x r, r = (mean x^2 + epsilon)^(-1/2),
+        and g the gradient of n.
         """
         weight, epsilon = norm
         wide, scale = _widened(x, epsilon)
@@ -97,7 +99,7 @@ class Operations:
 
 
 class FlashOperations(Operations):
-    """Tensor operations on a GPU, with the library's flash attention (see `flash`)."""
+    """Tensor operations on a GPU, with torch's flash attention (`assay.model.flash`)."""
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
         return flash.FlashPlan.of(inputs)
@@ -193,7 +195,7 @@ class CompiledOperations(Operations):
         for segment in reversed(segments):
             shape = _Shape.of(segment, heads, scale)
             sizes = (2, segment.num_rows, shape.heads, segment.prompt_extent, shape.width)
-            # Gradients of the prompts' keys and values.
+            # Gradients of each row's prompt keys and values, which are summed per prompt below.
             given = grad.new_empty(sizes)
             self._functions.attend_backward(
                 *(ctypes.byref(shape), *_at(grad, *heads)),
@@ -209,7 +211,7 @@ class CompiledOperations(Operations):
 
 
 class TritonOperations(Operations):
-    """One kernel for each operation on CUDA; attention is that of the next class."""
+    """One Triton kernel for each operation on CUDA; a subclass chooses the attention."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return layer_kernels.norm(x, norm)
@@ -228,7 +230,7 @@ class TritonOperations(Operations):
 
 
 class TritonFlashOperations(TritonOperations, FlashOperations):
-    """The kernels of `TritonOperations`, and flash attention."""
+    """The kernels of `TritonOperations`, with torch's flash attention."""
 
 
 class _Shape(ctypes.Structure):
@@ -253,7 +255,8 @@ class _Shape(ctypes.Structure):
 
 
 def operations_of(decoder: Decoder) -> Operations:
-    """Return kernels if they support this model and machine, else tensor operations."""
+    """Return C or Triton operations if they support this model and machine, else tensor
+    operations."""
     weight = decoder.embedding
     norms = [decoder.final_norm]
     sizes = {weight.shape[1]}
@@ -261,6 +264,7 @@ def operations_of(decoder: Decoder) -> Operations:
         sizes.add(len(layer.gate[0]))
         each = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
         norms += [norm for norm in each if norm]
+    # The C code processes whole vector registers only and has no loops for a remainder.
     fits = not decoder.width % (2 * LANES) and not any(size % LANES for size in sizes)
     tensors = [weight, *(norm[0] for norm in norms)]
     plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
@@ -274,7 +278,7 @@ def operations_of(decoder: Decoder) -> Operations:
 
 @cache
 def functions(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Build and load ``layer.c`` for a tensor type; return None if that is not possible."""
+    """Build and load ``layer.c`` for a tensor type; return None if the build fails."""
     try:
         found = build(SOURCE, dtype)
     except NotLean:
@@ -298,5 +302,6 @@ def _at(*tensors: Tensor | None) -> list[int | None]:
 def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return a float32 (or wider) copy of x, and (mean x^2 + epsilon)^(-1/2) of each row."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+    # `vector_norm` allocates no tensor of squares.
     scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()

@@ -1,7 +1,8 @@
 """Packed batches: flat vectors over completion tokens, split into micro-batches.
 
 A `Batch` has no padding and stores each prompt once per group. A `MicroBatch` is the part of a
-batch for one forward and backward pass. `assay.model.layouts` builds the model's inputs from it.
+batch for one forward and backward pass. `assay.model.layouts` builds the model's inputs from a
+`MicroBatch`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ STRUCTURE = ("tokens_T", "row_T", "group_R", "length_R")
 
 @dataclass(frozen=True, eq=False)
 class HostRows:
-    """The rows and tokens of a batch in host memory, from which index tensors are built.
+    """The rows and tokens of a batch in host memory, from which a batch's index tensors are built.
 
-    row_T: the row of each token, as the batch has it. of: the batch's tensors of `STRUCTURE`.
-    Raises ValueError if they contradict each other.
+    row_T: row index of each token, as in the batch. of: the batch's tensors named in `STRUCTURE`.
+    Raises ValueError if the tokens of a row are not adjacent, or if ``group_R`` does not rise in
+    steps of 1.
     """
 
     shape: BatchShape
@@ -55,13 +57,13 @@ class Batch:
     ``versions_T`` is the policy version that sampled each token. ``turn_T`` is the token's turn
     index; None if every completion has one turn. ``step_ends_T`` marks the last token of each
     judged step, and ``step_scores_T`` holds the step's weighted score there; both are None if no
-    step was judged. Log-probabilities and values are None until `Learner.score` fills them. In
-    ``ref_logprobs_T`` a number is the log-probability of a span: its token and the NaN tokens
-    directly before it (cross-tokenizer distillation). An infinite entry of ``ref_logprobs_T``
-    excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL to the reference
-    of each completion; None: 1 for all. ``problems`` are those of the P prompts, if known. ``host``
-    holds rows and tokens in host memory, so that no use of them waits for a GPU; None: they are
-    read from the tensors.
+    step was judged. Log-probabilities and values are None until `Learner.score` fills them. A
+    finite entry of ``ref_logprobs_T`` is the log-probability of a span: the token and the NaN
+    tokens directly before it (cross-tokenizer distillation). An infinite entry of
+    ``ref_logprobs_T`` excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL
+    to the reference of each completion; None: 1 for all. ``problems`` holds the problem of each
+    prompt, if known. ``host`` holds copies of rows and tokens in host memory, so that reading them
+    never waits for a GPU. If ``host`` is None, the copies are made from the tensors.
 
     Raises ValueError if a tensor's size contradicts its suffix.
     """
@@ -104,7 +106,7 @@ class Batch:
                 )
         if any(prompt.ndim != 1 or len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("Batch.prompts: every prompt needs at least one token")
-        # A batch that is made from another one by `replace` may have other rows than its source.
+        # `replace` keeps the old `host`, which is stale if the new batch has other rows.
         held = (None,) * len(STRUCTURE) if self.host is None else self.host.of
         if any(one is not other for one, other in zip(held, self._structure, strict=True)):
             object.__setattr__(self, "host", self._read_rows())
@@ -219,8 +221,9 @@ class Batch:
 class MicroBatch:
     """The part of a batch for one forward and backward pass.
 
-    token_index_T, row_index_R: the positions of its tokens and rows in the original batch. For
-    example, ``advantages_T[micro_batch.token_index_T]`` are its advantages.
+    token_index_T, row_index_R: positions of the micro-batch's tokens and rows in the original
+    batch. For example, ``advantages_T[micro_batch.token_index_T]`` are the micro-batch's
+    advantages.
     """
 
     batch: Batch
@@ -274,7 +277,7 @@ def pack(
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
-    # NaN, not 0: a reward that is used without its mask must not pass unnoticed.
+    # NaN, not 0: a reward that is used without its mask must not go unnoticed.
     rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {
@@ -315,7 +318,8 @@ def pack(
 def _steps(
     verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the ends of judged steps and their weighted scores.
+    """Return the mask of tokens that end a judged step, and the steps' weighted scores at these
+    tokens.
 
     Raises ValueError if a step ends outside its row.
     """

@@ -27,12 +27,14 @@ from assay.types import Tokens
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a log-probability (nats) that rounding in a type explains."""
+# On artificial tokens, the bfloat16 modules of a 0.5B model were 0.43 nats away from float32.
+# A fixed limit of 0.25 nats therefore rejected a correct lean decoder.
 MOST_OF_PLAIN = 1.5
 """In a narrow type: maximum error relative to the modules' error, both measured against float32."""
 FLOOR = 0.01
 """An error (nats) that is always accepted in a narrow type."""
 NUM_PROMPTS, PROMPT_TOKENS = 2, 24
-# Lengths of the continuations for the probe of a narrow type.
+# Lengths in tokens of the greedy continuations in the probe of a 16-bit type.
 LENGTHS = (9, 16, 3, 12)
 
 
@@ -40,7 +42,7 @@ LENGTHS = (9, 16, 3, 12)
 class LayoutChoice:
     """The chosen layout, the reason, and the probe's measurements.
 
-    lean: the layers are computed by `assay.model.lean_decoder`. max_difference: error of
+    lean: whether `assay.model.lean_decoder` computes the layers. max_difference: error of
     log-probabilities with shared prompts, in nats, as defined in `Probe.error`. tree_tokens,
     plain_tokens: tokens that each layout computes for a group of the configured shape.
     """
@@ -67,10 +69,11 @@ def probe_layouts(
     """Score two small groups in both layouts with the loaded model, and choose the layout.
 
     If the lean decoder is less exact than the modules, the modules are used. If the tree layout
-    differs from the plain layout, the plain layout is used. Both cases are stated in the reason.
-    Otherwise the layout with fewer multiplications for a typical group is chosen. The choice
-    depends on the model and the shapes but not on timings, so a run repeats bit for bit. layout:
-    force this layout. beside: another model that scores the same batches. prompts: see `Probe`.
+    differs from the plain layout, the plain layout is used. The result's reason states either case.
+    Of two exact layouts, the layout with fewer multiplications for a typical group is chosen. The
+    choice depends on the model and the shapes but not on timings, so a run repeats bit for bit.
+    layout: force this layout. beside: another model that scores the same batches. prompts: see
+    `Probe`.
 
     Raises ModelError if the plain layout differs from the model's own output.
     """
@@ -99,7 +102,7 @@ def probe_layouts(
 def prove_lean(
     *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
 ) -> tuple[bool, str]:
-    """Return whether the lean decoder is as exact as each model's modules, and a note if it is not.
+    """Return whether the lean decoder is as exact as each model's modules, and a note if not.
 
     prompts: see `Probe`. Raises ModelError if the plain layout differs from the model's own output.
     """
@@ -116,9 +119,9 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
 
 
 class Probe:
-    """A few tokens, and their distributions computed by the model's own modules.
+    """Test tokens, and their next-token distributions as computed by the model's own modules.
 
-    In a narrow type the tokens are the model's greedy continuations of the first two ``prompts``,
+    In a 16-bit type, the tokens are the model's greedy continuations of the first two ``prompts``,
     and every decoder is compared with the modules in float32. Likely text is required: on unlikely
     text rounding alone changes a log-probability more than a wrong computation does. The limit is
     `MOST_OF_PLAIN` times the error of the modules in the model's own type. In float32 the tokens
@@ -130,8 +133,8 @@ class Probe:
         dtype = next(model.parameters()).dtype
         self._largest, self.limit = True, TOLERANCE.get(dtype, 0.0)
         self.batch = _made_up_batch(model)
-        # In float32 any correct path agrees closely, so arbitrary tokens will do. In a narrow type
-        # the rounding on unlikely tokens is as large as an error, so likely text is needed.
+        # In float32, correct decoders agree closely on any tokens, so artificial tokens suffice.
+        # In 16 bits, rounding on unlikely tokens is as large as an error, so likely text is needed.
         if dtype.itemsize < torch.float32.itemsize:
             self._become_narrow(_first_two(model, prompts))
         else:
@@ -151,16 +154,15 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # The model's own modules round as well. The lean path may be off by little more than
-            # they are.
+            # The modules round too, so the lean decoder may err slightly more than the modules do.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
         """Return the error of a layout and decoder, in nats.
 
         The error of a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
-        so it does not depend on one sampled token. The result is the maximum over positions in
-        float32 and the mean in a narrow type, where the maximum over few positions is noisy. The
+        so the error does not depend on one sampled token. The result is the maximum over positions
+        in float32 and the mean in a 16-bit type, where the maximum over few positions is noisy. The
         error is infinite if the model returns NaN or cannot continue from a shared prompt.
         """
         try:
@@ -168,16 +170,15 @@ class Probe:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a third-party forward may raise anything
-            # The plain layout must work, so its exception is reported. A failing tree layout only
-            # means that prompts are not shared.
+            # The plain layout must work, so its exception is raised.
+            # If only the tree layout fails, prompts are not shared.
             if layout == "plain":
                 raise
             return math.inf
         return self._error_of(found_TV)
 
     def _error_of(self, found_TV: Tensor) -> float:
-        # Weighted by probability: an error of an unlikely token has no effect on sampling or on the
-        # loss.
+        # Weighted by probability: errors of unlikely tokens affect neither sampling nor the loss.
         errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
         error = (errors_T.max() if self._largest else errors_T.mean()).item()
         # NaN is not equal to itself.
@@ -243,11 +244,13 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
 def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
     """Return the share of a layer's multiplications that the tree layout saves.
 
-    A token takes 12 D^2 multiplications in the layer's matrices, a pair of tokens 2 D in attention.
-    Under a mask all pairs of a rectangle are computed, without a mask only the causal half.
+    A token takes 12 D^2 multiplications in the layer's matrices. A pair of tokens takes 2 D
+    multiplications in attention. Under a mask, all pairs of a rectangle are computed; without a
+    mask, only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
-    # Attention is quadratic: in the plain layout every row attends to its own copy of the prompt.
+    # In the plain layout, every row attends to its own copy of the prompt.
+    # The numbers of multiplications below are divided by 2 D.
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
     plain_pairs = group_size * (prompt + completion) ** 2 / 2
     tree = 6 * width * (prompt + group_size * completion) + tree_pairs
@@ -286,7 +289,8 @@ def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> T
 def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
     """Return two groups of two greedy continuations of each prompt.
 
-    The first starts with the most likely token and the second with the second most likely.
+    The first continuation starts with the most likely token, the second with the second most likely
+    token.
     """
     device = next(model.parameters()).device
     output = model(input_ids=prompts_PL.to(device), use_cache=True)
@@ -298,7 +302,7 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
         found.append(output.logits[:, -1].argmax(-1, keepdim=True))
         output = model(input_ids=found[-1], past_key_values=output.past_key_values, use_cache=True)
     tokens_RL = torch.cat(found, 1).cpu()
-    # Shorten the second prompt, so that the lengths differ.
+    # The second prompt is shortened, because prompts of equal length would hide errors of padding.
     less = min(3, prompts_PL.shape[1] - 1)
     prompts = (prompts_PL[0], prompts_PL[1][less:])
     rows = [row[:length] for row, length in zip(tokens_RL, LENGTHS, strict=True)]
@@ -311,7 +315,7 @@ def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
 
 
 def _made_up_batch(model: nn.Module) -> Batch:
-    """Two groups of two completions of different lengths, with tokens that exist in any
+    """Return two groups of two completions of different lengths, with tokens that exist in any
     vocabulary."""
     vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
     lengths = [5, 8, 1, 6]

@@ -18,13 +18,14 @@ TYPES = (torch.float32, torch.bfloat16)
 """The accepted values of ``model.dtype``."""
 SHAPE = (256, 512, 256)
 SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
-# Larger than any cache.
+# Bytes of the copy that measures memory speed: larger than any CPU cache.
 COPIED_BYTES = 2**26
-# Factor on the shape and on the copied bytes for an accelerator. Smaller products do not occupy it
-# fully (an H100 reached a fifth of its rate at 4), and its second-level cache holds 50 MiB.
+# On an accelerator, this factor multiplies the shape and the copied bytes.
+# With a factor of 4, products reached only a fifth of an H100's rate.
+# The second-level cache of an H100 holds 50 MiB, so the copy must be much larger.
 ACCELERATOR = 16
 _TORCH = f"torch {torch.__version__}"
-# Two measurements of one rate differ by less than this factor.
+# Noise of a measurement: a rate counts as slower only below this share of the other rate.
 NOISE = 0.8
 
 
@@ -54,7 +55,7 @@ def best_seconds(
 def processor_seconds() -> float:
     """Return the process's processor time divided by torch's thread count.
 
-    Unlike wall time it excludes the time of other processes on a busy machine.
+    Unlike wall time, processor time excludes other processes on a busy machine.
     """
     return time.process_time() / torch.get_num_threads()
 
@@ -68,7 +69,7 @@ def product_rate(
     """Return the operations per second of the fastest product of [rows, inner] by [inner, columns].
 
     Products are timed in bursts with pauses, on a CPU by processor time. Other processes may
-    disturb one burst, but rarely all of them.
+    disturb one burst, but rarely all bursts.
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
@@ -107,7 +108,7 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
     reliable.
 
     A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
-    reliable, and not cached unless they are higher than the cached ones. measure: measure again
+    reliable, and not cached unless they are higher than the cached rates. measure: measure again
     and return the higher rate of each type.
     """
     if device != "cpu":
@@ -124,13 +125,13 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
         return cached, True
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
-        # Other work only slows a product down. The load average lags by a minute, so a cached rate
-        # may come from a machine that was busy and did not look it.
+        # Other processes only slow a product down, so the higher rate is the better measurement.
+        # A cached rate may be too low: the load average lags by a minute and can hide a busy moment.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
         return found, False
     if path is not None and found != cached:
-        # A read-only state folder means that the next run measures again.
+        # If the state folder is read-only, the next run measures again.
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {**entries, key: found})

@@ -1,8 +1,9 @@
 """Packed batches of texts for a reward model; common prefixes are computed once.
 
 A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
-that predicts a token, which is the state at the previous token. One dummy token, never an input, is
-therefore appended to each text, so that the state of its last token is returned too.
+that predicts a token, which is the state at the previous token. A dummy token, which is never an
+input, is therefore appended to each text. The layouts then also return the state of the text's last
+token.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class ScoredGroup:
 
     @property
     def num_shared(self) -> int:
-        """Length of the common prefix, which is computed once; the first place lies at or after its
-        last token."""
+        """Length in tokens of the common prefix, which is computed once. The first place is at or
+        after the prefix's last token."""
         most = min(int(text.places[0]) + 1 for text in self.texts)
         first = self.texts[0].tokens[:most]
         for text in self.texts[1:]:
@@ -76,8 +77,9 @@ class ScoredGroup:
 class ScoreBatch:
     """Groups for one pass of the model.
 
-    M: places of all texts, in order. row_M: text index. labels_M: label. place_M: token index in
-    the batch. margins_P: one margin per group.
+    The axis M counts the places of all texts, in order. place_M: token index of each place in the
+    batch. row_M: index of each place's text. labels_M: label of each place. margins_P: margin of
+    each group.
     """
 
     batch: Batch
@@ -104,12 +106,13 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
     places: list[np.ndarray] = []
     first = 0
     for number, group in enumerate(groups):
+        # A packed group needs a prompt of at least one token, which the common prefix provides.
         together = [group] if group.num_shared else [ScoredGroup((one,)) for one in group.texts]
         for part in together:
             shared = part.num_shared
             rows: list[Completion] = []
             for text in part.texts:
-                # The additional token is never an input.
+                # The dummy token is never an input, since the last token predicts nothing.
                 own = np.append(text.tokens[shared:], 0)
                 places.append(first + text.places - (shared - 1))
                 first += len(own)
@@ -134,7 +137,7 @@ def micro_batches(
     """Yield parts of consecutive groups with at most ``max_tokens`` tokens; a group is never
     divided.
 
-    A larger group is a part of its own.
+    A group above the limit is yielded alone.
     """
     sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
     for first, last in fill(sizes, max_tokens):

@@ -75,7 +75,8 @@ def load_scorer(
 
 
 def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> Any:
-    """Return a model with a new score head that shares the given model's layers."""
+    """Return a model with a new score head on the layers of ``model``, which are shared, not
+    copied."""
     import transformers
 
     family: Any = getattr(transformers, FAMILIES[scores])
@@ -84,6 +85,7 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
     dtype, device = next(model.parameters()).dtype, next(model.parameters()).device
     config.dtype = dtype
     try:
+        # On the meta device, the layers that are replaced below take no memory.
         with torch.device("meta"):
             scorer = family.from_config(config)
     except ValueError as error:
@@ -103,7 +105,8 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
 
 
 def score_head(model: Any) -> nn.Linear:
-    """Return the score head of a model. Raises ModelError if it is not a single linear layer."""
+    """Return the score head of a model. Raises ModelError if the head is not a single linear
+    layer."""
     layers = [one for name, one in model.named_children() if name != model.base_model_prefix]
     heads = [one for one in layers if next(one.parameters(), None) is not None]
     if len(heads) != 1 or type(heads[0]) is not nn.Linear:
@@ -141,11 +144,11 @@ class ScoreLayout:
 @doing("probing the layers")
 @torch.no_grad()
 def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
-    """Score texts with each layout and decoder, compare with the model's own scores, and choose.
+    """Choose the fastest layout and decoder whose scores agree with the model's own scores.
 
     The lean decoder and shared prefixes are used if they reproduce the model's own scores within
-    the rounding of its type. Otherwise slower ones are used. Raises ModelError if even the plain
-    layout with the model's own modules does not reproduce the scores.
+    the rounding of its type. If not, a slower layout or decoder is used. Raises ModelError if even
+    the plain layout with the model's own modules does not reproduce the scores.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -162,7 +165,7 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
                 raise
             return float("inf")
         largest = (found - theirs).abs().max().item()
-        # NaN compares as False with every limit, so it becomes infinity.
+        # NaN compares as False with every limit, so a NaN becomes infinity.
         return largest if largest == largest else float("inf")
 
     plain = difference("plain", lean=False)
@@ -209,6 +212,8 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
             logits = model(input_ids=row, use_cache=False).logits[0, text.places.tolist()]
             found.append(logits)
             continue
+        # A text head scores only the end of its input, so each place needs its own forward pass.
+        # Without a padding token, the head reads the last position, padding or not.
         for place in text.places.tolist():
             given, model.config.pad_token_id = model.config.pad_token_id, None
             try:

@@ -14,7 +14,7 @@ from assay.errors import ModelError, message
 from assay.host.records import as_object
 from assay.validation import toml_words
 
-# Upper bounds, about ten times the sizes of the largest models.
+# Upper bounds of the sizes, about ten times those of the largest known models.
 MOST = {
     "num_hidden_layers": 2_000,
     "hidden_size": 2**18,

@@ -33,7 +33,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     def fake(tensor: Tensor) -> Tensor:
         return FakeTensor(mode, tensor.to("meta"), place)
 
-    # A tied head and the embedding must remain one parameter.
+    # A tied head and the embedding must remain one parameter, or estimates would count it twice.
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, own in module._parameters.items():

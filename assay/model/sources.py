@@ -84,7 +84,7 @@ class ModelSource:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the source may hold a tokenizer; always True for a hub name."""
+        """Whether the source may contain a tokenizer; always True for a hub name."""
         folder = Path(self.place)
         return self.gguf is not None or not folder.is_dir() or _holds(folder, TOKENIZERS)
 
@@ -114,6 +114,7 @@ def read_model(
     try:
         # Transformers prints a progress bar while it reads a GGUF file.
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():
+            # Sizes that do not match appear in the loading report, which becomes one line below.
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
@@ -123,7 +124,7 @@ def read_model(
             )
     except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(where, error) from error
-    # Transformers initializes missing weights randomly with only a warning; here they are an error.
+    # Transformers initializes missing weights randomly with only a warning, so the report is read.
     model, report = loaded
     for complaint, keys in (
         ("without", "missing_keys"),
@@ -137,7 +138,7 @@ def read_model(
             raise ModelError(message(where, found, fit if "CausalLM" in family else head))
     if source.gguf is not None:
         model = _as_plain_model(model, dtype)
-    # Transformers 5.17 chooses SDPA for Gemma 2, which drops its bound on attention scores.
+    # Transformers 5.17 selects SDPA for Gemma 2, and SDPA ignores its bound on attention scores.
     shape = model.config.get_text_config()
     if getattr(shape, "attn_logit_softcapping", None) and shape._attn_implementation == "sdpa":
         model.set_attn_implementation("eager")
@@ -157,7 +158,7 @@ def read_outline(source: ModelSource) -> Any:
     except Exception as error:  # a damaged file may raise anything in the library
         raise _refusal(f"model.path {source.name}", error) from error
     generation = None
-    # Models without the file, such as GGUF files, have the end tokens of `config`.
+    # Models without generation_config.json, such as GGUF files, name their end tokens in `config`.
     with suppress(OSError, ValueError):
         generation = GenerationConfig.from_pretrained(
             source.place, revision=source.revision or "main", local_files_only=source.cached
@@ -181,8 +182,8 @@ def saved_family(source: ModelSource) -> str:
 def read_tokenizer(source: ModelSource, model: Any) -> Any:
     """Load a tokenizer. Raises ModelError in one line.
 
-    model: the source's model. For a GGUF file its configuration determines the first and last
-    token.
+    model: the source's model. For a GGUF file, the model's configuration determines the BOS and EOS
+    tokens.
     """
     from transformers import AutoTokenizer
 
@@ -196,15 +197,15 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
-        # Transformers up to 5.17 confuses bos and eos of a GGUF file.
+        # Transformers up to 5.17 confuses the BOS and EOS tokens of a GGUF file.
         if isinstance(token, int):
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
     return tokenizer
 
 
 def saved_dtype(source: ModelSource) -> torch.dtype:
-    """Return the type of the saved weights; bfloat16 for a GGUF file, whose quantized values fit in
-    it."""
+    """Return the type of the saved weights; bfloat16 for a GGUF file, because its quantized values
+    fit in bfloat16."""
     from transformers import AutoConfig
 
     if source.gguf is not None:
@@ -233,11 +234,11 @@ def _only_gguf(folder: Path) -> str:
 
 
 def _ask_hub(name: str, revision: str | None) -> bool:
-    """Return whether a name must be read from the local cache. Raises ModelError if it is not
-    available.
+    """Return whether a hub model must be read from the local cache. Raises ModelError if the model
+    is not available.
 
-    A single request with a time limit: Transformers retries an unreachable hub for most of a
-    minute.
+    The function sends a single request with a time limit, because Transformers retries an
+    unreachable hub for most of a minute.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError

@@ -43,15 +43,16 @@ class TeacherStates:
         assert raw_BV is not None
         taught_BV = self.head.scaled(raw_BV, self.temperature)
         ours, theirs = student.logits_BN.shape[1], taught_BV.shape[1]
+        # Student logits beyond the teacher's vocabulary are padding, so they are cut off.
         if theirs < ours:
             student = Distribution.of(student.logits_BN[:, :theirs])
         return self.divergence.between(Distribution.of(taught_BV[:, :ours]), student)
 
     def top_k(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the top-k tokens [T, K], their log-probabilities, and that of all other tokens
-        [T].
+        """Return the top-k tokens [T, K], their log-probabilities, and the log-probability of all
+        other tokens together [T].
 
-        size: the compared part of the vocabulary.
+        size: number of vocabulary entries that are compared, from the first.
         """
         room, found = HeadRoom(), list[tuple[Tensor, Tensor, Tensor]]()
         at_once = max(1, LOGITS_AT_ONCE // len(self.head.weight_VD))
@@ -68,9 +69,10 @@ class TopKLogprobs:
     """Cached teacher logits: the top-k tokens of each position, and the total mass of all other
     tokens.
 
-    tokens_TK, logprobs_TK: at the divergence's temperature. rest_T: the logarithm of the other
-    tokens' mass. Teacher and student are compared over K + 1 events: these tokens, and all others
-    together. This divergence is a lower bound of the divergence over all tokens.
+    logprobs_TK: log-probabilities of ``tokens_TK`` at the divergence's temperature. rest_T: the
+    logarithm of the other tokens' mass. Teacher and student are compared over K + 1 events: the K
+    tokens, and all other tokens together. The divergence over these events is a lower bound of the
+    divergence over all tokens.
     """
 
     tokens_TK: Tensor
@@ -84,7 +86,7 @@ class TopKLogprobs:
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> None:
-        """Return None, because a cache does not hold the full logits."""
+        """Return None, because a cache does not contain the full logits."""
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
@@ -111,7 +113,8 @@ def _joined(chosen_BK: Tensor, rest_B1: Tensor) -> Tensor:
 
 
 def keep_top_k(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the top-k tokens [B, K], their log-probabilities, and that of all other tokens [B].
+    """Return the top-k tokens [B, K], their log-probabilities, and the log-probability of all other
+    tokens together [B].
 
     Raises RuntimeError if ``count`` exceeds the vocabulary.
     """

@@ -1,7 +1,7 @@
 """Triton kernels that import Triton at their first launch.
 
 PyTorch for CUDA installs Triton, and other builds do not. A module of kernels must therefore load
-without it: the kernels are plain functions until they are launched.
+without Triton: its kernels are plain functions until their first launch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class Kernel:
     """A Triton kernel. Calling it launches ``grid`` programs.
 
-    varying: integer arguments that differ between most calls. Triton compiles a kernel again for
-    an integer argument that is 1 or a multiple of 16, and these are excluded.
+    varying: integer arguments that differ between most calls. Triton compiles a kernel again for an
+    integer argument that is 1 or a multiple of 16. Triton never specializes a kernel on an argument
+    in ``varying``.
     """
 
     def __init__(self, function: Callable[..., None], varying: tuple[str, ...]) -> None:
@@ -40,15 +41,16 @@ class Kernel:
 
     @property
     def source(self) -> Callable[..., None]:
-        """The function, which finds Triton's language under the name ``tl``."""
+        """The function, with Triton's language in its globals under the name ``tl``."""
         import triton.language  # pyright: ignore[reportMissingImports]
 
         self.function.__globals__["tl"] = triton.language
         return self.function
 
     def __call__(self, grid: int, *arguments: Tensor | float | None, **sizes: Any) -> None:
-        """Launch the kernel. sizes: its compile-time constants, and Triton's options."""
+        """Launch the kernel. sizes: the kernel's compile-time constants, and Triton's options."""
         device = next(one.device for one in arguments if isinstance(one, Tensor))
+        # CUDA rejects the launch of an empty grid.
         if not grid:
             return
         # Triton launches on the current device, whatever the device of the tensors.
@@ -60,7 +62,7 @@ class Kernel:
 
 
 def kernel(*varying: str) -> Callable[[Callable[..., None]], Kernel]:
-    """Return a decorator that makes a `Kernel` of a function."""
+    """Return a decorator that converts a function to a `Kernel`."""
     return lambda function: Kernel(function, varying)
 
 
@@ -75,7 +77,7 @@ def probe_kernel(out, SIZE: tl.constexpr):
 
 @cache
 def fault_on(device: int) -> str | None:
-    """Return why kernels do not compile or run on a CUDA device; None if they do."""
+    """Return the reason why kernels do not compile or run on a CUDA device; None if they work."""
     if torch.version.cuda is None:
         return "PyTorch is not built for CUDA"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -96,6 +98,6 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least ``number``, the size of a block of a
-    kernel."""
+    """Return the smallest power of two that is at least ``number``. The sizes of Triton's blocks
+    must be powers of two."""
     return 1 << max(0, number - 1).bit_length()

