@@ -21,7 +21,7 @@ from assay.learn.halves import (
     split_noise,
 )
 
-# Elements per piece. A CPU piece fits the cache (measured). A GPU needs few kernel launches.
+# Elements per piece: a CPU piece fits the cache (measured), and a GPU needs few launches.
 CPU_PIECE = 2**18
 DEVICE_PIECE = 2**24
 
@@ -34,8 +34,8 @@ class AdamW:
 
     A bfloat16 parameter is the upper half of its float32 master weight. The state keeps the lower
     half (int16): two bytes per weight instead of four for a copy. A float16 parameter has a float32
-    master in the state. A float32 parameter needs no separate master. Weight decay applies to
-    matrices, and not to vectors (norms, biases).
+    master weight in the state. A float32 parameter needs no separate master weight. Weight decay
+    applies to matrices, and not to vectors (norms, biases).
 
     state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``),
         allocated at a parameter's first step.
@@ -51,15 +51,15 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Multiply the float32 gradients by ``scale``, and step the parameters that have one.
+        """Multiply the float32 gradients by ``scale``, and step the parameters that have a
+        gradient.
 
         The gradients may be overwritten.
         """
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
-            # State is allocated at the first gradient, so parameters that never get one cost no
-            # memory.
+            # State is allocated at the first gradient, so unused parameters cost no memory.
             if name not in self.state:
                 self._begin(name)
             self.num_steps[name] += 1
@@ -78,8 +78,8 @@ class AdamW:
                 continue
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
-                # Clipping is applied piece by piece while the piece is in the cache, instead of in
-                # a pass of its own over all gradients.
+                # Clipping scales each piece while it is in the cache.
+                # A separate pass would read all gradients from memory twice.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
                 workbench.step(piece, self.num_steps[name], settings, key, first)
@@ -103,7 +103,8 @@ class AdamW:
     def load(self, saved: State, plain: Plain) -> None:
         """Copy the state that `save` returned. Raises ValueError for a state of other parameters.
 
-        Lower halves match only the weights of the same save: load those weights into the model.
+        Lower halves match only the weights of the same save, so the caller must load these weights
+        into the model too.
         """
         for name, tensors in saved.items():
             parameter, wanted = self.parameters[name], self._dtypes(name)
@@ -112,6 +113,7 @@ class AdamW:
             for key, tensor in tensors.items():
                 if tensor.shape != parameter.shape:
                     raise ValueError(f"{name} with {key} of shape {tuple(tensor.shape)}")
+        # All tensors are checked before the first is copied, so a wrong file changes no state.
         self.state = {name: self._room(name) for name in saved}
         for name, held in self.state.items():
             for key, tensor in held.items():
@@ -167,7 +169,7 @@ class _Workbench:
         parameter = piece["parameter"]
         weights = self._weights(piece)
         moments = [self._widened(name, piece[name]) for name in ("exp_avg", "exp_avg_sq")]
-        # The fused kernel increments the count itself.
+        # torch's fused kernel increments the step count itself.
         self._num_steps.fill_(num_steps - 1)
         adamw(
             [weights],
@@ -176,7 +178,7 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
-            # One kernel per piece. The unfused form makes several passes over memory.
+            # The fused form is one kernel; the unfused form makes several passes over memory.
             fused=True,
             amsgrad=False,
             maximize=False,
@@ -210,10 +212,11 @@ class _Workbench:
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
         """Write the moments back in bfloat16, with stochastic rounding."""
-        # Rounding to nearest would discard every relative change below 1/256.
+        # Rounding to nearest would discard every relative change of a moment below 1/256.
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)
+        # One 32-bit random number serves both moments, with 16 bits each.
         halves = split_noise(noise, spare)
         for moment, name, half in zip(moments, ("exp_avg", "exp_avg_sq"), halves, strict=True):
             round_randomly(moment, half, out=piece[name])
@@ -230,8 +233,7 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tenso
     """Yield (first element, views of one piece) of tensors of the same shape."""
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
-    # Tensors that are not all contiguous form a single piece, because their elements have no common
-    # order.
+    # Without contiguous memory, the elements of the tensors have no common order to split by.
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         yield 0, dict(tensors)
         return

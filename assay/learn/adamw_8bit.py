@@ -27,6 +27,7 @@ class AdamW8bit:
         except ImportError as error:
             raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
         self.parameters = parameters
+        # bitsandbytes steps in the parameter's type, which would lose small steps in 16 bits.
         self.masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in parameters.items()
@@ -45,7 +46,7 @@ class AdamW8bit:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Scale the float32 gradients in place, and step the parameters that have one."""
+        """Scale the float32 gradients in place, and step the parameters that have a gradient."""
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for name, gradient in gradients.items():

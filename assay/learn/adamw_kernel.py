@@ -1,7 +1,8 @@
-"""A step of AdamW as one Triton kernel: it joins the halves of weights, steps, and splits them."""
+"""A step of AdamW as one Triton kernel: join the halves of each weight, step, and split the weight
+again."""
 
 # pyright: basic
-# The compiler of kernels reads annotations as types of its own.
+# Triton interprets the annotations of kernel arguments, so they cannot be Python types.
 
 from __future__ import annotations
 
@@ -57,6 +58,7 @@ def adamw_kernel(
     weights -= weights * decay
     first = first * beta1 + pull * share1
     second = second * beta2 + pull * pull * share2
+    # Division and root are correctly rounded, as in torch; Triton's plain operators approximate.
     size = tl.div_rn(tl.sqrt_rn(second), correction) + epsilon
     weights -= tl.div_rn(first * step_size, size)
     tl.store(exp_avg + place, first, mask=inside)
@@ -91,7 +93,7 @@ def step(
     rest = tensors.get("lower", tensors.get("master", parameter))
     rate, beta1, beta2 = settings["lr"], settings["beta1"], settings["beta2"]
     count = parameter.numel()
-    # As integers, because the kernel joins and splits bits.
+    # The kernel joins and splits the bits of the weights, so it reads the weights as integers.
     bits = parameter.view(torch.int16) if halves else parameter
     adamw_kernel(
         -(-count // BLOCK),

@@ -1,8 +1,8 @@
 """Per-token advantages and loss masks, computed from the rewards of a batch.
 
 The masks select the completions to train on: judged completions of groups with enough judged
-    siblings, optionally without truncated or wrong completions. `loss_weights` weights the selected
-    completions.
+siblings, optionally without truncated or wrong completions. `loss_weights` weights the selected
+completions.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ class Advantages:
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
     """Return the advantage of each token, by the preset's credit assignment.
 
-        completion  one action per completion: its advantage fills the row. A KL in the reward is
-                    that of the whole completion (Ahmadian et al., 2024, section 2) and enters the
-                    baseline
-        steps       the sum of the group-normalized rewards of steps that end at or after the token
-                    (DeepSeekMath, section 4.1.3), minus the KL in the reward from the token on
-        turns       one action per assistant turn: the discounted sum of the rewards of this and
-                    later turns, minus the siblings' baseline at the same turn number (`_of_turns`)
-        to_go       the discounted sum of token rewards from the token on, minus the siblings'
-                    baseline of that sum from their first token on
-        gae         generalized advantage estimates from token rewards and values (Schulman et al.,
-                    2016); the critic's returns are the estimates before whitening plus the values
+        completion: One action per completion, whose advantage fills the row. A KL in the reward is
+            summed over the completion (Ahmadian et al., 2024, section 2) before the baseline.
+        steps: The sum of the group-normalized rewards of steps that end at or after the token
+            (DeepSeekMath, section 4.1.3), minus the KL in the reward from the token on.
+        turns: One action per assistant turn. A turn's advantage is the discounted sum of rewards
+            from the turn on, minus the siblings' baseline at the same turn number (`_of_turns`).
+        to_go: The discounted sum of token rewards from the token on, minus the mean (or other
+            baseline) of this sum at the first tokens of the siblings.
+        gae: Generalized advantage estimates from token rewards and values (Schulman et al., 2016).
+            The critic's returns are the estimates before whitening plus the values.
 
     Some presets whiten advantages over the trained tokens. A KL in the reward or a critic requires
     a batch scored by `Learner.score`.
@@ -79,7 +78,7 @@ def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
-    # Sums are taken in float64 until here, because group baselines subtract nearly equal numbers.
+    # All sums so far are in float64, because group baselines subtract nearly equal numbers.
     advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
     return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
@@ -89,11 +88,12 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
 
     Counted tokens enter the loss normalizers. These tokens are in neither mask:
 
-        injected tokens
-        tokens of unjudged completions
-        tokens of groups with fewer than `Algorithm.min_siblings` judged completions
-        tokens of truncated completions with `Algorithm.mask_truncated` (the baseline includes them)
-        all tokens with `Algorithm.dynamic_sampling`, if no group has right and wrong completions
+        - injected tokens;
+        - tokens of unjudged completions;
+        - tokens of groups with fewer than `Algorithm.min_siblings` judged completions;
+        - with `Algorithm.mask_truncated`, tokens of truncated completions (their rewards count in
+          the baseline);
+        - with `Algorithm.dynamic_sampling`, all tokens if no group has right and wrong completions.
 
     DAPO trains on mixed groups only (equation 11), so every loss term is 0 for a batch without
     mixed groups. With `Algorithm.keep` = ``correct``, completions that did not pass are counted but
@@ -105,7 +105,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # DAPO trains on mixed groups only (equation 11), so without one every loss term is 0.
+        # A length penalty would otherwise train on the groups that dynamic sampling rejected.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -124,10 +124,11 @@ def _has_mixed_group(batch: Batch) -> bool:
 def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: Tensor) -> Tensor:
     """Return the weight of each token in an optimizer step's loss, [T] float64.
 
-    mask_T, counted_T: as in `Advantages`, for the tokens of the step. The share of a completion is
-        inversely proportional to its group size, so that all prompts have the same weight if group
-        sizes differ (``rl.max_group_size``). The shares are 1 if all groups have the same size. See
-        `token_weights`.
+    The share of a completion (`token_weights`) is inversely proportional to the size of its group,
+    so that all prompts have the same weight if group sizes differ (``rl.max_group_size``). If all
+    groups have the same size, all shares are 1.
+
+    mask_T, counted_T: as in `Advantages`, for the tokens of the step.
     """
     constant = 1.0
     if algorithm.aggregation == "constant_length":
@@ -180,17 +181,18 @@ def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         G_k = sum_l gamma^l r_{k+l},  A_k = (G_k - baseline) / scale
 
-    over the assistant turns k; r_k is the sum of `token_rewards` in turn k. Baseline and scale come
-    from siblings with a turn k. They do not depend on the action, so they add no bias. A turn that
-    no sibling has gets advantage 0. Turns as actions: Zhou et al., 2024 (arXiv 2402.19446). Rewards
-    at turns: Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
+    over the assistant turns k, where r_k is the sum of `token_rewards` in turn k. Baseline and
+    scale come from the siblings with a turn k. Whether a completion has a turn k is known before
+    the turn's action, so this choice of siblings adds no bias. A turn that no sibling has gets
+    advantage 0. Turns as actions follow Zhou et al., 2024 (arXiv 2402.19446). Rewards at turns
+    follow Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
     function normalizes the discounted sums.
     """
     acts_T, rewards_T = _episodes(batch, algorithm)
     turn_T, num_turns = torch.zeros_like(batch.row_T), 1
     if batch.turn_T is not None:
         turn_T, num_turns = batch.turn_T, int(batch.turn_T.max()) + 1
-    # U enumerates the turns of all rows; shorter rows leave entries without tokens.
+    # The axis U enumerates the turns of all rows; rows with fewer turns leave empty entries.
     place_T = batch.row_T * num_turns + turn_T
     row_U = torch.arange(batch.num_rows, device=batch.device).repeat_interleave(num_turns)
     number_U = torch.arange(num_turns, device=batch.device).repeat(batch.num_rows)
@@ -208,8 +210,8 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     returns_T = discounted_to_go(rewards_T, row_T, num_rows, acts_T, algorithm.gamma)
     if not algorithm.group_relative:
         return returns_T
-    # Only the return of the whole row is compared with siblings. Later returns have no counterpart
-    # there, since rows differ in length.
+    # Only the return of a whole row is compared with its siblings' returns.
+    # Returns from later tokens have no counterpart, because rows differ in length.
     before_T = acts_T.long().cumsum(0) - acts_T.long()
     length_R = row_sums(acts_T.long(), row_T, num_rows)
     first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])

@@ -29,15 +29,17 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
 
     An override of None keeps the preset's value. Raises ConfigError for an unknown name or field,
     for a dynamic weight that starts at 0, and for a credit that removes the preset's critic without
-    a baseline to replace it.
+    a baseline in its place.
     """
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
+    # Without this check, ppo with another credit would train without critic and baseline.
     if own.has_critic and not row.has_critic and overrides.get("baseline") is None:
         found = f"{row.credit!r}, which removes the critic of {row.name} and leaves no baseline"
         remedy = "or choose a method with a baseline, as rloo"
         accepted = "'gae', or set algorithm.baseline too (none for no baseline)"
         raise ConfigError(message("algorithm.credit", found, accepted, remedy))
+    # Controllers multiply a weight, so a weight of 0 would stay 0.
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
@@ -46,7 +48,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
 
 
 def preference(name: str, **overrides: Any) -> Preference:
-    """Return a preference preset. Arguments and errors are those of `algorithm`."""
+    """Return a preference preset. The arguments and errors are the same as for `algorithm`."""
     return choose_row(PREFERENCES, Preference, "preference.method", name, overrides)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-# In elements. Aligned tensors never share a cache line.
+# In elements. Tensors at multiples of this offset never share a cache line.
 ALIGNMENT = 64
 
 
@@ -32,7 +32,8 @@ class Arena:
             self._sizes[parameter.device] = first + room
 
     def take(self, name: str) -> Tensor:
-        """Return the tensor of one parameter. Repeated calls return the same memory."""
+        """Return the tensor of one parameter. Repeated calls with one name return the same
+        memory."""
         device, first = self._places[name]
         if device not in self._blocks:
             size = self._sizes[device]
@@ -41,5 +42,6 @@ class Arena:
         return self._blocks[device][first : first + shape.numel()].view(shape)
 
     def drop(self) -> None:
-        """Drop the blocks. Their memory is freed when the last tensor in them is released."""
+        """Drop the blocks. The memory of a block is freed when the block's last tensor is
+        released."""
         self._blocks.clear()

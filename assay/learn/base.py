@@ -36,8 +36,7 @@ class Learner(Protocol):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The preset in effect. The algorithm's preset. Its dynamic weights change from batch to
-        batch."""
+        """The preset in effect, whose dynamic weights change from batch to batch."""
         ...
 
     def score(
@@ -88,6 +87,7 @@ def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return scalars as floats, sorted by name, in one transfer."""
     if not values:
         return {}
+    # Reading each scalar separately would wait for the device each time.
     names = sorted(values)
     numbers = torch.stack([values[name].double() for name in names]).tolist()
     return dict(zip(names, numbers, strict=True))

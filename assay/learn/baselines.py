@@ -23,15 +23,15 @@ def group_advantages(
 ) -> Tensor:
     """Return (reward - baseline) / scale over the judged completions of each group, [R] float64.
 
-        mean            b_i = mean of all siblings' rewards, i included   (DeepSeekMath 4.1.2)
-        median          b_i = median of all siblings' rewards, i included
-        leave_one_out   b_i = mean of the other siblings' rewards          (Kool et al., 2019, RLOO)
-        std             divide by sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon
+        baseline mean: the mean of the group's rewards (DeepSeekMath, section 4.1.2).
+        baseline median: the median of the group's rewards.
+        baseline leave_one_out: the mean of the other siblings' rewards (Kool et al., 2019, RLOO).
+        scale std: sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon.
 
     An unjudged completion has advantage 0 and does not affect its siblings. A completion without a
     judged sibling has advantage 0 with every group baseline. Equal rewards give exactly 0 and are
-    not scaled. owner_R: index of the completion that each reward belongs to, for rewards of steps;
-    below R. ``leave_one_out`` then excludes all rewards of that completion.
+    not scaled. owner_R: index (below R) of the completion that each reward belongs to, for rewards
+    of steps. ``leave_one_out`` then excludes all rewards of that completion.
     """
     rewards_R = torch.where(judged_R, rewards_R.double(), 0.0)
     above_R = _above_lowest(rewards_R, judged_R, group_R, num_groups)
@@ -44,6 +44,7 @@ def group_advantages(
             advantages_R = above_R - row_medians(above_R, judged_R, group_R, num_groups)[group_R]
         case "leave_one_out":
             own_R, own_num_R = above_R, judged_R.double()
+            # Steps of one completion share its actions, so none of them may be in its baseline.
             if owner_R is not None:
                 own_R = row_sums(own_R, owner_R, len(owner_R))[owner_R]
                 own_num_R = row_sums(own_num_R, owner_R, len(owner_R))[owner_R]
@@ -79,13 +80,12 @@ def group_scale(
     deviation_R = torch.where(judged_R, above_R - mean_P[group_R], 0.0)
     squares_P = row_sums(deviation_R.square(), group_R, num_groups)
     std_P = (squares_P / (num_P - std_ddof).clamp(min=1)).sqrt()
-    # Equal rewards have advantage 0 anyway. Dividing by epsilon alone would amplify rounding
-    # errors.
+    # Equal rewards have advantage 0; dividing by epsilon alone would amplify rounding errors.
     return torch.where(std_P > 0, std_P + std_epsilon, 1.0)
 
 
 def _above_lowest(rewards_R: Tensor, judged_R: Tensor, group_R: Tensor, num_groups: int) -> Tensor:
-    """Return rewards minus the group's minimum, so that equal rewards are exact zeros."""
+    """Return rewards minus the group's minimum, so that equal rewards become exact zeros."""
     rewards_R = torch.where(judged_R, rewards_R.double(), torch.inf)
     lowest_P = rewards_R.new_full((num_groups,), torch.inf)
     lowest_P = lowest_P.scatter_reduce_(0, group_R, rewards_R, "amin")

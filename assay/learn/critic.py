@@ -2,8 +2,8 @@
 
 A critic has its own layers (`ValueModel`) or a head on the policy's layers (`ValueHead`). A critic
 with its own layers has separate forward and backward passes and separate optimizer steps. The loss
-of a shared critic is added to the policy loss: one backward pass serves both, and only the head has
-its own optimizer.
+of a shared critic is added to the policy loss: one backward pass serves both losses, and only the
+head has its own optimizer.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def value_loss(
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
     if value_clip is not None:
         moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
-        # The maximum of the two losses keeps the gradient if the clip would reduce the loss
-        # (pessimistic, as in PPO's ratio clip).
+        # The maximum is pessimistic, as in PPO's ratio clip: a clip never reduces the loss.
         bounded_T = (old_values_T + moved_T - returns_T).square()
         clipped_T = (bounded_T > squares_T).detach()
         squares_T = torch.maximum(squares_T, bounded_T)
@@ -139,6 +138,7 @@ class Critic:
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
+        # The tokens of other ranks are 0 on this rank, so the sum is exact.
         self.passes.ranks.add([values_T])
         return values_T
 
@@ -147,6 +147,7 @@ class Critic:
         place = folder / FOLDER
         place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
+            # With the head in its score layer, the saved folder also loads as a reward model.
             self.own.write_score()
             self.passes.save_state(place)
         else:
@@ -168,9 +169,9 @@ class CriticUpdate:
 
     pulled: whether the policy trains on the batch too.
 
-    ``joins``: the critic shares the policy's layers and adds its loss to the policy loss.
-        ``is_known``: the values before the update already equal the returns, so the critic takes no
-        step of its own.
+    ``joins``: whether the critic's loss is added to the policy loss, which needs shared layers.
+    ``is_known``: whether the values before the update already equal the returns, so that the critic
+        takes no step of its own.
     """
 
     def __init__(
@@ -189,8 +190,8 @@ class CriticUpdate:
         self.returns_T = advantages.returns_T
         self.mask_T = advantages.mask_T
         shared = critic.shared and not critic.warms_up
-        # Before the first nonzero reward a critic that starts at 0 is exact. A step would only move
-        # weights by momentum and decay.
+        # Before the first nonzero reward, a critic that starts at 0 is exact.
+        # A step would then only move weights by momentum and decay.
         foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
         self.is_known = foreseen and not (shared and pulled)
         self.joins = shared and not self.is_known
@@ -201,8 +202,8 @@ class CriticUpdate:
         self._reports: list[StepReport] = []
 
     def turn_to(self, groups: Sequence[int]) -> None:
-        """Select the groups of the next optimizer step. The loss of the step is the mean over their
-        tokens."""
+        """Select the groups of the next optimizer step. The step's loss is the mean over the tokens
+        of these groups."""
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
@@ -231,8 +232,8 @@ class CriticUpdate:
             micro_batches = passes.split(self.batch, self._groups) if self._groups else []
             for micro_batch in passes.clock.each(micro_batches, "critic"):
                 with passes.recomputed():
-                    # During a warm-up of a shared critic only its head learns, so the policy's
-                    # layers need no gradient.
+                    # During a shared critic's warm-up only the head learns,
+                    # so the policy's layers need no gradient.
                     with torch.set_grad_enabled(not critic.shared):
                         hidden_TD = passes.hidden(micro_batch)
                     self._loss(critic.head(hidden_TD), micro_batch.token_index_T).backward()
@@ -244,7 +245,7 @@ class CriticUpdate:
 
         Value metrics and explained variance use the values before the update.
         """
-        # A joint loss leaves gradients here if the policy skipped its step.
+        # A joint loss leaves gradients in the critic's optimizer if the policy skipped its step.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         ranks = self.critic.passes.ranks

@@ -26,12 +26,13 @@ def gae_advantages(
 ) -> Tensor:
     """Return generalized advantage estimates, [T] float64; 0 at injected tokens.
 
-        delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
-        A_t     = sum_l (gamma lambda)^l delta_{t+l}
+        delta_t = r_t + gamma V(s_{t+1}) - V(s_t),
+        A_t     = sum_l (gamma lambda)^l delta_{t+l}.
 
-    Schulman et al., 2016 (arXiv 1506.02438), equations 11 to 16, over the actions (``acts_T``) of
-    each row, with V = 0 after the last. values_T: V of the state before each token. Lambda 1 gives
-    the discounted return minus V(s_t) (equation 18), and lambda 0 gives delta_t (equation 17).
+    These are equations 11 to 16 of Schulman et al., 2016 (arXiv 1506.02438), over the actions
+    (``acts_T``) of each row, with V = 0 after the last action. values_T: V of the state before each
+    token. Lambda 1 gives the discounted return minus V(s_t) (equation 18), and lambda 0 gives
+    delta_t (equation 17).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     values_N = values_T[acts_T].double()
@@ -58,7 +59,7 @@ def discounted_to_go(
 def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reward of each action, [N] float64, and its row, [N]."""
     row_N = row_T[acts_T]
-    # Index of the last action up to each token. This action may belong to an earlier row.
+    # Index of the last action up to each token; this action may belong to an earlier row.
     before_T = acts_T.long().cumsum(0) - 1
     owned_T = before_T >= 0
     owned_T[owned_T.clone()] = row_N[before_T[owned_T]] == row_T[owned_T]
@@ -75,11 +76,12 @@ def _longest(acts_T: Tensor, row_T: Tensor, num_rows: int) -> int:
 def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: float) -> Tensor:
     """Return sum_l discount^l terms_{n+l} within each row, in log2(longest) vectorized steps.
 
-    Each step doubles the number of terms in a sum: it adds the discounted sum that starts directly
-        after its last term.
+    Each step doubles the number of terms in every sum, by adding the discounted sum that starts
+    directly after the last term.
     """
     sums_N = terms_N
     covered = 1
+    # A recursion over tokens would take one small operation per token.
     while covered < longest:
         same_row_N = row_N[covered:] == row_N[:-covered]
         rest_N = torch.where(same_row_N, sums_N[covered:] * discount**covered, 0.0)

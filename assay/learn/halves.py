@@ -15,7 +15,7 @@ def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
 
     The bits are (upper << 16) + lower.
     """
-    # ``lower`` is signed because ``upper`` is rounded.
+    # `lower` is signed, because `upper` is rounded and may exceed the number.
     out.copy_(upper)
     out.view(torch.int32).add_(lower)
 
@@ -29,8 +29,7 @@ def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -
     """
     bits = numbers.view(torch.int32)
     lower.copy_(bits)
-    # Ties round away from zero. Ties to even would leave differences of +32768, which int16 cannot
-    # represent.
+    # Ties to even would leave differences of +32768, which int16 cannot represent.
     torch.add(bits, 1 << (HALF - 1), out=spare)
     upper.view(torch.int16).copy_(spare.bitwise_right_shift_(HALF))
 
@@ -58,12 +57,12 @@ def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
     mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: int32 buffer of
     the same shape, which is overwritten.
     """
-    # The noise is a function of the element's index, so it does not depend on how a tensor is
-    # split.
+    # The element's index determines its noise, so the noise is independent of a tensor's split.
     torch.arange(first, first + out.numel(), out=out.view(-1))
     out.mul_(_signed(0x9E3779B1)).bitwise_xor_(_signed(key))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         torch.bitwise_right_shift(out, shift, out=spare)
+        # torch shifts int32 arithmetically; the mask removes the copies of the sign bit.
         out.bitwise_xor_(spare.bitwise_and_((1 << (32 - shift)) - 1))
         out.mul_(_signed(factor))
 

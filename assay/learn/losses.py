@@ -1,7 +1,7 @@
 """Policy losses as flat functions over packed tokens.
 
 A loss is a weighted sum over tokens. The weights contain the whole normalization and are computed
-once for all tokens of an optimizer step, so that the losses of its micro-batches add up:
+once for all tokens of an optimizer step, so that the losses of the step's micro-batches add up:
 
     L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
                     - entropy_weight H_t ]
@@ -65,16 +65,16 @@ def policy_loss(
         sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
                     - entropy_weight H_t ]
 
-    With ``weights_T`` from `token_weights`, this is DeepSeekMath equation 3 (negated) for
+    With ``weights_T`` from `token_weights`, the loss is DeepSeekMath equation 3 (negated) for
     ``sequence_mean`` and surrogate ``clip``, DAPO equation 8 for ``token_mean``, and PPO equation 8
     for surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under
     ``importance_cap``.
 
     logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
         entropy_T.
-    batch: batch of these tokens. Sequence-level ratios need its rows, which must be whole.
-        ``importance_cap`` needs its behavior log-probabilities. A KL in the loss needs its
-        reference log-probabilities; ``kl_factor_R`` multiplies KL_t.
+    batch: batch of these tokens. Sequence-level ratios need whole rows. ``importance_cap`` needs
+        the batch's behavior log-probabilities. A KL in the loss needs the batch's reference
+        log-probabilities; the batch's ``kl_factor_R`` multiplies KL_t.
     """
     log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
     surrogate_T, ratio_T, clipped_T = _surrogate(
@@ -94,7 +94,8 @@ def policy_loss(
             kl_T = kl_T * batch.kl_factor_R[batch.row_T]
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
-    # The KL to the old policy is a metric of every algorithm, but few have it in the loss.
+    # The KL to the old policy is a metric of every algorithm, but few losses contain it.
+    # Without a penalty, the metric is computed without a graph for the backward pass.
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
         old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
         penalty = (weights_T * old_kl_T).sum()
@@ -161,8 +162,7 @@ def gains_where_first_met(
     """
     if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
-    # At the old policy the gradient depends only on the ratio, which is 1 for any
-    # log-probabilities.
+    # At the old policy every ratio is 1, so any log-probabilities give the same gradient.
     logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
     entropy_T = torch.zeros_like(weights_T, requires_grad=True)
     parts = policy_loss(
@@ -178,14 +178,14 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
 
     With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
 
-        k1 = d                  unbiased; as a loss its expected gradient is zero
-        k2 = d^2 / 2            biased; as a loss its expected gradient is that of
-                                KL(policy || reference); d is bounded, and its gradient stays
-        k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath equation 4); as a loss, of
-                                KL(reference || policy)
+        k1 = d is unbiased. As a loss, k1 has an expected gradient of zero. k2 = d^2 / 2 is biased.
+        As a loss, k2 has the expected gradient of KL(policy || reference). The value of d is
+        bounded, but the bound does not cut the gradient. k3 = exp(-d) - 1 + d is unbiased and >= 0
+        (DeepSeekMath equation 4). As a loss, k3 has the expected gradient of KL(reference ||
+        policy).
 
-    A teacher with another tokenizer scores spans of tokens. Then d is the difference of the span,
-    stored at its last token, and 0 at its other tokens.
+    A teacher with another tokenizer scores spans of tokens. For a span, d is the difference of the
+    span's log-probabilities at its last token, and 0 at its other tokens.
     """
     spans_T = _span_logprobs(logprobs_T, ~ref_logprobs_T.isnan())
     is_scored_T = ref_logprobs_T < torch.inf
@@ -194,6 +194,7 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
+        # Only the value is bounded: a token that a teacher never generates must keep its gradient.
         bounded_T = difference_T.detach()
         return 0.5 * bounded_T.square() + bounded_T * (spans_T - spans_T.detach())
     return torch.expm1(-difference_T) + difference_T
@@ -217,23 +218,24 @@ def token_weights(
 ) -> Tensor:
     """Return the weight of each token in the loss, [T] float64; 0 outside ``loss_mask_T``.
 
-    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over rows with counted
-    tokens:
+    N_r is the number of counted tokens in row r, s_r is the share of row r, and S is the sum of s_r
+    over rows with counted tokens.
 
-        sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath equation 3
-        token_mean       s_r / sum_r s_r N_r        DAPO equation 8, over the whole optimizer step
-        constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; with 1 a plain sum
+        sequence_mean: s_r / (S N_r) (GRPO, DeepSeekMath equation 3).
+        token_mean: s_r / sum_r s_r N_r (DAPO equation 8, over the whole optimizer step).
+        constant_length: s_r / (S constant_length) (Dr. GRPO, listing 1; 1 gives a plain sum).
 
     counted_T: mask of tokens that count in the normalizers; None: the loss mask.
     share_R: relative weight of each row; None: 1, and S is the number of rows.
 
-    The normalizers cover the tokens in the arguments: pass all tokens of one optimizer step at
-        once.
+    The normalizers cover all tokens in the arguments, so pass all tokens of one optimizer step at
+    once.
     """
     counted_T = (loss_mask_T if counted_T is None else counted_T).to(torch.float64)
     share_R = counted_T.new_ones(num_rows) if share_R is None else share_R
     weights_T = loss_mask_T.to(torch.float64) * share_R[row_T]
     length_R = row_sums(counted_T, row_T, num_rows)
+    # Without a counted token all weights are 0, and the clamps only prevent a division by 0.
     if aggregation == "token_mean":
         return weights_T / (share_R * length_R).sum().clamp(min=1)
     shares = torch.where(length_R > 0, share_R, 0.0).sum().clamp(min=1)

@@ -29,7 +29,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
-    # After an early stop, some tokens had no forward pass.
+    # After an early stop of the update, some tokens had no forward pass.
     met_T = sampled_T & seen.met_T
     mismatch_T = (batch.behavior_logprobs_T - seen.old_logprobs_T).abs()[sampled_T]
     values = {
@@ -64,6 +64,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
         if len(ratio_T):
             extremes["ratio/max"], extremes["ratio/min"] = ratio_T.max(), ratio_T.min()
         losses = [torch.stack([p.loss, p.policy, p.kl, p.entropy]) for p, _ in seen.losses]
+        # The losses of one optimizer step's micro-batches add up, so only steps are averaged.
         per_step = torch.stack(losses).sum(0) / max(1, len(seen.steps))
         extremes |= dict(zip(LOSS_PARTS, per_step, strict=True))
     means = {name: part.double().mean() for name, part in values.items() if len(part)}
@@ -71,7 +72,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     if seen.stopped_at is not None:
         counted["update/stopped_at"] = float(seen.stopped_at)
     age_T = (seen.policy_version - batch.versions_T)[sampled_T]
-    # Synchronous training always samples from the newest version.
+    # Synchronous training always samples from the newest version, so all ages are 0.
     if (age_T > 0).any():
         counted |= {
             "policy/age_mean": age_T.double().mean().item(),
@@ -95,4 +96,5 @@ def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
 
 def _quantile(values_T: Tensor, q: float) -> Tensor:
     """Return the smallest value v such that a share ``q`` of all values is at most v."""
+    # `torch.quantile` rejects tensors of more than 2^24 elements.
     return values_T.kthvalue(math.ceil(len(values_T) * q)).values

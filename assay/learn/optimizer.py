@@ -63,12 +63,12 @@ class Optimizer:
     """Steps a model's trainable parameters.
 
     Gradients accumulate in float32. The gradient of a parameter with another dtype moves to a
-    float32 accumulator at the end of each backward pass. Steps update float32 master weights, and
-    the parameter is their rounded value, so that no step is too small for the parameter's dtype
+    float32 accumulator at the end of each backward pass. Steps update float32 master weights, and a
+    parameter is the rounded master weight, so that no step is too small for the parameter's dtype
     (see `AdamW`).
 
-    stage: supplies the default learning rate if ``config`` has none. The attribute ``config`` then
-        contains it.
+    stage: training stage, which determines the default learning rate if ``config`` has none. The
+    attribute ``config`` contains the learning rate in use.
     ranks: learner ranks whose gradients are summed at each step.
 
     Raises ModelError if no parameter is trainable, and MissingExtra if 8-bit AdamW is not
@@ -99,6 +99,8 @@ class Optimizer:
         self._added: dict[str, Tensor] = {}
         narrow = {name: p for name, p in self.trained.items() if p.dtype != torch.float32}
         self._arena = Arena(narrow, torch.float32)
+        # torch adds gradients in the parameter's type.
+        # The hook moves each 16-bit gradient to float32 before the next pass adds to it.
         for name, parameter in narrow.items():
             take = partial(_take, self._added, self._arena, name)
             parameter.register_post_accumulate_grad_hook(take)
@@ -110,7 +112,8 @@ class Optimizer:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """The accumulated float32 gradients, without parameters that have none."""
+        """The accumulated float32 gradients by parameter name. Parameters without a gradient are
+        absent."""
         found = {name: self._added.get(name, p.grad) for name, p in self.trained.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
@@ -128,8 +131,7 @@ class Optimizer:
                 trained.grad = torch.zeros_like(trained)
             return trained.grad
         if name not in self._added:
-            # A gradient in the parameter's 16-bit type would lose small contributions of later
-            # micro-batches.
+            # A 16-bit sum would lose small contributions of later micro-batches.
             self._added[name] = self._arena.take(name)
         return self._added[name]
 
@@ -145,7 +147,7 @@ class Optimizer:
             parameter.grad = None
 
     def step(self) -> StepReport:
-        """Clip the gradients to ``max_grad_norm``, step, and drop them.
+        """Clip the gradients to ``max_grad_norm``, step, and drop the gradients.
 
         Gradients that are not finite are dropped without a step.
         """
@@ -156,6 +158,7 @@ class Optimizer:
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
         if not skipped:
+            # The constant 1e-6 is that of torch's `clip_grad_norm_`.
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0).item()
             self.rule.step(gradients, scale, learning_rate)
             self.num_steps += 1
@@ -167,8 +170,8 @@ class Optimizer:
         own = self.gradients
         if not self.ranks.divides:
             return own
-        # A rank without work has no gradients yet. A parameter that no rank used gets none: a
-        # gradient of 0 would let weight decay move it.
+        # A rank without work adds zeros for the parameters that other ranks used.
+        # A gradient of 0 would let weight decay move a parameter that no rank used.
         used = {name for names in self.ranks.gather(list(own)) for name in names}
         found: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
@@ -216,15 +219,15 @@ class Optimizer:
 
 
 def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
-    """Add a parameter's gradient to its float32 accumulator in ``added``, and drop it."""
+    """Add a parameter's gradient to its float32 accumulator in ``added``, and drop the gradient."""
     gradient = parameter.grad
-    # The backward pass added the whole gradient to the accumulator.
+    # The backward pass has already added the whole gradient to the accumulator.
     if gradient is None:
         return
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:
-        # Added in pieces, because torch first converts the whole summand to a float32 copy.
+        # Added in pieces, because torch first copies a whole 16-bit summand to float32.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None

@@ -29,9 +29,9 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
-# Methods of a learner that all ranks run. Only rank 0 runs the others.
+# Methods of a learner that all ranks run. All other methods run on rank 0 only.
 SHARED_CALLS = ("score_batch", "update", "load_state")
-# Elements of each parameter in `PassesLearner.digest`.
+# Number of elements per parameter in the checksum of `PassesLearner.digest`.
 DIGESTED = 16
 
 
@@ -115,7 +115,7 @@ class Passes:
     ) -> TokenStats:
         """Return log-probabilities and entropies of a micro-batch's tokens.
 
-        model: None: the policy.
+        model: model that scores the tokens; None: the policy.
         expected: gradients of the coming backward pass, if known in advance.
         target: distributions for a divergence.
         """
@@ -139,7 +139,8 @@ class Passes:
         return hidden_states(self.policy, inputs, self.lean, self.optimizer.accumulator)
 
     def _return_holes(self, micro_batch: MicroBatch) -> None:
-        """Return freed activations to the system where a micro-batch would not fit into them."""
+        """Release freed activations to the system if a micro-batch would not fit into their
+        memory."""
         if self.device.type == "cpu" and torch.is_grad_enabled():
             self._holes.prepare_for(micro_batch.inputs(self.layout).num_tokens)
 
@@ -158,7 +159,7 @@ class Passes:
     ) -> Tensor:
         """Return the log-probability of each token, [T] float32, under the policy or ``model``.
 
-        The model may be on another device than the batch. what: label of the work in progress
+        The model may be on another device than the batch. what: name of the work in progress
         displays.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
@@ -247,8 +248,7 @@ class PassesLearner:
 
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
-        # An optimizer step changes nearly all elements, so a few suffice to detect ranks that
-        # differ.
+        # A step changes nearly all elements, so a few of them detect ranks that differ.
         crc = self.state_version
         for optimizer in self.all_optimizers:
             trained = optimizer.trained.values()
@@ -285,6 +285,7 @@ class RecomputedActivations:
             raise ModelError(message("model.activation_checkpointing", found, "false"))
         self._layers: list[Any] = list(layers)
         for layer in self._layers:
+            # The reentrant form drops gradients if no input needs one, as with a frozen embedding.
             recompute = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
             layer._gradient_checkpointing_func = recompute
 

@@ -28,11 +28,11 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
     Tokens with a nonzero advantage carry gradient. All trained tokens carry gradient if the loss
     has a KL to the reference or an entropy bonus. A penalty on KL(old || new), ``tau`` and a trust
     region have zero gradient at the old policy. These terms count only if some token in the batch
-    has an advantage, because otherwise the policy never moves from the old one.
+    has an advantage, because otherwise the policy never moves away from the old policy.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
-    # These terms have zero gradient at the old policy, and only advantages move the policy from it.
+    # These terms have zero gradient at the old policy, and only advantages move the policy away.
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
         return advantages.mask_T
@@ -43,7 +43,7 @@ class PolicyUpdate:
     """Per-token data of one policy update.
 
     carries_T: mask of tokens that carry gradient. learns: whether the update trains the policy; if
-    False, it only measures it.
+    False, the update only measures the policy.
 
     Attributes:
 
@@ -97,7 +97,8 @@ class PolicyUpdate:
     def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
         """Return the micro-batches of an optimizer step on these groups; empty: no step.
 
-        Groups without gradient are skipped. The first epoch measures them with a forward pass.
+        Groups without gradient are skipped; in the first epoch, a forward pass measures such
+        groups.
         """
         if epoch == 0:
             self._look_at(sorted(set(groups) - self._carriers))
@@ -111,7 +112,7 @@ class PolicyUpdate:
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
         """Return the gradient of the loss with respect to token statistics, if known in advance."""
-        # After the first update ratios are not 1, so the gradient is not known in advance.
+        # Old log-probabilities from scoring serve several steps, after which ratios are not 1.
         if self.batch.old_logprobs_T is not None:
             return None
         index_T = micro_batch.token_index_T
@@ -123,7 +124,7 @@ class PolicyUpdate:
         index_T = micro_batch.token_index_T
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
-        # Assigning a number by index would wait for the device.
+        # Assigning a Python number by index would wait for the device.
         self.met_T.index_fill_(0, index_T, True)
         self._fresh.append(index_T)
 
@@ -160,6 +161,7 @@ class PolicyUpdate:
             there_T = others_T.to(self.batch.device)
             for column_T, value_T in zip(columns, values, strict=True):
                 column_T[there_T] = value_T.to(column_T.device)
+        # All ranks hold the losses in the same order, so their metrics have the same bits.
         mine = self.losses[self._num_exchanged :]
         self.losses[self._num_exchanged :] = ranks.concatenate(mine)
         self._num_exchanged = len(self.losses)
@@ -167,13 +169,13 @@ class PolicyUpdate:
     def went_too_far(self) -> bool:
         """Whether the current estimate of KL(old || new) exceeds `Algorithm.stop_kl`.
 
-        If True, the accumulated gradient is dropped. Always False before the first step, because
-        the policy has not moved.
+        If True, the accumulated gradient is dropped. The result is False before the first step,
+        because the policy has not moved.
         """
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
             return False
-        # The gradient that was accumulated for this step is dropped with it.
+        # The gradient of the skipped step must not enter a later step.
         self.passes.optimizer.zero_grad()
         self.stopped_at = len(self.steps)
         return True
@@ -229,6 +231,6 @@ class PolicyUpdate:
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
         self.natural_steps.append(taken)
         optimizer.zero_grad()
-        # A natural step replaces the optimizer's step, so it advances the policy version itself.
+        # A natural step replaces the optimizer's step, so the policy version advances here.
         optimizer.num_steps += taken.taken
         return StepReport(norm, taken.length, skipped=not taken.taken)

@@ -1,8 +1,9 @@
 """Preference losses as flat functions over completions.
 
 A loss is the mean over the pairs of an optimizer step, or over its completions for unpaired
-methods. It depends on a completion through its sequence log-probability only. Each micro-batch
-divides by the number of pairs or completions of the whole step, so that micro-batch losses add up.
+methods. The loss depends on a completion only through the completion's sequence log-probability.
+Each micro-batch divides by the number of pairs or completions of the whole step, so that
+micro-batch losses add up.
 """
 
 from __future__ import annotations
@@ -71,13 +72,15 @@ def preference_loss(
 def strengths(
     logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
 ) -> Tensor:
-    """Return the quantity that the loss compares, [R]. Multiplied by beta, it is the implicit
-    reward.
+    """Return the strength of each completion, [R]: the quantity that the loss compares.
 
-    log pi(y|x) - log pi_ref(y|x)     summed over the tokens (Rafailov et al., 2023, equation 5)
-    the same / |y|                    with length_normalized (Tulu 3, equation 6)
-    log pi(y|x), and / |y|            with reference_free (SimPO, equation 4)
-    log p - log(1 - p)                under ``odds``, p = pi(y|x)^(1/|y|) (ORPO, equations 3 and 4)
+    The implicit reward is beta times the strength. The strength depends on the preset:
+
+        default: log pi(y|x) - log pi_ref(y|x), summed over the tokens (Rafailov et al., 2023,
+            equation 5).
+        length_normalized: the default divided by |y| (Tulu 3, equation 6).
+        reference_free: log pi(y|x), or log pi(y|x) / |y| (SimPO, equation 4).
+        odds: log p - log(1 - p) with p = pi(y|x)^(1/|y|) (ORPO, equations 3 and 4).
     """
     if row.link == "odds":
         means_R = (logprobs_R / length_R).clamp(max=MAX_MEAN_LOGPROB)
@@ -90,13 +93,13 @@ def strengths(
 
 
 def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the loss of each pair, [P]. With d the difference of its two strengths:
+    """Return the loss of each pair, [P], with d the difference of the pair's strengths.
 
-    logistic   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta d - margin
-               (DPO equation 7, SimPO equation 6; e is label_smoothing, Mitchell 2023)
-    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)  (Chowdhury et al., 2024)
-    square     (d - 1 / (2 beta))^2                                        (IPO equation 17)
-    odds       -beta log sigmoid(d)                                        (ORPO equation 7)
+    logistic: -(1 - e) log sigmoid(z) - e log sigmoid(-z) with z = beta d - margin (DPO equation
+        7, SimPO equation 6). e is label_smoothing (Mitchell 2023).
+    robust: [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e) (Chowdhury et al., 2024).
+    square: (d - 1 / (2 beta))^2 (IPO equation 17).
+    odds: -beta log sigmoid(d) (ORPO equation 7).
     """
     difference_P = chosen_P - rejected_P
     if row.link == "square":
@@ -116,8 +119,8 @@ def label_losses(
 ) -> Tensor:
     """Return the loss of each unpaired completion, [R]: w (1 - sigmoid(+-beta (s - z0))).
 
-    The sign is + for desirable completions. This is lambda_y - v(x, y) of KTO equations 7 and 8,
-    with the preset's weights as lambda. z0 has no gradient.
+    The sign is + for desirable completions. The loss is lambda_y - v(x, y) of KTO equations 7 and
+    8, with the preset's weights as lambda. z0 has no gradient.
     """
     above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)
@@ -135,7 +138,7 @@ def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
 def log1mexp(values: Tensor) -> Tensor:
     """Return log(1 - exp(x)) for x < 0, exact at both ends."""
     near_zero = values > -math.log(2.0)
-    # The branch that is not selected must stay finite: its gradient is multiplied by 0.
+    # The branch that is not selected must stay finite, because 0 times an infinite gradient is NaN.
     low = torch.where(near_zero, -1.0, values)
     high = torch.where(near_zero, values, -1.0)
     return torch.where(near_zero, torch.log(-torch.expm1(high)), torch.log1p(-torch.exp(low)))

@@ -43,9 +43,10 @@ class PreferenceLearner(PassesLearner):
     """Trains a policy with a preference preset.
 
     Both completions of a pair share one forward and backward pass, because the gradient of each
-    depends on both. A pair that exceeds a micro-batch takes two passes. The first pass runs without
-    gradient and yields the derivative of the loss by each log-probability. The second pass trains
-    the completions separately. The gradient is the same, and the cost is one third higher.
+    completion depends on both. A pair that exceeds a micro-batch takes two passes. The first of
+    these passes runs without gradient and yields the derivative of the loss by each
+    log-probability. The second of these passes trains the completions separately. Two passes give
+    the same gradient, at a cost that is one third higher.
     """
 
     def __init__(self, passes: Passes, row: Preference) -> None:
@@ -106,6 +107,7 @@ class PreferenceLearner(PassesLearner):
         size_P += shape.prompt_length_P * (1 if self.passes.layout == "tree" else num_rows_P)
         fits_P = (size_P <= most) | (num_rows_P == 1)
         fitting = np.flatnonzero(fits_P)
+        # A limit above the whole batch makes each call of `split` return a single micro-batch.
         everything = int(size_P.sum()) + 1
         micro_batches = [
             part
@@ -133,6 +135,7 @@ class PreferenceLearner(PassesLearner):
             gains_T = gains_T.float()
             with passes.recomputed():
                 stats = passes.stats(part, expected=Gains(gains_T))
+                # This linear loss has the gradient of the true loss, but needs one row at a time.
                 (gains_T * stats.logprobs_T).sum().backward()
 
 
@@ -222,14 +225,14 @@ def preference_metrics(
 
     Keys start with ``preference/``; ``*`` is ``chosen`` or ``rejected``:
 
-        reward_*                 implicit reward
-        margin                   reward_chosen - reward_rejected
-        accuracy                 share of pairs with the larger implicit reward on the chosen side
-        logprob_*                log-probability of a completion
-        logprob_*_token          the same, divided by the number of tokens
-        change_*, change_*_token increase of the log-probability over the reference
-        both_fall                share of pairs with a decrease on both sides
-        length_*                 length in tokens
+        reward_*: implicit reward.
+        margin: reward_chosen - reward_rejected.
+        accuracy: share of pairs whose chosen completion has the larger implicit reward.
+        logprob_*: log-probability of a completion.
+        logprob_*_token: log-probability of a completion, divided by the number of its tokens.
+        change_*, change_*_token: increase of the log-probability over the reference.
+        both_fall: share of pairs in which both log-probabilities are below the reference's.
+        length_*: length in tokens.
 
     Without pairs, the accuracy compares every desirable completion with every undesirable one. A
     tie counts as one half. With a reference, all comparisons are ties before the first step.

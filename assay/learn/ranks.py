@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     # Some builds of torch have no distributed part, and a single process does not need it.
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-# Bytes of gradients that are summed by one collective call. Small tensors would wait for the
-# network one by one; one buffer for all gradients would double their memory.
+# Bytes of gradients that one collective call sums.
+# Without buckets, each small tensor would wait for the network.
+# One buffer for all gradients would double their memory.
 BUCKET_BYTES = 2**25
-# Ranks wait for the next call while rank 0 samples, evaluates or saves, for as long as that takes.
+# Ranks wait for the next call while rank 0 samples, evaluates or saves, however long that takes.
 # A lost rank 0 closes its connections, which ends the wait at once.
 CALL_PATIENCE = timedelta(days=365)
 
@@ -59,11 +60,11 @@ class Ranks:
         device: str,
         reason: Callable[[], str] = str,
     ) -> Ranks:
-        """Join the other ranks. Raises WorkerDied if they do not all join within the patience.
+        """Join the other ranks. Raises WorkerDied if not all ranks join within ``patience``.
 
         patience: seconds that a rank waits for the others in one collective operation. device: type
-        of the learner's device. reason: returns why another rank ended, for the error; "" if
-        unknown.
+        of the learner's device. reason: function that returns why another rank ended, for the error
+        message; "" if unknown.
         """
         if dist.is_initialized():
             raise RunError(
@@ -72,6 +73,7 @@ class Ranks:
         ranks = cls(rank, size)
         ranks._reason = reason
         hook = sys.excepthook
+        # nccl handles CUDA tensors only; gloo handles CPU tensors and pickled objects.
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         limit = timedelta(seconds=patience)
         try:
@@ -79,15 +81,14 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit
                 )
-                # Rank 0 sends a call only when the others wait for one, so only they need the long
-                # timeout.
+                # Rank 0 never waits for a call, so only the other ranks need the long timeout.
                 wait = CALL_PATIENCE if rank else limit
                 ranks._calls = dist.new_group(backend="gloo", timeout=wait)
         except BaseException:
             ranks.leave()
             raise
         finally:
-            # torch installs a hook that puts the rank before every later traceback of this process.
+            # torch's own hook would prefix every later traceback of this process with the rank.
             sys.excepthook = hook
         return ranks
 
@@ -99,7 +100,7 @@ class Ranks:
 
     @property
     def divides(self) -> bool:
-        """Whether passes are divided now. Whether all ranks are inside the same call."""
+        """Whether passes are divided now, because all ranks are inside the same call."""
         return self.size > 1 and (self.rank > 0 or self._depth > 0)
 
     def share(self, groups: Sequence[int], costs: Sequence[int]) -> list[int]:
@@ -109,6 +110,7 @@ class Ranks:
         """
         if not self.divides:
             return list(groups)
+        # Every rank computes the same assignment, so no message is needed.
         work, mine = [0] * self.size, list[int]()
         for cost, group in sorted(zip(costs, groups, strict=True), key=lambda one: -one[0]):
             rank = work.index(min(work))
@@ -122,6 +124,7 @@ class Ranks:
         if not self.divides:
             return
         for bucket in _buckets(tensors):
+            # A large tensor is summed in place, without a copy in a flat buffer.
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 with self.waiting("a sum"):
                     dist.all_reduce(bucket[0])
@@ -157,7 +160,7 @@ class Ranks:
                 self._send((name, args, kwargs))
             yield
         except BaseException:
-            # The other ranks are still inside the call and receive no further one.
+            # The other ranks are still inside this call, so they cannot receive a further call.
             self._is_broken = True
             raise
         finally:
@@ -167,7 +170,7 @@ class Ranks:
         """Raise WorkerDied if a value differs between ranks."""
         if not self.divides:
             return
-        # Compared as text, since NaN is not equal to itself.
+        # Values are compared as text, because NaN is not equal to itself.
         texts = self.gather(repr(value))
         for rank, text in enumerate(texts):
             if text != texts[0]:
@@ -183,8 +186,8 @@ class Ranks:
             getattr(learner, name)(*args, **kwargs)
 
     def dismiss(self) -> bool:
-        """End `follow` on the other ranks. Returns False if they are still inside a call that
-        failed on this rank."""
+        """End `follow` on the other ranks. Returns False if the other ranks are still inside a call
+        that failed on this rank."""
         if self._is_broken:
             return False
         self._send(None)
@@ -217,7 +220,7 @@ ALONE = Ranks()
 
 
 def call_on_all_ranks(learner: Any, names: Sequence[str]) -> None:
-    """Replace a learner's methods, so that the other ranks repeat calls of rank 0.
+    """Wrap methods of a learner, so that the other ranks repeat the calls of rank 0.
 
     After a call all ranks compare their weights and metrics.
     """

@@ -21,15 +21,16 @@ FILE = "reference.safetensors"
 class Reference:
     """A frozen copy of the policy, taken at construction or at the last `refresh`.
 
-    The copy holds the trained parameters only (with LoRA, the adapter). `policy` swaps them into
-    the model temporarily. Adapters that the initial policy already has are part of the reference.
-    Construct the reference before training and before loading a checkpoint. Checkpoints include a
-    reference that is refreshed.
+    The copy holds the trained parameters only (with LoRA, the adapter). `policy` swaps the copy
+    into the model temporarily. Adapters that the initial policy already has are part of the
+    reference. Construct the reference before training and before loading a checkpoint. A checkpoint
+    contains the reference if the run refreshes it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Disabling adapters would give the base model, but a run may start from trained adapters.
         self._held = {name: p.detach().clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
@@ -53,7 +54,10 @@ class Reference:
             return passes.logprobs(batch, model, "scoring by the reference")
 
     def _swap(self) -> None:
-        """Exchange policy and reference tensors without copying; shared memory stays unchanged."""
+        """Exchange the tensors of policy and reference without copying.
+
+        A generator that shares the policy's memory sees no change.
+        """
         for name, parameter in self._trained.items():
             parameter.data, self._held[name] = self._held[name], parameter.data
 

@@ -48,8 +48,8 @@ def pair_losses(
 def log_odds(logits_MC: Tensor) -> Tensor:
     """Return the log-odds of a right text or step, [M]. The sigmoid is the probability.
 
-    With one class, the log-odds are the logit. With two classes they are z_1 - z_0, so that the
-    sigmoid equals the softmax of class 1.
+    With one class, the log-odds are the logit. With two classes, the log-odds are z_1 - z_0, so
+    that the sigmoid equals the softmax of class 1.
     """
     if logits_MC.shape[-1] == 1:
         return logits_MC[..., 0]
@@ -75,8 +75,8 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
     al., 2023, arXiv:2305.20050, section 2.6).
     """
     wrong_M = (labels_M < RIGHT).long()
-    # Errors before each step, counted over all rows; the count at the start of the row is the
-    # offset.
+    # Number of wrong steps before each step, counted over all rows.
+    # The count at the start of a row is the offset of that row.
     before_M = wrong_M.cumsum(0) - wrong_M
     starts_M = torch.ones_like(row_M, dtype=torch.bool)
     starts_M[1:] = row_M[1:] != row_M[:-1]
@@ -87,11 +87,11 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
 
 
 def place_weights(labels_M: Tensor, row_M: Tensor, objective: RewardObjective) -> Tensor:
-    """Return the weight of the loss at each place, [M], before division by `num_units`.
+    """Return the weight of the loss at each scored token (place), [M], before normalization.
 
-    ``outcome``: 1 / (places of the text), so that every text has the same weight. ``process``: 1,
-        so that every step has the same weight, or 0 after the first error with
-        ``until_first_error``.
+    ``outcome``: 1 / (number of the text's places), so that every text has the same weight.
+    ``process``: 1, so that every step has the same weight. With ``until_first_error``, places after
+        the first error have weight 0.
     """
     if objective.kind == "outcome":
         counts_R = torch.bincount(row_M)

@@ -33,8 +33,8 @@ class RewardLearner(PassesLearner):
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
         """Take one optimizer step on the mean loss of these groups' pairs, texts or steps.
 
-        The normalizer covers the whole step, however it is split into micro-batches. Groups stay
-        whole. Raises OutOfMemory.
+        The normalizer covers the whole step, however the step is split into micro-batches. Groups
+        stay whole. Raises OutOfMemory.
         """
         passes = self.passes
         num_units = self._num_units(groups)
@@ -76,6 +76,7 @@ class RewardLearner(PassesLearner):
         """Return the normalizer: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
+        # The first backward pass needs the normalizer, so it cannot be summed over micro-batches.
         texts = [text for group in groups for text in group.texts]
         if self.objective.kind == "outcome":
             return len(texts)

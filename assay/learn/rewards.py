@@ -22,11 +22,11 @@ def judged_rows(batch: Batch) -> Tensor:
 def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
     """Return the terms of a completion's reward, [R] float64 each.
 
-    outcome    the verdict's reward. Under ``outcome_gate``, groups without a judged completion that
-               passed use the verdict's score. Under ``keep = "correct"`` without a baseline, 1 for
-               completions that passed, so that all kept completions have the same weight
-    overlong   `overlong_penalty`, if there is a buffer; 0 in groups with a closed outcome gate
-    kl         -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL
+    outcome: The verdict's reward. With ``outcome_gate``, groups without a passed completion use
+        the verdict's score instead. With ``keep = "correct"`` and no baseline, the outcome is 1
+        for completions that passed, so that all kept completions have the same weight.
+    overlong: `overlong_penalty`, if there is a buffer; 0 in groups with a closed outcome gate.
+    kl: -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL.
     """
     gate_R = _open_gates(batch)[batch.group_R] if algorithm.outcome_gate else None
     outcome_R = batch.rewards_R.double()
@@ -56,10 +56,10 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
-    Ziegler et al., 2019, equation 2, per token (Stiennon et al., 2020; Ouyang et al., 2022). Under
-    credit ``turns``, the weighted score of a step is placed at the end of the step, and the rest of
-    the outcome at the end of the completion. The sum over a completion's tokens is its reward in
-    `shape_rewards`.
+    This is equation 2 of Ziegler et al., 2019, per token (Stiennon et al., 2020; Ouyang et al.,
+    2022). Under credit ``turns``, the weighted score of a step is placed at the end of the step,
+    and the rest of the outcome at the end of the completion. The sum over a completion's tokens is
+    its reward in `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)
@@ -67,6 +67,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
     judged_T = judged_rows(batch)[batch.row_T]
     acts_T = batch.sampled_T & judged_T
     index_T = torch.arange(batch.num_tokens, device=batch.device)
+    # Injected tokens may follow the last sampled token, so the end of the row is not enough.
     last_index_R = index_T.new_full((batch.num_rows,), -1).scatter_reduce_(
         0, batch.row_T, torch.where(acts_T, index_T, -1), "amax"
     )

@@ -19,9 +19,8 @@ def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
 def of_rows(values_R: Tensor, row_T: Tensor) -> Tensor:
     """Expand row values to tokens: ``values_R[row_T]`` with a deterministic gradient, [T].
 
-    The backward pass adds the gradients of a row's tokens in a fixed order. Neither operation
-    guarantees a fixed order on both devices: indexing does not on a CPU, and `index_select` does
-    not on CUDA.
+    The backward pass adds the gradients of a row's tokens in a fixed order. Indexing has no fixed
+    order on a CPU, and `index_select` has none on CUDA, so each device uses the other operation.
     """
     return values_R[row_T] if values_R.is_cuda else values_R.index_select(0, row_T)
 
@@ -41,12 +40,13 @@ def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) 
     last = len(sorted_N) - 1
     lower_R = sorted_N[(first_R + (count_R - 1).clamp(min=0) // 2).clamp(max=last)]
     upper_R = sorted_N[(first_R + count_R // 2).clamp(max=last)]
-    # Half the distance, so that two equal values have exactly that value as their median.
+    # Adding half the distance makes the median of two equal values exact.
     return torch.where(count_R > 0, lower_R + (upper_R - lower_R) / 2, 0.0)
 
 
 def tokens_of(batch: Batch, groups: Sequence[int]) -> Tensor:
     """Return the mask of tokens in these groups, [T] bool."""
+    # The mask is built in host memory, because indexing by a list would wait for the device.
     chosen_P = torch.zeros(batch.num_groups, dtype=torch.bool)
     chosen_P[groups] = True
     return on_device(chosen_P, batch.device)[batch.group_R[batch.row_T]]

@@ -18,7 +18,7 @@ class Teacher(Protocol):
     """Target distributions for the tokens of a batch."""
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> Target:
-        """Return the distributions at the tokens of a micro-batch. passes: the policy's."""
+        """Return the distributions at the tokens of a micro-batch. passes: runner of the policy."""
         ...
 
 
@@ -53,6 +53,7 @@ class SFTLearner(PassesLearner):
                 part_T = weights_T[micro_batch.token_index_T]
                 target = None if teacher is None else teacher.target(micro_batch, passes)
                 pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2
+                # The loss is linear in the statistics, so its gradient is known in advance.
                 gains = Gains(
                     -self.cross_entropy * part_T,
                     divergence_T=None if target is None else pull * part_T,
@@ -71,6 +72,7 @@ class SFTLearner(PassesLearner):
         names = ("loss/total", "loss/nll", "entropy/mean", "loss/divergence")
         metrics = to_floats(dict(zip(names, torch.stack(sums).sum(0), strict=False)))
         if teacher is None:
+            # Without a teacher, loss/total would repeat loss/nll.
             del metrics["loss/total"]
         metrics["tokens/trained"] = float(batch.sampled_T.sum())
         return Update(metrics | step_metrics([report]), self.policy_version)

@@ -1,8 +1,8 @@
 """Cross-tokenizer distillation: a teacher with its own tokenizer scores spans of text.
 
-A span ends where a policy token and a teacher token end at the same character. The log-probability
-of a span is the sum over its tokens, for either model. A span never ends inside a character, even
-if a tokenizer splits the character into several tokens.
+A span ends at each character at which both a policy token and a teacher token end. The
+log-probability of a span is the sum over its tokens, for either model. A span never ends inside a
+character, even if a tokenizer splits the character into several tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from assay.types import Completion, Group, Verdict
 
 # Number of preceding tokens that can change how the first tokens of a text decode.
 CONTEXT = 8
-# The search for a span end stops after this many tokens without one.
+# The search for the end of a span stops after this many tokens.
 LONGEST = 64
 # Tokenizers decode the bytes of an incomplete character to this replacement character.
 PIECE = "\ufffd"
@@ -38,7 +38,8 @@ Cut = tuple[int, int]
 class SpanTeacher:
     """A frozen teacher with its own tokenizer.
 
-    The teacher scores the decoded text of each completion after its own rendering of the prompt.
+    The teacher scores the decoded text of each completion after the teacher's own rendering of the
+    prompt.
 
     renderer: prompt renderer of the teacher, with the teacher's chat template.
     tokenizer, eos_ids: tokenizer and end-of-sequence tokens of the policy.
@@ -81,7 +82,7 @@ class SpanTeacher:
                 groups.append(Group(problem, prompt, tuple(given)))
         if not groups:
             return torch.from_numpy(found).to(batch.device)
-        # `pack` expects verdicts, but the teacher only needs log-probabilities.
+        # `pack` requires verdicts, although the teacher only computes log-probabilities.
         none = Verdict.not_judged("unavailable", "none@1")
         asked = pack(groups, [[none] * len(group.completions) for group in groups], batch.device)
         said = passes.logprobs(asked, self.model).cpu().double().numpy()
@@ -102,6 +103,7 @@ class SpanTeacher:
         ended = bool(own) and own[-1] in self._eos_ids
         size = len(own) - ended
         whole = _decoded(self._tokenizer, own[:size])
+        # The teacher cannot encode text after an incomplete character.
         text, broken, _ = whole.partition(PIECE)
         ended = ended and not broken
         theirs = self.renderer.tokenizer
@@ -162,8 +164,7 @@ def text_ends(
         if now.startswith(known) and not piece.endswith(PIECE) and text.startswith(piece, done):
             done += len(piece)
             ends.append(done)
-            # Decoding restarts at the previous span end, so that the cost stays linear in the
-            # length.
+            # Decoding restarts at the previous span end, so that the cost stays linear.
             anchor, settled = settled, end
             known = _decoded(tokenizer, every[anchor:settled])
         else:
@@ -172,4 +173,5 @@ def text_ends(
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    # Cleanup would remove spaces that the policy has generated.
     return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -28,15 +28,15 @@ def leveled_log_ratio(
     level: RatioLevel,
     batch: Batch | None,
 ) -> Tensor:
-    """Return the log-ratio at its level, [T]. With d_t per token and N sampled tokens in a row:
+    """Return the log-ratio at its level, [T], for d_t per token and N sampled tokens in a row.
 
-        token             d_t                     PPO
-        sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO equation 7
-        sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 equation 1
+        token: d_t (PPO).
+        sequence_mean: (1/N) sum_t d_t, the log of the ratios' geometric mean (GSPO equation 7).
+        sequence_product: sum_t d_t, the log-ratio of completions (DeepSeek-R1 equation 1).
 
     All tokens of a row share its log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore its
     surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
-    papers. The other aggregations count it once per token.
+    papers. The other aggregations count the surrogate once per token.
     """
     if level == "token":
         return log_ratio_T
@@ -55,9 +55,11 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
 
-    Schulman et al., 2017 (PPO), equation 7; with unequal ranges DAPO equation 10. With a dual clip
-    c, where A < 0: -max(min(r A, clip(r) A), c A) (Ye et al., 2020, arXiv 1912.09729, equation 5).
+    This is equation 7 of Schulman et al., 2017 (PPO), and with unequal ranges equation 10 of DAPO.
+    With a dual clip c, tokens with A < 0 have the loss -max(min(r A, clip(r) A), c A) (Ye et al.,
+    2020, arXiv 1912.09729, equation 5).
     """
+    # The minimum is pessimistic: beyond the clip, a ratio that lowers the gain keeps its gradient.
     clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped_T = ratio_T * advantages_T
     surrogate_T = torch.minimum(unclipped_T, clipped_ratio_T * advantages_T)
@@ -71,7 +73,8 @@ def ratio_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-r A, whether the dual clip is active), both [T].
 
-    Schulman et al., 2015 (TRPO), equation 14; Schulman et al., 2017 (PPO), equations 6 and 8.
+    This is equation 14 of Schulman et al., 2015 (TRPO), and equations 6 and 8 of Schulman et al.,
+    2017 (PPO).
     """
     unclipped_T = ratio_T * advantages_T
     surrogate_T = unclipped_T
@@ -89,8 +92,8 @@ def cispo_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of clipped weights), both [T].
 
-    MiniMax-M1 (arXiv 2506.13585), equations 4 and 5. sg stops the gradient through the weight, so
-    that a clipped token keeps its own gradient.
+    These are equations 4 and 5 of MiniMax-M1 (arXiv 2506.13585). sg stops the gradient through the
+    weight, so that a clipped token keeps its own gradient.
     """
     ratio_T = ratio_T.detach()
     weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -107,8 +110,8 @@ def mirror_surrogate(
     """Return -A log p + (tau / 2) S^2 / N, [T].
 
     S is the sum of the log-ratios over the row's N sampled tokens. The sum over a row is -A log
-    p(y) + (tau / 2) (log p(y) / p_old(y))^2. Its negated gradient is that of Kimi k1.5 (arXiv
-    2501.12599), section 2.3.2, with p_old the policy before the update.
+    p(y) + (tau / 2) (log p(y) / p_old(y))^2. The negated gradient of that sum is the gradient of
+    Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
     """
     row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)
@@ -117,8 +120,8 @@ def mirror_surrogate(
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
     """Return min(p_old / p_behavior, cap), [T], without gradient.
 
-    Truncated importance sampling between the generator and the learner before its update (Ionides
-    2008; Yao et al., 2025 for language models).
+    This is truncated importance sampling between the generator's policy and the learner's policy
+    before the update (Ionides 2008; for language models Yao et al., 2025).
     """
     return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
 

@@ -1,4 +1,4 @@
-"""Teachers that give next-token distributions: a local model, or a remote one that returns top-k
+"""Teachers that return next-token distributions: a local model, or a remote model with top-k
 log-probabilities."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TopK = tuple[Tensor, Tensor, Tensor]
 class TeacherModel:
     """A frozen local teacher and its divergence from the policy.
 
-    The layers may be on another device than the policy. The head runs on ``device``, next to the
-    policy's head.
+    The layers may be on another device than the policy. The head runs on ``device``, the device of
+    the policy's head.
 
     context_length: maximum number of tokens per sequence; None: unlimited.
     """
@@ -40,6 +40,7 @@ class TeacherModel:
         self.divergence, self.context_length = divergence, context_length
         self._device = next(model.parameters()).device
         head = Head.of(model)
+        # Hidden states [T, D] are smaller to copy between devices than logits [T, V].
         bias_V = None if head.bias_V is None else head.bias_V.to(device)
         self._head = Head(head.weight_VD.to(device), bias_V, head.scale, head.softcap)
 

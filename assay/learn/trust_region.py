@@ -4,9 +4,9 @@ Schulman et al., 2015 (TRPO, arXiv 1502.05477), appendix C. Conjugate gradient s
 products of F and vectors only. The quadratic model of the KL gives the step length. A line search
 then checks the true surrogate and the true KL.
 
-This method suits small models. It holds several vectors of the model's size, the [T, V]
-log-probabilities of the minibatch, and the graph of a gradient. Each of about a dozen products
-costs more than a gradient.
+This method suits small models. It stores several vectors of the model's size, the [T, V]
+log-probabilities of the minibatch, and the graph of a gradient. A step takes about a dozen products
+with F, and each product costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def natural_step(
     )
     curvature = torch.dot(direction, fisher(direction)).item()
     refused = NaturalStep(0.0, 0.0, 0, residual, 0.0, taken=False)
+    # Without positive curvature, the step length is undefined.
     if not (curvature > 0 and math.isfinite(curvature)):
         return refused
     length = math.sqrt(2.0 * max_kl / curvature)
@@ -104,7 +105,7 @@ def natural_step(
             for parameter, start, part in zip(parameters, old, parts, strict=True):
                 parameter.copy_(start + length * part.view_as(start))
         after, kl = evaluate()
-        # Both comparisons are False for NaN.
+        # Both comparisons are False for NaN, so such a step is rejected.
         if after < before and kl <= max_kl:
             return NaturalStep(kl, before - after, backtracks, residual, length, taken=True)
         length *= SHRINK
@@ -168,7 +169,7 @@ class TokenKL:
 
         The log-probabilities and entropies are lists of [T] tensors, one per micro-batch.
         """
-        # The parameters have changed since the cached gradient.
+        # The cached gradient belongs to earlier parameters.
         self._kept = None
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
@@ -190,7 +191,7 @@ class TokenKL:
         product = torch.zeros_like(vector)
         for n in range(len(self._parts)):
             gradient = self._gradient(n)
-            # the graph of a single micro-batch is kept for the next product
+            # The graph of a single micro-batch is kept for the next product.
             retain = gradient is self._kept
             product += self._flat(
                 torch.autograd.grad(
@@ -214,6 +215,7 @@ class TokenKL:
             gradient = self._flat(
                 torch.autograd.grad(kl, self.parameters, create_graph=True, materialize_grads=True)
             )
+        # Only one graph is kept: the graphs of all micro-batches would need too much memory.
         if len(self._parts) == 1:
             self._kept = gradient
         return gradient

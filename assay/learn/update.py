@@ -51,13 +51,13 @@ class PolicyLearner(PassesLearner):
     critic: critic settings, if the algorithm has a critic.
     critic_start: initial value model of a critic with its own layers; None: a copy of the policy.
     seed: seed of the assignment of groups to minibatches.
-    kl_factors: factors of the KL to the reference, by tag; a problem's first tag here counts.
+    kl_factors: factor of the KL to the reference by tag. If several tags of a problem have a
+    factor, the first of them counts.
 
-    ``algorithm`` is the preset in effect. The preset in effect. Its dynamic weights change from
-    batch to batch.
+    ``algorithm`` is the preset in effect, whose dynamic weights change from batch to batch.
 
     Construct the learner before loading a checkpoint: the reference is a copy of the policy at
-        construction. Raises ModelError, and ConfigError if critic and algorithm are incompatible.
+    construction. Raises ModelError, and ConfigError if critic and algorithm are incompatible.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class PolicyLearner(PassesLearner):
         self.seed = seed
         self.kl_factors = dict(kl_factors or {})
         needs_reference = keep_reference or algorithm.kl_weight > 0
+        # A teacher replaces the reference, so no copy of the policy is kept beside a teacher.
         self.reference = teacher or (Reference(passes.policy) if needs_reference else None)
         self.optimizer = passes.optimizer
         self.critic = None
@@ -117,12 +118,12 @@ class PolicyLearner(PassesLearner):
         temperature: float | None = None,
     ) -> Batch:
         """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
-        # Problems hold answers and tests, which other ranks do not need.
         batch = pack(groups, verdicts, self.device)
         if any(factor != 1.0 for factor in self.kl_factors.values()):
             factors = [self._kl_factor(group.problem) for group in groups]
             factor_P = torch.tensor(factors, dtype=torch.float32, device=self.device)
             batch = replace(batch, kl_factor_R=factor_P[batch.group_R])
+        # Problems contain answers and tests, which other ranks do not need.
         if self.passes.ranks.size > 1:
             batch = replace(batch, problems=())
         return self.score_batch(batch, temperature)
@@ -161,9 +162,9 @@ class PolicyLearner(PassesLearner):
         mismatch cover all completions. A minibatch without gradient takes no optimizer step:
         weights, moments, weight decay, schedule and policy version stay unchanged. The critic takes
         no step if its values equal the returns, and such a batch does not count as warm-up. The
-        update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`. The
-        first batches train the critic only, if it has a warm-up. Dynamic weights change at the end.
-        Raises OutOfMemory.
+        update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`. If
+        the critic has a warm-up, the first batches train the critic only. Dynamic weights change at
+        the end. Raises OutOfMemory.
         """
         row, passes, critic_update = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
@@ -182,8 +183,7 @@ class PolicyLearner(PassesLearner):
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
                 for micro_batch in self.clock.each(micro_batches, "update", part):
-                    # Before the first step every ratio is 1, so the gradient is known before the
-                    # forward pass.
+                    # Before the first step every ratio is 1, so the gradient is known.
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
                         stats = passes.stats(micro_batch, expected=gains)
@@ -194,10 +194,10 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
-                        # One backward pass for both losses, because they share the policy's layers.
+                        # One backward pass, because both losses share the policy's layers.
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
-                # Ranks must agree on the KL before any of them decides to stop.
+                # Ranks must agree on the KL before any rank decides to stop.
                 policy.exchange()
                 if policy.learns_now and policy.went_too_far():
                     break
@@ -210,8 +210,7 @@ class PolicyLearner(PassesLearner):
         with fixed_order(self.device):
             metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
             metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        # Without a separate scoring pass, these values are from the first forward pass of the
-        # update.
+        # Without a scoring pass, these values come from the update's first forward pass.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
@@ -238,7 +237,7 @@ class PolicyLearner(PassesLearner):
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError.
 
-        There is no random state: shuffles are a function of seed and policy version.
+        The learner has no random state: shuffles are a function of seed and policy version.
         """
         self.passes.load_state(folder)
         if self.critic is None and not self._moving:
@@ -310,6 +309,7 @@ def minibatches(
     for epoch in range(epochs):
         order = np.arange(num_groups)
         if num_minibatches > 1:
+            # A function of seed, version and epoch, so a resumed run needs no saved random state.
             order = np.random.default_rng((seed, version, epoch)).permutation(num_groups)
         for part in np.array_split(order, num_minibatches):
             if len(part):
@@ -322,12 +322,12 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl < target / 1.5    weight / 2
         kl > target * 1.5    weight * 2
 
-    Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update that used
-    ``weight``, in the unit of ``target``. A NaN leaves the weight unchanged. The weight never
-    reaches 0, because doubling could not increase it again.
+    The rule is that of Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update
+    that used ``weight``, in the unit of ``target``. A NaN leaves the weight unchanged. The weight
+    never reaches 0, because doubling could not increase a weight of 0.
     """
     if kl < target / PENALTY_BAND:
-        # At 0 the weight could never grow again.
+        # From 0, doubling could never increase the weight again.
         return max(weight / PENALTY_FACTOR, sys.float_info.min)
     if kl > target * PENALTY_BAND:
         return weight * PENALTY_FACTOR
@@ -342,9 +342,10 @@ def next_kl_weight(
         e      = clip((kl - target) / target, -0.2, 0.2)
         weight = weight (1 + e num_completions / horizon)
 
-    Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain of 0.1 per batch.
-    This gain is the number of completions divided by the horizon, so it does not depend on the step
-    size. A NaN leaves the weight unchanged. The weight stays positive for every horizon.
+    The rule is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain
+    of 0.1 per batch. Here the gain is the number of completions divided by the horizon, so the
+    controller's speed does not depend on the number of completions per step. A NaN leaves the
+    weight unchanged. The weight stays positive for every horizon.
     """
     if kl != kl:
         return weight

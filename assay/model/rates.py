@@ -126,7 +126,7 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
         # Other processes only slow a product down, so the higher rate is the better measurement.
-        # A cached rate may be too low: the load average lags by a minute and can hide a busy moment.
+        # The load average lags by a minute, so a cached rate may stem from a busy moment.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
         return found, False

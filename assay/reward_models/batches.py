@@ -1,7 +1,7 @@
 """Run a checkpoint on rows of tokens in batches of similar length.
 
-Rows are padded on the right and the padding is masked. A score depends on its batch only by
-rounding: within 1e-5 in float32 (tested), and about 1e-2 in bfloat16.
+Rows are padded on the right and the padding is masked. The other rows of a batch change a score
+only by rounding: within 1e-5 in float32 (tested), and about 1e-2 in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.reward_models.checkpoint import Checkpoint
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")
 
-# Default number of tokens per padded batch.
+# Default numbers of tokens per padded batch, padding included.
 BATCH_TOKENS = 16384
 BATCH_TOKENS_CPU = 4096
 
@@ -43,13 +43,13 @@ def position_logits(
     """Return the logits at some positions of each row. columns: indices of the vocabulary entries
     to return."""
     parameters = inspect.signature(checkpoint.model.forward).parameters
-    # Other positions are not computed, because the logits of a vocabulary at every token need much
-    # memory.
+    # Vocabulary logits at every token need much memory, so only some positions are computed.
     sliced = columns is not None and "logits_to_keep" in parameters
 
     def run(chosen: Sequence[int]) -> list[list[list[float]]]:
         inputs = [rows[row] for row in chosen]
         if sliced:
+            # Transformers keeps the same positions of all rows, so the rows' positions are merged.
             kept = sorted({position for row in chosen for position in positions[row]} or {0})
             logits = _forward(checkpoint, inputs, kept)
         else:
@@ -67,9 +67,11 @@ def position_logits(
 
 
 def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield rows of similar length whose padded batch is within the limit, or a single row."""
+    """Yield the indices of rows of similar length. Each padded batch is within the limit or has a
+    single row."""
     chosen: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: (-len(rows[row]), row)):
+        # Rows come longest first, so the first row of a batch determines its padded length.
         if chosen and (len(chosen) + 1) * len(rows[chosen[0]]) > batch_tokens:
             yield chosen
             chosen = []
@@ -99,6 +101,7 @@ def _in_batches(
         except torch.OutOfMemoryError:
             if len(chosen) == 1:
                 raise
+            # The allocator still caches the memory of the failed batch.
             free_device_memory()
             middle = len(chosen) // 2
             waiting += [chosen[middle:], chosen[:middle]]
@@ -108,8 +111,8 @@ def _in_batches(
 def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = None) -> Any:
     """Return the logits of a batch. kept: return only these positions.
 
-    A head over the sequence finds the last token by the configuration's padding token. Without one,
-    a token that ends none of these rows is set.
+    A sequence head finds the last token of a row by the configuration's padding token. If none is
+    configured, a token that ends none of these rows is used.
     """
     import torch
 
@@ -118,6 +121,7 @@ def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = No
     shape: Any = checkpoint.model.config.get_text_config()
     given = shape.pad_token_id
     last = {row[-1] for row in rows}
+    # If a row ended with the padding token, the head would read an earlier token.
     pad = given if given is not None else next(id for id in range(len(last) + 1) if id not in last)
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad, dtype=torch.long)

@@ -21,9 +21,9 @@ FAMILIES: dict[Kind, str] = {
     "token": "AutoModelForTokenClassification",
     "causal": "AutoModelForCausalLM",
 }
-# Bytes. Smaller tensors, such as heads and norms, are hashed completely.
+# Bytes up to which a tensor is hashed completely, as heads and norms are.
 WHOLE_TENSOR = 1 << 20
-# Bytes read at each of `SAMPLES` positions of a larger tensor.
+# Bytes that are hashed at each of `SAMPLES` positions of a larger tensor.
 SAMPLE = 1 << 16
 SAMPLES = 8
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -49,12 +49,13 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load a folder in Hugging Face layout, or a hub name. Equal calls return the same object.
 
-    kind: type of the head: over the sequence, over each token, or the vocabulary.
+    kind: type of the head: one score per sequence, one score per token, or vocabulary logits.
 
     Code in a checkpoint is never run. Raises VerifierError for any fault, including missing weights
     of a head, which Transformers would initialize randomly with only a warning.
     """
     key = (path, kind, device, dtype)
+    # Without the lock, verifiers in two threads would load the same weights twice.
     with _lock:
         if key not in _loaded:
             _loaded[key] = _load(path, kind, device, dtype, where)
@@ -100,6 +101,7 @@ def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: s
 def _as_ours(error: AssayError, where: str) -> VerifierError:
     if isinstance(error, VerifierError):
         return error
+    # The library's remedy, setting trust_remote_code, does not exist for reward models.
     if "trust_remote_code" in str(error):
         return VerifierError(f"{where}: it contains its own Python code, which is never run")
     options = where.rpartition(".")[0]
@@ -127,7 +129,7 @@ def checkpoint_hash(path: str) -> str:
         return digest.hexdigest()[:12]
     for pattern in SMALL_FILES:
         for file in sorted(folder.glob(pattern)):
-            # The index names shard files instead of weights.
+            # The index names shard files, which may differ for equal weights.
             if not file.name.endswith(".index.json"):
                 digest.update(f"{file.name}\n".encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
@@ -137,8 +139,8 @@ def checkpoint_hash(path: str) -> str:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 found, remedy = "a damaged header", "copy the checkpoint again"
                 raise VerifierError(message(str(file), found, "safetensors", remedy)) from error
-    # Pickled weights have no tensor table that can be read without unpickling, so whole files are
-    # hashed.
+    # Reading tensors of a pickled file would need unpickling, which can run code.
+    # Pickled files are therefore hashed as a whole.
     if not any(folder.glob("*.safetensors")):
         for file in sorted(folder.glob("pytorch_model*.bin")):
             with file.open("rb") as stream:
@@ -151,11 +153,13 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    # Check first: the read would allocate whatever length the file states.
+    # Checked first, because the read would allocate whatever length the file states.
     if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))
+    # Metadata describes the file and not the weights.
     header.pop("__metadata__", None)
+    # Sorted, because writers may store the same tensors in another order.
     for name in sorted(header):
         facts = header[name]
         start, end = facts["data_offsets"]
@@ -179,6 +183,6 @@ def _cached_snapshot(name: str) -> Path | None:
     try:
         found = try_to_load_from_cache(name, "config.json")
     except ValueError:
-        # Not the form of a hub name.
+        # The path does not have the form of a hub name.
         return None
     return Path(found).parent if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""Base of the reward model verifiers: the checkpoints for a set of options, loaded once."""
+"""Base class of the reward model verifiers, which load the checkpoints of a set of options once."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class LearnedReward:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Return the reward for some options. Equal options share one object."""
+        # Options that a row may set do not affect the checkpoints, so they are not in the key.
         known = {field.name for field in cls.fields if not field.from_row}
         given = sorted((name, value) for name, value in options.items() if name in known)
         key = f"{cls.name} {given!r}"
@@ -48,12 +49,13 @@ class LearnedReward:
         return place(self.name)
 
     def load_checkpoint(self, path: str, kind: Kind) -> Checkpoint:
-        """Load one of the checkpoints, once."""
+        """Load one of the verifier's checkpoints; later calls return the loaded object."""
         device, dtype = self.options["device"], self.options["dtype"]
         return load_checkpoint(path, kind, device=device, dtype=dtype, where=f"{self.where}.path")
 
     def encoder_of(self, checkpoint: Checkpoint, step_tag: str = "") -> ConversationEncoder:
-        """Return the encoder of a checkpoint's input."""
+        """Return the encoder that converts a problem and a completion to a checkpoint's input
+        tokens."""
         return ConversationEncoder(
             checkpoint.tokenizer,
             self.where,
@@ -65,13 +67,12 @@ class LearnedReward:
         )
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the hashes of the checkpoints that judge."""
+        """Return the hashes of this verifier's checkpoints, which identify its version."""
         return {"checkpoint": "+".join(map(checkpoint_hash, self.options["path"]))}
 
     def probability(self, logits: Sequence[float]) -> float:
-        """Return the probability of the label ``positive``.
-
-        For a single logit, return its sigmoid.
+        """Return the probability of the label ``positive``; for a single logit, the logit's
+        sigmoid.
         """
         if len(logits) == 1:
             return sigmoid(logits[0])
@@ -88,6 +89,7 @@ def close_reward_models() -> None:
 
 def sigmoid(logit: float) -> float:
     """Return 1 / (1 + exp(-logit)), without overflow."""
+    # The exponential of a large positive number overflows, so both branches negate the sign.
     if logit >= 0:
         return 1.0 / (1.0 + math.exp(-logit))
     return math.exp(logit) / (1.0 + math.exp(logit))

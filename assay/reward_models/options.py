@@ -45,6 +45,7 @@ def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str)
     unset = {key for key, value in given.items() if value is None} - {"path"}
     stated = {path: _says(path, name, unset) for path in paths}
     first = stated[paths[0]]
+    # An ensemble has one set of options, so its members' own values must agree.
     for path, says in stated.items():
         if says != first:
             key = min(key for key in {*says, *first} if says.get(key) != first.get(key))
@@ -56,11 +57,12 @@ def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str)
     return {field.name: field.of({**given, **first}, where) for field in fields} | {"path": paths}
 
 
+# `RUN@best` can change while the run trains; the cache keeps one process on one checkpoint.
 @cache
 def checkpoint_folder(path: str) -> str:
     """Return the folder of a run's checkpoint (`find_checkpoint`), or any other path unchanged.
 
-    The result is cached for the process. Raises VerifierError.
+    The result for a path is cached for the life of the process. Raises VerifierError.
     """
     try:
         return str(find_checkpoint(path) or path)

@@ -23,7 +23,7 @@ from assay.verify.learned.reward_verifiers import PROCESS_REWARD_MODEL_FIELDS, P
 class _Row:
     """The checkpoint's input for one completion: its tokens, and the position of each step's score.
 
-    ends: end of each step, in the completion's own tokens.
+    ends: index of each step's last token among the completion's own tokens.
     """
 
     ends: list[int]
@@ -40,6 +40,7 @@ class ProcessRewardModel(LearnedReward):
 
     def load(self) -> None:
         """Load the checkpoint and check that it has the configured tokens and labels."""
+        # These properties raise their errors here, before the first completion is judged.
         _ = self.encoder, self.tag_ids, self.columns, self.policy
 
     @cached_property
@@ -54,7 +55,7 @@ class ProcessRewardModel(LearnedReward):
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
-        """The encoder of the prompt."""
+        """The encoder of a prompt and its steps."""
         return self.encoder_of(self.checkpoint, self.options["step_tag"])
 
     @property
@@ -67,7 +68,8 @@ class ProcessRewardModel(LearnedReward):
 
     @cached_property
     def columns(self) -> tuple[int, int] | None:
-        """The tokens for good and bad of a language model. None for a head over tokens."""
+        """The ids of the tokens for good and bad steps, if a language model scores; None for a
+        token head."""
         if self._is_causal:
             return self._token_of("good_token"), self._token_of("bad_token")
         labels = self.checkpoint.model.config.num_labels
@@ -108,7 +110,7 @@ class ProcessRewardModel(LearnedReward):
         try:
             return self._row(problem, completion)
         except VerifierError as error:
-            # Only this row is faulty, and the others are judged.
+            # Only this row is faulty, so all other rows are still judged.
             return Part.not_judged("error", str(error))
 
     def _row(self, problem: Problem, completion: Completion) -> _Row | Part:
@@ -120,6 +122,7 @@ class ProcessRewardModel(LearnedReward):
             problem, completion, places, self.options["split"], self.options["reads"]
         )
         if not steps:
+            # A completion without steps fails: if it were not judged, empty answers would cost nothing.
             return Part(0.0, score=0.0, passed=False, detail="no steps")
         texts, think = [step.text for step in steps], completion.think
         tokens, positions = self.encoder.encode_steps(
@@ -128,6 +131,7 @@ class ProcessRewardModel(LearnedReward):
         fitted = self.encoder.fit(
             tokens,
             lambda: len(self.encoder.prompt_tokens(problem, think)),
+            # A cut of the completion would remove steps whose scores are read.
             may_cut_completion=False,
         )
         if fitted.tokens is None:
@@ -138,6 +142,7 @@ class ProcessRewardModel(LearnedReward):
 
     def _part(self, row: _Row, logits: Sequence[Sequence[float]]) -> Part:
         if self._is_causal:
+            # This is the softmax over the two label tokens; all other tokens are ignored.
             scores = [sigmoid(good - bad) for good, bad in logits]
         else:
             scores = [self.probability(each) for each in logits]

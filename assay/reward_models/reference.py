@@ -40,13 +40,13 @@ class Scale:
 def scales_of(
     normalize: Any, paths: Sequence[str], how: str, raw_scores: RawScores
 ) -> tuple[Scale, ...]:
-    """Return one scale per member, as configured or measured on the rows of a file.
+    """Return one scale per member of the ensemble, as configured or measured on the rows of a file.
 
     normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion.
-    Measured values are cached in ``FILE.stats.json``, keyed by hashes of the checkpoint, the rows
-    and ``how``, the tokenization settings.
+    how: description of the settings that affect raw scores, such as the truncation. Measured values
+    are cached in ``FILE.stats.json``, keyed by hashes of the checkpoint, the rows and ``how``.
 
-    The standard deviation is that of the population. Raises VerifierError.
+    The standard deviation divides by n, not by n - 1. Raises VerifierError.
     """
     if isinstance(normalize, Mapping):
         return _given(cast("Mapping[str, Any]", normalize), len(paths))
@@ -62,11 +62,11 @@ def scales_of(
     for member, path in enumerate(paths):
         key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
         key = f"{checkpoint_hash(path)}-{key}"
-        # Missing or damaged, so it is measured again.
+        # A missing or damaged entry is measured again.
         if not _is_scale(stored.get(key)):
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
-            # The folder is not writable, so the next process measures again.
+            # If the folder is not writable, the next process measures again.
             with suppress(OSError):
                 write_json(store, stored)
         scales.append(_scale(stored[key]))
@@ -106,6 +106,7 @@ def _measure(raws: Sequence[float]) -> dict[str, float]:
     if len(raws) < 2:
         found = f"{len(raws)} rows that the model can score"
         raise VerifierError(message(_WHERE, found, "2 or more; hundreds are better"))
+    # `fsum` rounds only once, so the order of the rows does not change the scale.
     mean = math.fsum(raws) / len(raws)
     variance = math.fsum((raw - mean) ** 2 for raw in raws) / len(raws)
     return {"mean": mean, "std": math.sqrt(variance), "rows": len(raws)}

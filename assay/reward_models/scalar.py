@@ -18,7 +18,7 @@ from assay.verify.learned.reward_verifiers import REWARD_MODEL_FIELDS, Pairs
 
 
 class RewardModel(LearnedReward):
-    """One or several checkpoints with a head over the whole sequence."""
+    """One or several checkpoints whose head scores a whole sequence."""
 
     name = "reward_model"
     fields = REWARD_MODEL_FIELDS
@@ -29,7 +29,7 @@ class RewardModel(LearnedReward):
 
     @cached_property
     def members(self) -> tuple[tuple[Checkpoint, ConversationEncoder], ...]:
-        """The checkpoints with the encoders of their input."""
+        """Each checkpoint of the ensemble, with the encoder of the checkpoint's input."""
         head, found = self.options["head"], list[tuple[Checkpoint, ConversationEncoder]]()
         accepted = (1,) if head == "scalar" else (1, 2)
         for path in self.options["path"]:
@@ -45,10 +45,11 @@ class RewardModel(LearnedReward):
 
     @cached_property
     def scales(self) -> tuple[Scale, ...]:
-        """Scale that normalizes each member's scores."""
+        """The scale that normalizes the scores of each member."""
         members, normalize = self.members, self.options["normalize"]
         if normalize is None:
             return (Scale(),) * len(members)
+        # These options change raw scores, so they are part of the key of cached scales.
         names = [
             "head",
             "positive",
@@ -74,6 +75,7 @@ class RewardModel(LearnedReward):
         for row in zip(*columns, strict=True):
             raws = [raw for raw, _ in row if raw is not None]
             note = next((note for _, note in row if note), "")
+            # Each verdict of an ensemble needs all members, or verdicts would not be comparable.
             if len(raws) < len(row):
                 parts.append(Part.not_judged("unavailable", note))
             elif not all(map(math.isfinite, raws)):
@@ -98,16 +100,17 @@ class RewardModel(LearnedReward):
         squashed = self.options["squash"] == "sigmoid"
         value = sigmoid(value) if squashed else value
         if squashed or (self.options["head"] == "binary" and self.options["normalize"] is None):
-            # The value is a probability.
+            # The value is a probability, but a mean minus k deviations may fall below 0.
             value = score = min(1.0, max(0.0, value))
-        # The reward is unbounded, but a first term also needs a correctness.
+        # The value is unbounded, but a verdict also needs a score in [0, 1].
         else:
             score = sigmoid(value)
         passed = score >= self.options["threshold"]
         return Part(value, score=score, passed=passed, detail=note, components=components)
 
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
-        """Return (raw score, note on truncation) of each pair. None: it does not fit."""
+        """Return (raw score, note on truncation) of each pair. The raw score is None if the text
+        does not fit."""
         checkpoint, encoder = self.members[member]
         encoded = [self._encoded(encoder, *pair) for pair in pairs]
         rows = [each.tokens for each in encoded if each.tokens is not None]
@@ -123,7 +126,7 @@ class RewardModel(LearnedReward):
         try:
             return encoder.encode(problem, completion, self.options["reads"])
         except VerifierError as error:
-            # Only this row is faulty, and the others are judged.
+            # Only this row is faulty, so all other rows are still judged.
             return Encoded(None, str(error))
 
     def _score(self, logits: Sequence[float]) -> float:

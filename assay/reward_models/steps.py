@@ -1,4 +1,4 @@
-"""Split a completion into steps, and find where they end in its text and tokens."""
+"""Split a completion into steps, and find the end of each step in text and tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split_steps(
         ``step_ends`` (the last token of each step) has precedence.
     reads: ``answer`` excludes everything up to the end of the think block.
 
-    Raises VerifierError for ends beyond the completion.
+    Raises VerifierError if ``step_ends`` reach beyond the completion.
     """
     text = completion.text
     ends: Any = problem.spec.get("step_ends")
@@ -69,10 +69,11 @@ def _tags(completion: Completion) -> tuple[str, str]:
 
 
 class Places:
-    """Maps a completion's characters to its tokens. Without tokens, each character counts as one.
+    """Maps a completion's characters to its tokens. Without tokens, each character counts as one
+    token.
 
-    tokenizer: tokenizer of the tokens. known: whether characters can be mapped: there are no
-    tokens, or the tokenizer fits them.
+    tokenizer: tokenizer of the tokens. known: whether characters can be mapped, because the
+    completion has no tokens or the tokenizer decodes them to the text.
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:
@@ -92,11 +93,12 @@ class Places:
         return min(found, self.count - 1)
 
     def character_after(self, token: int) -> int:
-        """Return the index of the first character that is not complete with a token."""
+        """Return the index of the first character that is not complete after a token."""
         if not self.tokens:
             return min(token + 1, len(self.text))
         if self._ends is not None:
             return self._ends[token]
+        # The bytes of an incomplete character decode to U+FFFD and are not counted.
         return min(len(self._decoded(token + 1).rstrip("\ufffd")), len(self.text))
 
     @cached_property
@@ -112,19 +114,20 @@ class Places:
         )
         ids = list(found["input_ids"])
         missing = len(self.tokens) - len(ids)
-        # An additional token at the end can only be an end token.
+        # A single additional token at the end can only be an end token, which has no text.
         if ids != self.tokens[: len(ids)] or missing > 1:
             return None
         ends: list[int] = []
         for index, (_, end) in enumerate(found["offset_mapping"]):
             follows = found["offset_mapping"][index + 1 :][:1]
-            # The character continues in the next token.
+            # If the offsets overlap, the character continues in the next token.
             split = bool(follows) and follows[0][0] < end
             ends.append(max(end - split, ends[-1] if ends else 0))
         return [*ends, *[len(self.text)] * missing]
 
     def _decodes(self) -> bool:
         full = self._decoded(self.count)
+        # The last token may be an end token that is not part of the text.
         return full == self.text or self._decoded(self.count - 1) == self.text
 
     def _decoded(self, count: int) -> str:

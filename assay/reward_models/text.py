@@ -17,7 +17,7 @@ from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 
-# Private-use characters. They mark the number of a guarded text while a template is rendered.
+# Private-use characters, which enclose the number of a guarded text in a rendered template.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PROBE = "0Assay0"
@@ -36,7 +36,7 @@ class Encoded:
 
 
 class ConversationEncoder:
-    """Renders and tokenizes for one tokenizer.
+    """Renders and tokenizes conversations for one reward model's tokenizer.
 
     format: ``chat``: the tokenizer's template, as in the checkpoint's training. ``plain``:
         ``plain_template`` with prompt and completion. None: ``chat`` if the tokenizer has a
@@ -73,7 +73,8 @@ class ConversationEncoder:
         self._guards: dict[ThinkFormat, tuple[re.Pattern[str], frozenset[int]]] = {}
 
     def encode(self, problem: Problem, completion: Completion, reads: str = "all") -> Encoded:
-        """Return the tokens of a prompt and its completion, or of its answer only."""
+        """Return the tokens of a prompt with its completion, or with the completion's answer
+        only."""
         text = completion.text if reads == "all" else completion.answer_text.strip()
         return self.encode_text(problem, text, completion.think)
 
@@ -88,8 +89,8 @@ class ConversationEncoder:
         return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
-        """Return the untruncated prompt tokens, followed by those of ``text``, the start of the
-        completion."""
+        """Return the untruncated prompt tokens, followed by the tokens of ``text``, the start of
+        the completion."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
@@ -99,7 +100,8 @@ class ConversationEncoder:
     def encode_steps(
         self, problem: Problem, steps: Sequence[str], think: ThinkFormat, join: str
     ) -> tuple[list[int], list[int]]:
-        """Return the untruncated tokens of a prompt with steps, and the end of each step's tag."""
+        """Return the untruncated tokens of a prompt with steps, and the index of the last token of
+        each step's tag."""
         tokens, positions = list[int](), list[int]()
         for index, step in enumerate(steps):
             if index:
@@ -113,12 +115,14 @@ class ConversationEncoder:
     def plain_tokens(self, text: str, think: ThinkFormat, after: str = "") -> list[int]:
         """Return the tokens of a text that follows the text ``after``, without control tokens.
 
-        Some tokenizers prepend a mark to the first word of any text.
+        Some tokenizers prepend a mark to the first word of any text, so ``text`` is encoded
+        together with ``after``.
         """
         guarded: list[str] = []
         held = self._guarded(text, guarded, think)
         first = _HOLE.split(held, maxsplit=1)[0]
         before, both = self._encode(after), self._encode(after + first)
+        # If tokens merge across the border, the text is encoded alone.
         if not first or both[: len(before)] != before:
             return self._tokens(held, guarded, think)
         return both[len(before) :] + self._tokens(held[len(first) :], guarded, think)
@@ -129,11 +133,12 @@ class ConversationEncoder:
         """Truncate tokens to the limit. The prompt is cut from the left, after a leading BOS.
 
         The completion is cut only if the options allow it. num_prompt: function that returns the
-        number of prompt tokens. Called only if a cut is needed.
+        number of prompt tokens, called only if a cut is needed.
         """
         extra = 0 if self.max_tokens is None else len(tokens) - self.max_tokens
         if extra <= 0:
             return Encoded(tokens)
+        # Cuts are at the front, because heads read the score at the end of the text.
         kept = int(bool(tokens) and tokens[0] == self.tokenizer.bos_token_id)
         room = num_prompt() - kept
         note = f"the first {extra} tokens of the prompt were cut"
@@ -149,6 +154,7 @@ class ConversationEncoder:
         if self.format == "plain":
             prompt = turns[0]["content"] if len(turns) == 1 else _labelled(turns)
             before, _, after = self.plain_template.partition("{completion}")
+            # The completion is inserted last, because its own text may contain "{prompt}".
             return before.replace("{prompt}", prompt) + text + after
         chat = [*turns, {"role": "assistant", "content": text}]
         try:
@@ -188,8 +194,9 @@ class ConversationEncoder:
         if control.isdisjoint(tokens):
             return tokens
         if len(text) == 1:
-            # A control token of one letter has no other spelling.
+            # A control token of one letter has no other spelling, so the letter is dropped.
             return []
+        # Some tokenizers ignore `split_special_tokens`; halves of a tag are no control token.
         middle = len(text) // 2
         return self._letters(text[:middle], control) + self._letters(text[middle:], control)
 
@@ -198,11 +205,11 @@ class ConversationEncoder:
         return list(found["input_ids"])
 
     def _guard(self, think: ThinkFormat) -> tuple[re.Pattern[str], frozenset[int]]:
-        """Return the pattern and ids of special tokens that must be encoded as plain text if they
+        """Return the pattern and the ids of control tokens, which are encoded as plain text if they
         occur in the text of a prompt or completion.
 
-        These are special tokens, other added tokens that the template writes, and the step tag if
-        it is one token of several letters. Think tags are excluded.
+        Control tokens are special tokens, other added tokens that the template writes, and the step
+        tag if it is one token of several letters. Think tags are excluded.
         """
         if think not in self._guards:
             skeleton = self._render([{"role": "user", "content": "x"}], "x")
@@ -215,13 +222,16 @@ class ConversationEncoder:
                     control[token.content] = id
             for tag in (think.open_tag, think.close_tag):
                 control.pop(tag, None)
+            # Longest first, because a regular expression takes the first alternative that matches.
+            # The enclosing characters are guarded too, so that no text can forge a guarded number.
             words = sorted(control, key=lambda word: (-len(word), word))
             pattern = "|".join(map(re.escape, [*words, _OPEN, _CLOSE]))
             self._guards[think] = re.compile(pattern), frozenset(control.values())
         return self._guards[think]
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens around plain text. A template writes its own."""
+        """Return the special tokens that the tokenizer adds around plain text. A chat template
+        writes its own special tokens."""
         if self.format == "chat":
             return [], []
         plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
