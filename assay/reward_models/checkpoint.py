@@ -115,10 +115,10 @@ def checkpoint_hash(path: str) -> str:
 
     For a folder the hash covers all small text files, and the name, type and shape of each tensor
     in its safetensors files. Tensors up to 1 MiB (heads, norms, biases) are hashed completely, and
-    larger ones at eight samples of 64 KiB. Weights in other formats are read completely. A training
-    step, a merge or another head is thus detected, but possibly not an edit of a few numbers in a
-    large matrix. For a hub name the hash covers the files in the local cache, or else only the
-    name. A folder is read once per process.
+    larger ones at eight samples of 64 KiB. Weights in other formats are hashed completely. A
+    training step, a merge or another head is thus detected, but possibly not an edit of a few
+    numbers in a large matrix. For a hub name the hash covers the files in the local cache, or else
+    only the name. A folder is read once per process.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -159,7 +159,7 @@ def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     header: dict[str, Any] = json.loads(stream.read(length))
     # Metadata describes the file and not the weights.
     header.pop("__metadata__", None)
-    # Sorted, because writers may store the same tensors in another order.
+    # Tensors are hashed in sorted order, because writers may store them in any order.
     for name in sorted(header):
         facts = header[name]
         start, end = facts["data_offsets"]

@@ -31,7 +31,7 @@ class LearnedReward:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return the reward for some options. Equal options share one object."""
+        """Return the reward verifier for these options. Equal options share one object."""
         # Options that a row may set do not affect the checkpoints, so they are not in the key.
         known = {field.name for field in cls.fields if not field.from_row}
         given = sorted((name, value) for name, value in options.items() if name in known)

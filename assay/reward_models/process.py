@@ -122,7 +122,7 @@ class ProcessRewardModel(LearnedReward):
             problem, completion, places, self.options["split"], self.options["reads"]
         )
         if not steps:
-            # A completion without steps fails: if it were not judged, empty answers would cost nothing.
+            # A completion without steps fails: with no verdict, empty answers would cost nothing.
             return Part(0.0, score=0.0, passed=False, detail="no steps")
         texts, think = [step.text for step in steps], completion.think
         tokens, positions = self.encoder.encode_steps(

@@ -27,7 +27,7 @@ _PROBE = "0Assay0"
 class Encoded:
     """Tokens of a prompt with its completion.
 
-    tokens: None if the text does not fit.
+    tokens: None if the text exceeds the token limit.
     note: description of the truncation.
     """
 
@@ -39,8 +39,8 @@ class ConversationEncoder:
     """Renders and tokenizes conversations for one reward model's tokenizer.
 
     format: ``chat``: the tokenizer's template, as in the checkpoint's training. ``plain``:
-        ``plain_template`` with prompt and completion. None: ``chat`` if the tokenizer has a
-        template, else ``plain``.
+        ``plain_template`` with prompt and completion. The format None means ``chat`` if the
+        tokenizer has a template, else ``plain``.
     step_tag: text after each step, for models that score steps.
 
     Raises VerifierError.
