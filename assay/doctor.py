@@ -54,7 +54,7 @@ class Checked:
 
 
 def noted(name: str, found: str, remedy: str = "") -> Checked:
-    """Create a result: ``note`` if there is a remedy, else ``ok``."""
+    """Create a result whose status is ``note`` if there is a remedy, else ``ok``."""
     return Checked(name, "note" if remedy else "ok", found, remedy)
 
 
@@ -131,19 +131,23 @@ def _check_packages() -> Iterator[Checked]:
         yield Checked("assay", "broken", "its package metadata is not installed", remedy)
         return
     yield Checked("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
+    # Only core packages are imported: their import names equal their distribution names.
     core = [one for one in known if one.marker is None or one.marker.evaluate({"extra": ""})]
     for wanted in core:
         accepted = f"{wanted.name}{wanted.specifier}"
         remedy = f'run  pip install "{accepted}"'
         try:
             installed = version(wanted.name)
+            # Metadata alone do not show that compiled files fit this version of Python.
             import_module(wanted.name.replace("-", "_"))
         except PackageNotFoundError:
             yield Checked(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
-        except Exception as error:  # importing runs foreign code
+        # An import runs foreign code, which may raise anything.
+        except Exception as error:
             found = f"cannot be imported: {type(error).__name__}: {error}"
             yield Checked(wanted.name, "broken", found, remedy)
         else:
+            # Nightly builds of torch are pre-releases, which a specifier rejects by default.
             fits = wanted.specifier.contains(installed, prereleases=True)
             found = installed if fits else f"{installed}; accepted: {accepted}"
             yield Checked(wanted.name, "ok" if fits else "broken", found, "" if fits else remedy)
@@ -162,6 +166,7 @@ def _check_processor() -> Iterator[Checked]:
     torch = _torch()
     if torch is None:
         return
+    # os.cpu_count() ignores the affinity mask that containers and batch systems set.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     found = f"{usable} cores usable, {threads} threads for tensors ({platform.machine()})"
@@ -212,6 +217,7 @@ def _check_cuda() -> Iterator[Checked]:
         facts = torch.cuda.get_device_properties(index)
         memory = f"{facts.total_memory / GIB:.0f} GiB, compute {facts.major}.{facts.minor}"
         found = f"{facts.name}, {memory}, CUDA {torch.version.cuda}"
+        # By default torch counts emulated bfloat16 as supported, which is slow.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
         yield noted(f"cuda:{index}", found, remedy)
@@ -226,7 +232,9 @@ def _check_memory() -> Iterator[Checked]:
         yield Checked("memory", "note", "cannot be read on this system")
         return
     facts = dict(line.split(":", 1) for line in lines)
+    # MemAvailable counts file caches that the kernel can free; MemFree does not.
     total, free = (int(facts[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
+    # /proc/meminfo shows the host's memory, not the limit of a container.
     limit = (memory_mib() or float("inf")) / 1024
     found = f"{free:.1f} of {total:.1f} GiB free"
     if limit < total:
@@ -242,6 +250,7 @@ def _check_directory(directory: Path) -> Iterator[Checked]:
     while not place.exists():
         place = place.parent
     try:
+        # Permission bits do not show a read-only or full file system, so a file is written.
         with tempfile.NamedTemporaryFile(dir=place, prefix=".assay-"):
             pass
     except OSError as error:
@@ -256,6 +265,7 @@ def _check_directory(directory: Path) -> Iterator[Checked]:
 
 def _check_hub() -> Iterator[Checked]:
     set_to = os.environ.get("HF_HUB_OFFLINE", "")
+    # The values that huggingface_hub reads as true.
     if set_to.upper() in ("1", "ON", "YES", "TRUE"):
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
         yield noted("model hub", found, "unset it to fetch from the hub")
@@ -303,8 +313,10 @@ def _check_isolation() -> Iterator[Checked]:
 
 
 def _check_learning() -> Iterator[Checked]:
-    """Check on each device that a tiny model learns and that shared prompts reproduce separate
-    ones."""
+    """Check on each device that a tiny model learns.
+
+    Also compare packed rows that share a prompt with rows that repeat it.
+    """
     torch = _torch()
     if torch is None:
         return
@@ -312,12 +324,14 @@ def _check_learning() -> Iterator[Checked]:
         start = time.perf_counter()
         try:
             gradient, difference, limit = _try_tiny_model(device)
-        except Exception as error:  # Torch, Transformers and the driver are foreign code
+        # Torch, Transformers and the driver are foreign code, which may raise anything.
+        except Exception as error:
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
             yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue
         if not 0 < gradient < float("inf"):
             yield Checked(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
+        # Written as `not <=`, because a NaN must fail this test.
         elif not difference <= limit:
             found = f"shared prompts differ from separate ones by {difference:.2g} nats"
             remedy = "training falls back to separate prompts, which is correct but slower"
@@ -329,8 +343,7 @@ def _check_learning() -> Iterator[Checked]:
 
 
 def _try_tiny_model(device: str) -> tuple[float, float, float]:
-    """Return the largest gradient, the error of shared prompts in nats, and the limit of this
-    error."""
+    """Return the largest gradient, the error of shared prompts in nats, and the error's limit."""
     import torch
 
     from assay.model.probe import TOLERANCE, measure_difference
@@ -348,6 +361,7 @@ def _torch() -> Any:
     """Import torch; return None if that fails, which `diagnose` reports."""
     try:
         import torch
-    except Exception:  # importing runs foreign code
+    # A broken driver can make the import raise other errors than ImportError.
+    except Exception:
         return None
     return torch

@@ -4,7 +4,7 @@
     |-- UserError                   exit 2  the input is wrong; the message says what to do
     |   |-- ConfigError (ValueError)        a configuration file or an override
     |   |-- DataError (ValueError)          a row, a file of rows, or two sets that overlap
-    | |-- ModelError (ValueError) a model or tokenizer that cannot be loaded or used
+    |   |-- ModelError (ValueError)         a model or tokenizer that cannot be loaded or used
     |   |-- RunError (ValueError)           a run directory that cannot be created, resumed or read
     |   |-- VerifierError (ValueError)      a verifier expression, a spec, or a verifier that fails
     |   `-- MissingExtra (ImportError)      an optional package; the message says how to install it
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C or SIGTERM ended: 128 + SIGINT, as in shells."""
 FAILURES = (Exception, SystemExit)
-"""Exceptions of foreign code. A SystemExit there is its failure and must not end the command."""
+"""Exceptions that user code may raise. Its SystemExit is a failure and must not end the command."""
 _OBJECT = "package.module:object"
 
 
@@ -40,6 +40,7 @@ class AssayError(Exception):
 
     exit_code = 1
 
+    # IPython calls a method of this name, if it exists, to format an uncaught exception.
     def _render_traceback_(self) -> list[str]:
         """Return the traceback that a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
@@ -60,6 +61,7 @@ class ConfigError(UserError, ValueError):
     @classmethod
     def of(cls, complaints: Sequence[str]) -> ConfigError:
         """Create one error from several messages, each on its own line."""
+        # A line break in a quoted value would look like a second message.
         lines = tuple(line.replace("\n", r"\n") for line in complaints)
         error = cls("\n".join(lines))
         error.lines = lines
@@ -121,7 +123,8 @@ def cause(error: BaseException) -> str:
     """Format an error as its type and first line, for use inside another message."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:  # the methods of a foreign error may raise
+    # The `__str__` of a foreign exception may raise, too.
+    except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -134,6 +137,7 @@ def nearest(found: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1
     ``grpo`` and not ``gspo``. Case is ignored.
     """
     names, lower = list(known), found.lower()
+    # difflib only filters: its ratio of gpro is the same for grpo and gspo.
     near = difflib.get_close_matches(lower, [name.lower() for name in names], 8, cutoff)
     found_near = [name for name in dict.fromkeys(names) if name.lower() in near]
 
@@ -149,8 +153,10 @@ def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def slip_of(key: str, known: Iterable[str]) -> str:
-    """Return the known name that a key misspells, with one edit per six letters; "" if there is
-    none."""
+    """Return the known name that ``key`` misspells, or "" if no name is near enough.
+
+    At most one edit per six letters of the known name is a misspelling.
+    """
     near = nearest(key, known, 0.7)
     return near[0] if near and edits(key.lower(), near[0].lower()) <= len(near[0]) // 6 else ""
 
@@ -162,6 +168,7 @@ def edits(one: str, other: str) -> int:
         row = [i]
         for j, wanted in enumerate(other, 1):
             row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted)))
+            # Swapped neighbors are the commonest typo, so a swap costs one edit and not two.
             if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
                 row[-1] = min(row[-1], rows[-2][j - 2] + 1)
         rows.append(row)
@@ -169,10 +176,13 @@ def edits(one: str, other: str) -> int:
 
 
 def find_object(name: str, where: str, error: type[AssayError]) -> Any:
-    """Import the object named ``package.module:object``; raise ``error`` if that fails. where:
-    location of the name, for the message."""
+    """Import the object named ``package.module:object``; raise ``error`` if the import fails.
+
+    where: location of the name, for the message.
+    """
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
+        # At the end of the path, so that no file of the working directory replaces a library.
         sys.path.append(here)
     module_name, _, path = name.partition(":")
     try:
@@ -182,6 +192,7 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
                 meant = did_you_mean(part, _public(dir(found)))
                 raise error(message(where, f"no {part!r} in {module_name}", _OBJECT, meant))
             found = getattr(found, part)
+    # Messages of this function are complete; only failures of the user's module need one.
     except error:
         raise
     except FAILURES as failure:
@@ -209,14 +220,15 @@ def _public(names: Iterable[str]) -> list[str]:
 def line_of(error: BaseException, *ours: str) -> str:
     """Return ``file.py:12``: the file and line of foreign code where an error was raised.
 
-    ours: files to skip. Files of Assay are skipped too, if the traceback has any others. Returns an
-    empty string if the line is unknown.
+    ours: files to skip. Assay's own files are skipped too, unless the traceback has no other file.
+    Returns an empty string if the line is unknown.
     """
     from traceback import walk_tb
 
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     passed = (*ours, importlib.__file__)
     package = f"{Path(__file__).parent}{os.sep}"
+    # Frames of the import system are named "<frozen ...>" and show no line of the user.
     theirs = [one for one in frames if one[0] not in passed and "<frozen " not in one[0]]
     theirs = [one for one in theirs if not one[0].startswith(package)] or theirs
     lines = [line for name, line in theirs if name == theirs[0][0]]

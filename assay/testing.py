@@ -28,6 +28,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     vocab = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    # A byte-level BPE without merges has exactly one token per byte.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,11 +65,13 @@ def tiny_model(
         "intermediate_size": 2 * hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
+        # Fewer key heads than query heads, so that tests cover grouped-query attention.
         "num_key_value_heads": 2,
         "head_dim": hidden_size // 4,
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": True,
     }
+    # The configuration of GPT-2 has other names for the same sizes.
     if family == "gpt2":
         sizes = {
             "vocab_size": vocab_size,
@@ -77,13 +80,14 @@ def tiny_model(
             "n_head": 4,
             "n_positions": max_positions,
         }
+    # Default ids of some families (GPT-2: 50256) lie outside this small vocabulary.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(family, **sizes, **tokens)
+    # Restores the caller's random state; without devices it does not initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        # The weights are drawn wider than by default, so that next-token distributions differ
-        # between contexts.
+        # Wider than the default of 0.02: next-token distributions must differ between contexts.
         with torch.no_grad():
             for _, parameter in model.named_parameters():
                 if parameter.dim() == 2:
@@ -103,11 +107,11 @@ class InjectedText(str):
 
 
 class ScriptedGenerator:
-    """A generator that returns scripted completions: ``script(problem, sibling)`` returns the text.
+    """A generator of scripted completions: ``script(problem, sibling)`` returns the text.
 
-    A script may also return a list of pieces, with `InjectedText` for injected text.
-    Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. Implements
-    the generator protocol.
+    A script may also return a list of texts, in which `InjectedText` marks injected text.
+    Log-probabilities are constant. The tokens are the bytes of the text, as in `byte_tokenizer`.
+    The class implements the generator protocol.
     """
 
     exact = False
@@ -133,7 +137,7 @@ class ScriptedGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: object = None,
     ) -> list[Group]:
-        """Return one group per problem; the cutoff is ignored."""
+        """Return one group of scripted completions per problem; ``cutoff`` has no effect."""
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
         for problem in problems:
@@ -146,10 +150,10 @@ class ScriptedGenerator:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing, because no memory is held."""
+        """Do nothing: a scripted generator holds no memory."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Store the policy's version; the script does not change."""
+        """Store the policy's version; the weights have no effect on the script."""
         self.policy_version = weights.version
 
     def _complete(self, problem: Problem, sibling: int) -> Completion:
@@ -181,4 +185,5 @@ class ScriptedGenerator:
 
 
 def _bytes_of(text: str) -> np.ndarray:
+    # A prompt and a completion need at least one token, also for an empty text.
     return np.frombuffer(text.encode() or b" ", np.uint8).astype(np.int32)

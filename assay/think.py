@@ -3,12 +3,12 @@
 User functions (`Completion.answer_text`), built-in verifiers, the count of think tokens and the
 report share this definition. The rules are the same in every mode:
 
-- in addition to the configured tags, tags are recognized in any case, with spaces, and in the
-spellings of known models (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``);
-- blocks nest; a scratchpad inside a think block ends with it;
-- text before a close tag is reasoning, even if no tag opened the block;
-- the answer is the text after the last closed block, up to the next open tag; text inside an outer
-block that never closes is reasoning.
+- Besides the configured tags, the tags of known models are recognized, in any case and with spaces
+  (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``).
+- Think blocks nest. A scratchpad inside a think block ends with the think block.
+- Text before a close tag is reasoning, even if no tag opened the block.
+- The answer is the text after the last closed block, up to the next open tag.
+- All text after the open tag of a block that never closes is reasoning.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from functools import lru_cache
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
 # A close tag of these names does not close a think block.
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
+# Substring tests before the regular expression, because most texts without tags have none of them.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 
 
+# Rows may name tags of their own (`think_tags`), so the tags are part of the cache key.
 @lru_cache(maxsize=64)
 def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
     """Compile the pattern of think tags, in any case and with spaces."""
     name = re.escape(open_tag.strip("<> \t"))
+    # Bounded: adjacent unbounded gaps would backtrack quadratically on long runs of spaces.
     gap = r"\s{0,8}"
+    # [THINK] is a tag in capitals only: [think] occurs in ordinary text.
     return re.compile(
         rf"(?:<|&lt;){gap}(?P<close>/?){gap}(?:{_THINK_NAMES}|{name}|(?P<other>{_OTHER_NAMES}))"
         rf"{gap}/?{gap}(?:>|&gt;)"
@@ -71,7 +75,7 @@ def open_block(
 def _walk(
     text: str, open_tag: str, close_tag: str, opened: bool
 ) -> tuple[tuple[int, int] | None, bool, tuple[int, int]]:
-    """Return the answer before the last tag, whether the text ends in a block, and that tag."""
+    """Return the answer's span before the last tag, whether a block is open, and the last tag."""
     scratch, thinking = 0, int(opened)
     last = (0, 0)
     span: tuple[int, int] | None = None
@@ -79,17 +83,20 @@ def _walk(
         if not thinking and not scratch:
             span = _shown(text, last[1], tag.start(), span)
         last = tag.span()
+        # A scratchpad inside a think block ends with the block, so its own tags have no effect.
         if tag["other"] and thinking:
             continue
         if tag["close"] or tag["slash"] or tag["end"]:
             if tag["other"]:
                 scratch = max(0, scratch - 1)
             else:
+                # A close tag without an open tag must not make the depth negative.
                 thinking = max(0, thinking - 1)
             # All text before a close tag without an open tag is reasoning.
             span = (last[1], last[1])
         elif tag["other"]:
             scratch += 1
+        # Some models repeat the open tag that the prompt already holds; it opens no second block.
         elif not (thinking == 1 and opened and not text[: tag.start()].strip()):
             thinking += 1
     return span, bool(thinking or scratch), last

@@ -1,13 +1,13 @@
-"""The nouns of a run: problems, prompts, completions, groups, verdicts.
+"""The types of a run: problems, prompts, completions, groups and verdicts.
 
-Plain values: picklable, without torch, the same on one machine and on many.
+All are plain values without torch. They can be pickled, so processes and machines exchange them.
 
 Shape legend, for every array and tensor name in Assay (joined in axis order, as in ``logits_TV``):
 
     T  packed tokens      R  rows (completions)    P  prompts (groups)     G  group size
     L  padded length      V  vocabulary            D  model width          N  layers
     S  engine slots       K  key/value extent      H  attention heads
-    M  places that a reward model scores           C  labels of its head
+    M  scored positions of a reward model         C  labels of the reward model's head
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class Prompt:
     think: ThinkFormat = ThinkFormat()
 
 
+# Compared by identity (eq=False): an array has no single truth value, and groups are dict keys.
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """A sequence of sampled and injected tokens, with log-probabilities and policy versions.
@@ -155,6 +156,7 @@ class Completion:
     text: str
     tokens: Tokens
     behavior_logprobs: Floats
+    # Keyword-only from here on, so that no array can take the position of another one.
     _: KW_ONLY
     sampled: Mask
     model_logprobs: Floats | None = None
@@ -182,6 +184,7 @@ class Completion:
             id=id,
             text=text,
             finish_reason=finish_reason,
+            # Verifiers of length read the number of tokens, although the ids are unknown here.
             tokens=np.zeros(num_tokens, np.int32),
             behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),
@@ -193,18 +196,18 @@ class Completion:
     def failed(
         cls, id: str, reason: NotJudgedReason, detail: str, think: ThinkFormat | None = None
     ) -> Completion:
-        """Return the place of a completion that a server did not give."""
+        """Create an empty, unjudged completion for a request that a server failed to answer."""
         return replace(cls.from_text("", id, think), failure=(reason, detail))
 
     @classmethod
     def from_tokens(cls, id: str, tokens: Tokens, text: str = "") -> Completion:
-        """Create a completion from a demonstration's tokens; all of them are trained on."""
+        """Create a completion from the tokens of a demonstration; every token is trained on."""
         size = len(tokens)
         return cls(id, text, tokens, np.zeros(size, np.float32), sampled=np.ones(size, np.bool_))
 
     @property
     def num_turns(self) -> int:
-        """Number of turns."""
+        """Number of turns; 1 for a completion without injected text."""
         return max(1, len(self.turn_ends))
 
     @property
@@ -224,20 +227,21 @@ class Completion:
 
     @property
     def _thought_turns(self) -> list[str]:
-        """Texts of the assistant turns, each after its open tag if the prompt holds this tag."""
+        """Texts of the assistant turns, with the open tag where the prompt opened the block."""
         tag = self.think.open_tag
         given = (self.text[:start].rstrip().endswith(tag) for start, _ in self.said or ((0, 0),))
         return [tag * put + said for put, said in zip(given, self.turn_texts, strict=True)]
 
     @property
     def reasoning_text(self) -> str:
-        """The text inside think blocks, or an empty string."""
+        """The text inside the think blocks, or an empty string if there is no think block."""
         return self.think.split("".join(self._thought_turns))[0]
 
     @property
     def answer_text(self) -> str:
         """The last turn without its think blocks; verifiers of answers read only this text."""
         *before, newest = self._thought_turns
+        # A think block may begin in an earlier turn, so all turns are parsed as one text.
         text, last = "".join([*before, newest]), len(newest)
         start, end = self.think.answer_span(text) or (len(text), len(text))
         return text[max(start, len(text) - last) : end]
@@ -245,7 +249,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """The completions of one prompt: siblings, never separated."""
+    """The completions of one prompt, called siblings. A group is never split."""
 
     problem: Problem
     prompt: Prompt
@@ -272,9 +276,8 @@ class Verdict:
     score: correctness in [0, 1]; None exactly when status is ``not_judged``. components: unbounded
     values by name. reward: the weighted sum that the optimizer maximizes; None when not judged. A
     completion that was not judged never gets reward 0: it enters no baseline and has no gradient.
-    step_weight: weight of step scores in the reward, which is the weight of the expression's first
-    term.
-    verifier: ``name@version``. seconds: time spent judging.
+    step_weight: weight of the step scores in the reward, equal to that of the expression's first
+    term. verifier: ``name@version``. seconds: time spent judging.
     """
 
     score: float | None
@@ -290,6 +293,7 @@ class Verdict:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        # A wrong combination would turn a checker's failure into a wrong answer with reward 0.
         if (self.status == "not_judged") != (self.score is None):
             raise ValueError(f"status {self.status!r} contradicts score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):

@@ -96,9 +96,9 @@ def complain(
     if error["type"] == "value_error" and not path:
         return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
     if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
-        # The list has the wrong length.
+        # pydantic locates a wrong length at an item of the list; the message names the list.
         path = path[:-1]
-    # The key of a table is invalid; its value is not checked.
+    # pydantic locates an invalid key of a table by the name "[key]" after the key itself.
     if path and path[-1] == "[key]":
         place = _place(path[:-2], where, lines, overridden)
         keys = get_args(_type_at(path[:-2], root)[0])[0]
@@ -111,7 +111,7 @@ def complain(
         return f"{place}: missing; {_missing_remedy(names, root)}"
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
-        # Of a free table.
+        # A check inside a free-form table begins its message with the inner key.
         inner = re.match(r"(?!found )([^\n]+?): (found .*)", text, re.DOTALL)
         if inner is None:
             return f"{place}: {text}"
@@ -149,6 +149,7 @@ def at_its_line(
 
 
 def _place(path: _Path, where: str, lines: Mapping[str, int], overridden: Collection[str]) -> str:
+    # A missing key has no line of its own, so the line of its section is named.
     ancestors = [".".join(map(str, path[:end])) for end in range(len(path), 0, -1)]
     dotted = re.sub(r"\.(\d+)", r"[\1]", ancestors[0]) if ancestors else ""
     for key in ancestors:
@@ -169,12 +170,14 @@ def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
     everywhere = list(_all_keys(root))
     candidates = [key for key in everywhere if key.split(".")[-1] == leaf]
     if not candidates:
+        # An abbreviation such as lr is no near match of learning_rate, so initials are compared.
         initials = {"".join(word[0] for word in name.split("_")): name for name in known}
         candidates = [".".join([*parents, initials[leaf]])] if leaf in initials else []
     if not candidates:
         near = nearest(leaf, known)
         candidates = [".".join([*parents, name]) for name in near]
     if not candidates:
+        # Reversed, so that the first section with a key of this name wins.
         leaves = {key.split(".")[-1]: key for key in reversed(everywhere)}
         candidates = [leaves[n] for n in nearest(leaf, leaves, 0.8)]
     for name in nearest(leaf, root.model_fields, 0.8)[:1] if not candidates else ():
@@ -208,6 +211,7 @@ def _value_remedy(found: Any, annotation: Any, names: Sequence[str], root: type[
     if words.startswith("text") and not isinstance(found, str):
         return f'write "{toml_words(found)}"' if isinstance(found, int | float) else ""
     if "number" in words and isinstance(found, str):
+        # Many locales write a decimal comma.
         number = found.strip().replace(",", ".")
         if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", number):
             return f"write {number}, without quotes"
@@ -239,19 +243,21 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
         return field.annotation, field.metadata
     items = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     while items and get_origin(items[0]) is tuple:
-        # tuple[...] | None.
+        # The annotation is `tuple[...] | None`: unwrap the tuple.
         items = list(get_args(items[0]))
     return items[0], ()
 
 
 def _without_member(path: _Path, root: type[BaseModel]) -> _Path:
-    """Remove the last part of a path if it names a member of a union, as ``int`` in ``int |
-    str``."""
+    """Remove the last name of a path if it is a member of a union, such as ``int``.
+
+    pydantic appends the member to the location of an error in a union, such as ``int | str``.
+    """
     if len(path) < 2 or not isinstance(path[-1], str) or path[-1] == "[key]":
         return path
     names = [part for part in path if isinstance(part, str)]
     if _model_at(names[:-1], root) is not None or _model_at(names[:-2], root) is not None:
-        # A field of a section, or a key of a table.
+        # The last name is a field of a section or a key of a table, not a member of a union.
         return path
     return path[:-1]
 
@@ -276,7 +282,7 @@ def table_section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
-    # Set after the name of a dictionary of sections. The next name in the path is the user's.
+    # Set after the name of a dictionary of sections: the user chose the next name of the path.
     table: Any = None
     for name in names:
         if table is not None:
@@ -302,4 +308,5 @@ def _description(names: Sequence[str], root: type[BaseModel]) -> str:
     owner = _model_at(names[:-1], root)
     field = owner.model_fields.get(names[-1]) if owner and names else None
     text = " ".join(((field.description if field else None) or "").split())
+    # The period after "et al" and "eq" ends no sentence.
     return re.split(r"(?<=\.)(?<!et al\.)(?<!eq\.)\s", text)[0].rstrip(".")

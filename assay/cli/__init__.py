@@ -1,6 +1,6 @@
 """The command line: parse arguments, make one call, exit with a code.
 
-Heavy imports are deferred.
+Commands import torch and other slow packages only when they run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class Interruption(KeyboardInterrupt):
-    """Raised when SIGINT or SIGTERM arrives. A plain KeyboardInterrupt inside `exec` makes Python
-    end by SIGINT, even if it is caught."""
+    """Raised when SIGINT or SIGTERM arrives.
+
+    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if code caught it.
+    """
 
 
 def main() -> None:
@@ -30,19 +32,22 @@ def main() -> None:
     User modules such as ``my_rewards:reward`` are imported from the working directory; installed
     packages take precedence.
     """
-    # By default idle OpenMP threads spin for long, which makes steps several times slower on a
-    # machine with other load. Never spinning is slower on an idle one. So they spin for some
-    # microseconds and then sleep. OpenMP reads the setting once, when torch is first imported.
+    # By default, idle OpenMP threads spin for long. On a machine with other load,
+    # such spinning makes steps several times slower. On an idle machine, no spinning is slower.
+    # So threads spin for some microseconds and then sleep.
+    # OpenMP reads the setting once, when torch is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # At the end of the path, so that no file in the working directory replaces a library.
+    # At the end of the path, so that no file of the working directory replaces a library.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     with guarded_python(), signals_interrupt() as received:
         try:
+            # Imported here, because a signal may arrive while typer and the commands load.
             from assay.cli.command import run_command
 
             code = run_command()
-        except BaseException:  # foreign code turned an interruption into its own error
+        # A library may turn an interruption into an error of its own; the signal list shows it.
+        except BaseException:
             if not received:
                 raise
             code = INTERRUPTED
@@ -55,12 +60,13 @@ def main() -> None:
 def signals_interrupt() -> Iterator[list[int]]:
     """Treat SIGTERM like Ctrl-C. Yield the list of received signals.
 
-    A second signal ends the process immediately, if cleaning up takes too long.
+    A second signal ends the process immediately, without any cleanup.
     """
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> NoReturn:
         if received:
+            # sys.exit would run the cleanup that the user no longer wants to wait for.
             os._exit(INTERRUPTED)
         received.append(number)
         raise Interruption

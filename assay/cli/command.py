@@ -1,4 +1,4 @@
-"""Run one command: its result or error becomes an exit code, and one line for an error."""
+"""Run one command and return its exit code; print an error as one line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
-# click's UsageError, from the click that the installed typer uses.
+# UsageError of typer's own click: newer versions of typer bundle a copy of click.
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+# Failures of the machine (full disk, I/O error, no memory), not of the input: exit code 1.
 _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
 
 
@@ -40,7 +41,7 @@ def run_command() -> int:
     except OSError as error:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
-            # The error does not concern a file of the user, so it is a defect of Assay.
+            # Without a file name the error is a defect of Assay, so its traceback is shown.
             raise
         where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)
@@ -53,6 +54,7 @@ def _complain(text: str, code: int) -> int:
 
 def _complain_of_usage(error: Any) -> int:
     """Print one line about invalid arguments. Without arguments, print the help."""
+    # click 8.2 raises NoArgsIsHelpError for a group without arguments; show() prints the help.
     if error.ctx is None or "NoArgs" in type(error).__name__:
         error.show()
         return error.exit_code

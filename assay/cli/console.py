@@ -1,4 +1,4 @@
-"""Shared by the commands: the application, common options, and output."""
+"""The typer application, and the options and output functions that commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ app = typer.Typer(
     name="assay",
     help="Train language models to reason from rewards that can be checked, and keep the evidence.",
     no_args_is_help=True,
+    # `guarded_python` prints tracebacks: it escapes control characters, which typer does not.
     pretty_exceptions_enable=False,
+    # Square brackets in a help text are markup, so help texts avoid them.
     rich_markup_mode="rich",
 )
 
@@ -52,7 +54,7 @@ MOVED = {
     "drift": "verifier drift",
     "label-steps": "data label_steps",
 }
-"""Former names of commands. They are answered with the current name."""
+"""Current command for each former name. A former name gets an error that names the current one."""
 
 
 def _print_version(asked: bool) -> None:
@@ -68,9 +70,10 @@ def before_a_command(
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
+        # Eager, because --version must work without a command.
     ] = False,
 ) -> None:
-    """Handle the options before a command."""
+    """Declare the options that come before a command, such as ``--version``."""
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of text.")]
@@ -111,6 +114,7 @@ def verifier_options(
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
+    # The configuration parses the values, so types and errors are those of a file.
     tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
     prefixed = [f"verification.options.{change}" for change in changes]
     return config.build(tree, prefixed).verification.options
@@ -125,7 +129,7 @@ def show(result: Any, as_json: bool) -> None:
 
 
 def show_path(name: str, place: Any, as_json: bool) -> None:
-    """Print the path of a written result."""
+    """Print the path of a written file, or one line of JSON with the path under ``name``."""
     if as_json:
         terminal.show_json({name: str(place)})
     else:
@@ -134,6 +138,6 @@ def show_path(name: str, place: Any, as_json: bool) -> None:
 
 def leave_closed_pipe() -> NoReturn:
     """Exit without an error if the reader of the output, such as ``head``, has closed it."""
-    # Python flushes the output when it exits, which would print a second error.
+    # At exit Python flushes standard output, which would print a second error on a closed pipe.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

@@ -63,13 +63,16 @@ def _sampling_options(
         int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
     ] = None,
 ) -> None:
-    """Declare the options of all commands that sample, as keys of
-    `assay.session.sampling.SamplingOptions`. The decorator `samples` adds them to a command.
+    """Declare the options of all commands that sample.
+
+    The names are the keys of `assay.session.sampling.SamplingOptions`. The decorator `samples` adds
+    the options to a command.
     """
 
 
 def samples(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `_sampling_options` to a command, which receives them in ``**options``."""
+    # typer reads options from a signature, whose annotations this module keeps as strings.
     shared = inspect.signature(_sampling_options, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     listed = {**{name: one for name, one in own.items() if name != "options"}, **shared}
@@ -85,10 +88,12 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
                 check_place(given[name], given[name])
         if "samples" in given:
             check_siblings(given["samples"], given["temperature"])
-        # For a key that is missing in SamplingOptions, the run's own setting applies.
+        # Unset options are left out: for a missing key, the run's own setting applies.
         command(**{name: one for name, one in given.items() if one is not None})
 
+    # Every help text ends with --json.
     ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
+    # Only keyword parameters may have defaults in any order, and typer passes all by name.
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
     with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in ordered}
@@ -96,7 +101,8 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail_where_none(judged: object, remedy: str) -> None:
-    """Exit with 1 if nothing was judged, because an empty result is no success."""
+    """Exit with code 1 if no completion was judged. remedy: command or option to name."""
+    # A script must not take an evaluation without any verdict for a success.
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)
@@ -399,6 +405,7 @@ def export(
     """Export a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
     if out is None and not push:
         raise UserError("assay model export: give a new folder, --push NAME, or both")
+    # An upload is a folder with a model card, which a single GGUF file cannot hold.
     if push and format != "hf":
         raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
     if push and adapter is not None:

@@ -124,9 +124,10 @@ def compare(
 
 def show_paged(result: Any, as_json: bool) -> None:
     """Print a result. Output longer than the terminal goes through ``PAGER``, or ``less``."""
+    # In a pipe or a file, a pager would wait for keys that nobody presses.
     if as_json or not sys.stdout.isatty():
         show(result, as_json)
         return
-    # A text that fits needs no pager.
+    # -F: less ends at once if the text fits. -R: colors. -X: the text stays on the screen.
     os.environ.setdefault("LESS", "-FRX")
     pydoc.pager(escaped(str(result)))

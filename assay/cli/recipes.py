@@ -42,6 +42,7 @@ def show_recipe(name: Name) -> None:
     from assay.recipes.file import find_recipe, read_recipe
 
     path = find_recipe(name)
+    # Reading validates the recipe, so an invalid file is an error and is not printed.
     read_recipe(path)
     show_text(path.read_text(encoding="utf-8"), end="")
 
@@ -77,5 +78,6 @@ def run(
         return
     result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say)
     show(result, as_json)
+    # Exit code 130, so that a script stops as it does after Ctrl-C in any other command.
     if result.ended.startswith("interrupted"):
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Judge the completions in a file while reading it, whatever its size."""
+"""Judge the completions in a file of any size: rows are read and judged as a stream."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def verify_file(
 ) -> dict[str, Any]:
     """Judge the completions of a file and write their verdicts to ``out`` or to standard output.
 
-    Return the numbers of passed and failed rows.
+    Return a summary: row counts by status, the pass rate and the seconds.
     """
     started = said = time.monotonic()
     path, out = Path(path), None if out is None else Path(out)
+    # Opening the output would truncate the input before the first row is read.
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise DataError(f"{out}: is the file that is read; choose another --out")
     counts: Counter[str] = Counter()
@@ -48,6 +49,7 @@ def verify_file(
         if warn is not None:
             for text in service.warnings(verifier):
                 warn(text)
+        # JSON does not escape C1 control characters, with which a completion could drive a terminal.
         for row in judged_rows(path, verifier, service):
             file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1
@@ -56,6 +58,7 @@ def verify_file(
             if say is not None and time.monotonic() - said > 1.0:
                 said = time.monotonic()
                 say(f"{counts.total()} rows judged")
+        # A full disk or a closed pipe must fail here, where the command reports it.
         file.flush()
     judged = counts["passed"] + counts["failed"]
     return {
@@ -64,6 +67,7 @@ def verify_file(
         "failed": counts["failed"],
         "not_judged": counts["not_judged"],
         "not_judged_by_reason": dict(reasons),
+        # Unjudged rows count neither as passed nor as failed.
         "pass_rate": round(counts["passed"] / judged, 6) if judged else None,
         "seconds": round(time.monotonic() - started, 3),
         "out": None if out is None else str(out),

@@ -21,8 +21,9 @@ from assay.cli.console import (
 from assay.errors import MissingExtra
 from assay.host.terminal import say
 
+# A client may send any number of expressions. Each open one holds verifiers and threads.
 MAX_OPEN = 256
-"""Maximum number of expressions of clients that a verdict server keeps open."""
+"""Maximum number of client expressions that a verdict server keeps open."""
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0: any free port.")]
 TokenEnv = Annotated[str, typer.Option(help="Environment variable with the clients' token.")]
@@ -48,14 +49,18 @@ def serve_verifiers(
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
+    # Before workers start: a missing package of the extra `serve` is reported at once.
     check_extra("verifier serve")
+    # Not an option: every user of a machine can read the arguments of a running command.
     token = os.environ.get(token_env, "").strip() or None
     options = verifier_options(overrides, unsafe_no_sandbox)
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
+    # The address is bound before workers start, so that a used port is reported at once.
     with (
         bind(host, port, token) as listening,
         VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
+        # Loads the default verifier, whose errors must appear before the first request.
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
@@ -77,6 +82,7 @@ def route(
     from assay.scale.route_config import open_judge, read_config
 
     settings = read_config(config)
+    # The client imports httpx2 at its first request, when the server already answers.
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model route")
     check_extra("model route")

@@ -55,6 +55,7 @@ def train(
         assert config is not None
         looked = api.dry_run(config, overrides=changes, quiet=as_json)
         show(looked, as_json)
+        # Printed first: the completion shows why the verifier failed.
         if looked.complaint:
             raise VerifierError(looked.complaint)
         return

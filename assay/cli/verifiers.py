@@ -68,6 +68,7 @@ def verify(
             say=how_far,
         )
         show(result, as_json)
+        # Without this error, a script would take a partial rescore for a complete one.
         if result.unreadable:
             say(f"error: {rescore}: not all that it recorded could be read")
             raise typer.Exit(1)
@@ -84,18 +85,21 @@ def verify(
             deadline=deadline,
             options=options,
             allow=allow or [],
+            # Without --out the terminal shows the verdicts themselves.
             say=how_far if out is not None else None,
             warn=warn,
         )
+    # A reader of the verdicts, such as head, may close the pipe early.
     except BrokenPipeError:
         leave_closed_pipe()
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
     if as_json and out is not None:
         show_json(summary)
+    # Verdicts occupy standard output here, so the summary goes to standard error.
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
-        # Nothing was judged.
+        # If no row was judged, the checker failed, so the command fails too.
         raise typer.Exit(1)
 
 
@@ -127,6 +131,7 @@ def self_test(
         found = selftest.self_test(names, **settings)
     for result in found:
         show(result, as_json)
+        # Detectors have known error rates, so their wrong verdicts do not fail the command.
         num_wrong += 0 if result.fallible else len(result.wrong)
     if num_wrong:
         raise typer.Exit(1)
