@@ -49,7 +49,7 @@ def verify_file(
         if warn is not None:
             for text in service.warnings(verifier):
                 warn(text)
-        # JSON does not escape C1 control characters, with which a completion could drive a terminal.
+        # JSON does not escape C1 control characters, which can drive a terminal.
         for row in judged_rows(path, verifier, service):
             file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1

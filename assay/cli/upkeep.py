@@ -175,4 +175,5 @@ def doctor(as_json: Json = False) -> None:
     """Check the machine and the installation."""
     from assay import doctor as clinic
 
+    # The exit code is 1 if a required part is broken, so that scripts can depend on it.
     raise typer.Exit(clinic.report(as_json=as_json))

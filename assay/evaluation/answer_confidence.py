@@ -1,8 +1,8 @@
 """Calibration and diversity of a run's completions: ``assay run calibration RUN``.
 
-Three confidences are compared with correctness: the mean log-probability of a completion, the share
-of siblings that vote for an answer, and a confidence that the text states. Diversity is pass@k
-against pass@1, and the number of distinct answers, solutions and texts in a group.
+Three kinds of confidence are compared with correctness: the mean log-probability of a completion,
+the share of siblings that vote for an answer, and a confidence that the text states. Diversity is
+pass@k against pass@1, and the number of distinct answers, solutions and texts in a group.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from assay.session.evaluate import pass_at_k
 from assay.training.calibration import Calibration, calibrate
 
 CONFIDENCES = ("log_probability", "vote", "stated")
-# Bins of the reliability. Fewer than for reward models, because a run has fewer predictions.
+# Reliability bins: fewer than for reward models, because a run has fewer predictions.
 BINS = 10
+# The first and the last fifth of the steps show how calibration changed during training.
 _WINDOW = 0.2
 _COLUMNS = ("completion_id", "group_id", "text", "status", "extracted", "model_logprobs", "sampled")
+# Models state a confidence as "Confidence: 80%", "confidence 0.8" or "I'm 80% sure".
 _STATED = re.compile(
     r"\b(?:confidence(?: level| score)?\W{1,4}(?:is |of |about )?|i.?a?m (?:about |roughly )?)"
     r"(?P<percent>\d{1,3}(?:\.\d+)?)\s?(?:\\?%| percent)(?: (?:sure|confident|certain))?"
@@ -44,10 +46,10 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """A confidence against correctness.
+    """One kind of confidence, compared with correctness.
 
-    name: one of `CONFIDENCES`. when: the steps. count: predictions, in ``groups`` groups. interval:
-    95 % interval of the accuracy.
+    name: one of `CONFIDENCES`. when: the steps, as text. count: number of predictions. groups:
+    number of groups that the predictions come from. interval: 95 % interval of the accuracy.
     """
 
     name: str
@@ -70,11 +72,11 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """Diversity of the groups of one step. pass_at: by k; k = 1 is the pass rate.
+    """Diversity of the groups of one step. pass_at: pass@k by k; pass@1 is the pass rate.
 
-    answers: mean number of distinct answers of a group; all answers that passed count as one.
-    solutions: mean number of distinct sequences of numbers in the texts. texts: mean share of
-    distinct texts. size: mean group size.
+    answers: mean number of distinct answers per group; all correct answers count as one answer.
+    solutions: mean number of distinct solutions per group, where a solution is the sequence of
+    numbers in a text. texts: mean share of distinct texts. size: mean group size.
     """
 
     step: int
@@ -88,7 +90,7 @@ class Diversity:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Confidences and diversity of a run. read, of: completions."""
+    """Confidences and diversity of a run. read, of: numbers of read and recorded completions."""
 
     run: str
     of: int
@@ -137,7 +139,7 @@ class CalibrationResult:
 
 
 def _ends(rows: Sequence[list[str]], most: int = 12) -> list[list[str]]:
-    """Return at most ``most`` rows at even distances."""
+    """Return at most ``most`` rows at even distances, with the first and the last row."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(n * (len(rows) - 1) / (most - 1))] for n in range(most)]
@@ -207,6 +209,7 @@ def _confidence(
     predicted = np.array([one for one, _ in values], np.float64)
     observed = np.array([one for _, one in values], np.float64)
     accuracy = float(observed.mean())
+    # Siblings are not independent, so the completions of a group are one cluster.
     error = clustered_stderr(observed, sizes)
     return Confidence(
         name=name,
@@ -221,7 +224,7 @@ def _confidence(
 
 
 def groups_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the rows of each group."""
+    """Split rows by their group id; return one list of rows per group."""
     ordered = sorted(rows, key=lambda row: row["group_id"])
     return [[*some] for _, some in groupby(ordered, key=lambda row: row["group_id"])]
 
@@ -235,6 +238,7 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
         sampled = np.array(row["sampled"], np.bool_)
         logprobs = np.array(row["model_logprobs"], np.float64)[sampled]
         if len(logprobs):
+            # Rounding can make a mean log-probability positive, but a probability is at most 1.
             found.append((float(np.exp(min(0.0, logprobs.mean()))), row["status"] == "passed"))
     return found
 
@@ -242,6 +246,7 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
     """Return the share of the votes of a group's most frequent answer, and whether it is right."""
     votes = Counter(answers_of(group))
+    # A single vote always has the share 1, which says nothing about confidence.
     if votes.total() < 2:
         return []
     answer, count = votes.most_common(1)[0]
@@ -249,7 +254,7 @@ def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 
 
 def _by_statement(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return the last confidence that each text states."""
+    """Return the last stated confidence of each text, with the text's correctness."""
     found = ((stated_confidence(row["text"] or ""), row["status"] == "passed") for row in group)
     return [(value, right) for value, right in found if value is not None]
 
@@ -263,14 +268,16 @@ def stated_confidence(text: str) -> float | None:
     for match in _STATED.finditer(text):
         percent = match["percent"] or match["sure"]
         share = float(percent) / 100 if percent else float(match["share"])
+        # A number such as 200 % is a figure of speech and no confidence.
         value = share if share <= 1.0 else value
     return value
 
 
 def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the answers of a group: True for each that passed, the extracted text of others.
+    """Return one answer per completion: True if it passed, otherwise its extracted text.
 
-    Answers that passed are equal for the verifier. Completions without an answer are left out.
+    All correct answers are equal for the verifier, whatever their text. Completions without an
+    answer are left out.
     """
     return [
         True if row["status"] == "passed" else row["extracted"]
@@ -281,6 +288,7 @@ def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _diversity(step: int, rows: Sequence[dict[str, Any]]) -> Diversity:
     groups = groups_of(rows)
+    # Some completions may be unjudged, and pass@k needs k judged ones in every group.
     least = min(map(len, groups))
     ks = [k for k in (1, *(2**n for n in range(1, 12))) if k < least] + [least]
     passed = [sum(row["status"] == "passed" for row in group) for group in groups]
@@ -295,6 +303,7 @@ def _diversity(step: int, rows: Sequence[dict[str, Any]]) -> Diversity:
             for k in dict.fromkeys(ks)
         },
         answers=float(np.mean(answers)) if answers else None,
+        # Wording differs in nearly every sample, so solutions are compared by their numbers.
         solutions=float(
             np.mean(
                 [

@@ -1,9 +1,9 @@
 """People label the completions on which two verifiers disagree: ``assay run audit RUN``.
 
 A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passes that
-it rejects, failures that it accepts, and passes in which a step verifier finds a wrong step. Each
-row waits for a person's label. Labelled rows form labelled sets, one of answers and one of steps,
-for ``assay verifier self-test --labelled FILE``.
+the second verifier rejects and failures that it accepts. The queue also collects passes in which a
+step verifier finds a wrong step. People label the rows of the queue. Labelled rows form two sets,
+one of answers and one of steps, for ``assay verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _FINDING = "passed, and the trace monitor has a finding"
 class AuditResult:
     """State of an audit.
 
-    judged: completions that the second verifier judged in this call. found: number of
-    disagreements, by kind. waiting: rows without a label. right: for each kind, how often each
-    verifier agrees with the labels. steps: the last audit of the steps of passes, if any. findings:
-    passes with a finding of the trace monitor, if this call asked for them.
+    judged: number of completions that the second verifier judged in this call. found: number of
+    disagreements, by kind. waiting: number of rows without a label. right: for each kind of row,
+    the number of labels that agree with the first and with the second verifier. steps: the latest
+    audit of reasoning steps, if any. findings: number of passes in which the trace monitor found
+    something; None if the monitor was not requested.
     """
 
     run: str
@@ -81,6 +82,7 @@ class AuditResult:
         )
         for way, right in self.right.items():
             of = right["first"] + right["second"]
+            # The run's verifier judged no steps, so the step verifier is the one to measure.
             side = "second" if way == _STEP_IS_WRONG else "first"
             low, high = share_interval(right[side] / of, of)
             who = "the verifier of steps" if way == _STEP_IS_WRONG else "the run's verifier"
@@ -117,11 +119,12 @@ def audit(
 ) -> AuditResult:
     """Queue completions on which a second verifier disagrees; return the state of the audit.
 
-    second: verifier expression; None: only read labels, without judging. count: at most this many
-    new rows, half of each kind if possible. among: approximate number of completions to judge, from
-    steps drawn at random. steps: a step verifier; passes with a wrong step are queued too, at most
-    ``count``. monitor: passes with a finding of the trace monitor are queued too, at most
-    ``count``. at, passes, below: see `audit_steps`. seed: of all random draws. how: see `rejudge`.
+    second: verifier expression; None: only read labels, without judging. count: maximum number of
+    new rows, half of them of each kind if possible. among: approximate number of completions to
+    judge, from steps drawn at random. steps: a step verifier; at most ``count`` passes with a wrong
+    step are queued too. monitor: at most ``count`` passes with a finding of the trace monitor are
+    queued too. at, passes, below: see `audit_steps`. seed: seed of all random draws. how: see
+    `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
@@ -133,8 +136,7 @@ def audit(
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
         found.update(row["kind"] for row in fresh)
-        # Rows that are in the queue stay as they are, with their labels; a repeated audit only adds
-        # rows.
+        # A repeated audit only adds rows: rows that are already queued keep their labels.
         known = {row["id"] for row in rows if row["kind"] in _WAYS.values()}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
     if monitor:
@@ -144,9 +146,11 @@ def audit(
         fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
         findings = len(fresh)
         fresh = [row for row in fresh if row["id"] not in known]
+        # A random stream of its own, so that --monitor does not change the other draws.
         rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
         check_folder(folder / "audit", str(folder))
+        # Only passes are audited: in a failed completion, wrong steps earned no reward.
         drawn = {"at": at, "passes": passes, "below": below, "seed": seed}
         _, wrong = audit_steps(folder, steps, **drawn, how=how)
         known = {row["id"] for row in rows if row["kind"] == _STEP_IS_WRONG}
@@ -180,6 +184,7 @@ def label(
         if answer in ("q", "quit"):
             break
         row |= {"label": answers[answer], "by": by}
+        # Written after every label, so that a closed terminal loses none.
         write_queue(folder, rows)
     return _standing(folder, rows)
 
@@ -264,8 +269,8 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     """Read a run's queue, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
-    # The reader stops at a damaged line, as for journals. A skipped line would lose a person's
-    # labels.
+    # `read_rows` stops at a damaged line, as in a journal.
+    # People edit the queue, and skipped lines would lose their labels.
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
         where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
@@ -284,13 +289,13 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the queue, and its labelled rows as two labelled sets: answers and steps."""
     (folder / "audit").mkdir(exist_ok=True)
-    # The sets are separate because a right answer with wrong steps is no error of an answer
-    # verifier.
+    # Two sets, because a right answer with a wrong step is no error of an answer verifier.
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
     for row in rows:
         if row["label"] in ("passed", "failed"):
             sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
     for name, some in sets.items():
+        # A completion may hold lone surrogates, which UTF-8 cannot encode.
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
 

@@ -1,7 +1,7 @@
-"""How often completions show each behavior and finding: over a run's steps, or in a file of rows.
+"""Rates of behaviors and findings in completions: over the steps of a run, or in a file of rows.
 
-``assay run behaviors RUN`` reads recorded completions, runs the detectors, and writes
-``RUN/behaviors/``: the rates that the report draws, and what each completion shows.
+``assay run behaviors RUN`` reads recorded completions and runs the detectors. It writes the rates,
+which the report draws, and the behaviors of each completion to ``RUN/behaviors/``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from assay.verify.behaviors.monitor import FINDINGS, find_in_trace
 
 ALL, PASSED, FAILED = "all", "passed", "failed"
 NAMES = (*BEHAVIORS, *FINDINGS)
-"""All that is detected, in the order of the table."""
+"""Names of all behaviors and findings, in the order of the table."""
 # A fifth of the steps at the start and at the end are compared.
 _WINDOW = 0.2
-# Minimum number of completions that are read of a step. If there are too many steps for that, some
-# are left out.
+# Minimum number of completions to read per step. If there are too many steps, some are skipped.
 _LEAST = 64
 _COLUMNS = ("completion_id", "group_id", "text", "think", "said", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A completion that the detectors read. shows: None if it is not English.
+    """A completion that the detectors read.
 
-    source: ``training``, the kind of an evaluation such as ``greedy``, or the name of a file.
+    shows: names of the detected behaviors and findings; None if the text is not English. source:
+    ``training``, the kind of an evaluation such as ``greedy``, or the name of a file.
     """
 
     source: str
@@ -60,7 +60,8 @@ class Read:
 class Rates:
     """Share of completions that show each behavior, with its 95 % interval.
 
-    side: ``all``, ``passed`` or ``failed``. groups: prompts, whose completions are not independent.
+    side: the completions that count, ``all``, ``passed`` or ``failed``. groups: number of prompts;
+    completions of one prompt are not independent.
     """
 
     source: str
@@ -81,12 +82,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class BehaviorRates:
-    """Rates of behaviors.
+    """Rates of behaviors in a run or in a file.
 
-    of: number of recorded completions. read: number of those that were read. not_english: of the
-    read ones. detectors: label and hash. columns: the rates that the table shows, with their
-    titles. steps: rates of each step, for all, passed and failed completions. errors: measured
-    errors of the detectors.
+    of: number of recorded completions. read: number of completions that were read. not_english:
+    number of read completions that are not English. detectors: hash of each detector, by its label.
+    columns: rates by column title of the printed table. steps: rates of each step, for all, passed
+    and failed completions. errors: measured errors of the detectors.
     """
 
     name: str
@@ -154,9 +155,9 @@ def behavior_rates(
 ) -> BehaviorRates:
     """Measure behaviors in a run's rollouts and evaluations, or in a file of completions.
 
-    among: approximate number of completions to read; a run's steps are thinned evenly, and groups
-    within a step at random. Of a run, the result is written to ``RUN/behaviors/``. say: reports
-    progress.
+    among: approximate number of completions to read; steps are selected at even distances, and
+    groups within a step at random. The result for a run is written to ``RUN/behaviors/``. say:
+    reports progress.
 
     Raises RunError for a run without completions, DataError for an unreadable row.
     """
@@ -182,12 +183,13 @@ def behavior_rates(
 def _read_run(
     run: Path, among: int, seed: int, say: Callable[[str], None] | None
 ) -> tuple[int, list[Read]]:
-    """Return the number of recorded completions, and those that were read."""
+    """Return the number of recorded completions, and the completions that were read."""
     logs = {TRAINING: RolloutLog(run / "rollouts")}
     for folder in sorted((run / EVALUATIONS).glob("*/")):
         logs[folder.name] = RolloutLog(folder)
     of, found = 0, list[Read]()
     for source, log in logs.items():
+        # One small column gives the number of rows without reading any text.
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
         share = max(1, among // len(logs))
@@ -216,9 +218,10 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
 
 
 def drawn_groups(rows: Sequence[dict[str, Any]], most: int, seed: str) -> list[dict[str, Any]]:
-    """Return all rows, or whole groups drawn at random until they hold ``most`` rows."""
+    """Return all rows, or whole groups drawn at random until they have at least ``most`` rows."""
     if len(rows) <= most:
         return list(rows)
+    # Whole groups, because votes and pass@k need all siblings of a problem.
     groups = sorted({row["group_id"] for row in rows})
     random.Random(seed).shuffle(groups)
     taken: list[dict[str, Any]] = []
@@ -258,12 +261,14 @@ def _read_file(path: Path) -> Iterator[Read]:
 
 def _shown_by(completion: Completion) -> frozenset[str] | None:
     found, findings = find_behaviors(completion), find_in_trace(completion)
+    # The detectors read English. An empty set would count other languages as free of behaviors.
     if not found.measured or findings is None:
         return None
     return frozenset([*found.behaviors, *findings])
 
 
 def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
+    # groupby joins adjacent items only, hence the sort.
     by_moment = {
         moment: list(some)
         for moment, some in groupby(
@@ -295,6 +300,7 @@ def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
 def _columns(by_moment: Mapping[tuple[str, int | None], Sequence[Read]]) -> dict[str, Rates]:
     """Return the table's columns: the untrained model, first and last steps, passed, failed."""
     columns: dict[str, Rates] = {}
+    # Step 0 is the untrained model: training must be compared with its base, not with zero.
     for (source, step), some in by_moment.items():
         if source != TRAINING and step == 0:
             columns[f"{source}, step 0"] = rates_of(some)
@@ -322,8 +328,9 @@ def _of_side(found: Iterable[Read], side: str) -> list[Read]:
 
 
 def rates_of(found: Sequence[Read], side: str = ALL) -> Rates:
-    """Return the rates of completions. Groups are the sample, as siblings are not independent."""
+    """Return the rates in completions of one side, with intervals over groups of siblings."""
     some = [one for one in _of_side(found, side) if one.shows is not None]
+    # `clustered_stderr` expects the values of a cluster next to each other.
     some.sort(key=lambda one: (one.step or 0, one.group))
     sizes = [len([*group]) for _, group in groupby(some, key=lambda one: (one.step, one.group))]
     shares: dict[str, float] = {}

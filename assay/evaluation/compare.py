@@ -85,6 +85,7 @@ def compare(
         check_sampling(config)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
+    # One verifier judges both models: that of a model with a run, if there is one.
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     if not any(files):
         _check_two_served(configs)
@@ -93,7 +94,9 @@ def compare(
             verifiers = open_verifiers(common, stack, actors=True)
             judging = None if judge is None else open_judge(judge, common, stack)
             about = (common, verifiers, max_problems, judging, fitting)
+            # The sets are opened once, so that both models see the same rows in the same order.
             sets = [_open_set(*one, *about) for one in sources]
+        # With two different verifiers, a gain could come from the verifier.
         if options.get("verifier") is None:
             _check_one_verifier(configs, sets)
         kept = None
@@ -110,6 +113,7 @@ def compare(
             if recorded is not None:
                 found.append([asked.measure(*recorded.of(one), one) for one in sets])
                 continue
+            # One model after the other: two models may not fit in memory.
             with _engine(config, verifiers, sets, num_samples, quiet) as sampler:
                 found.append([sampler(asked, one) for one in sets])
         each = zip(sets, found[0], found[1], strict=True)
@@ -127,8 +131,11 @@ def compare(
 
 @dataclass(frozen=True)
 class _Set:
-    """A problem set for both models. verifiers: source of the verdicts. For rows without an answer
-    it returns *not judged*, so that only the judge compares them."""
+    """A problem set for both models.
+
+    verifiers: source of the verdicts. For rows without an answer all verdicts are *not judged*, and
+    only the preference judge compares the completions.
+    """
 
     name: str
     out_of_domain: bool
@@ -139,10 +146,11 @@ class _Set:
 
 @dataclass
 class _Measured:
-    """Result of one model on one set. kept: completions by problem, for a judge that compares them.
+    """Result of one model on one set.
 
-    left_out: ids of problems whose prompts are too long. useless: error text if a setting of
-    thinking has no effect, because no prompt has a think block.
+    kept: groups by problem id, for the preference judge. left_out: ids of problems whose prompts
+    are too long. useless: error text if a setting of thinking has no effect, because no prompt has
+    a think block.
     """
 
     evaluation: Evaluation
@@ -180,6 +188,7 @@ def _sources(
 
 def _is_file(name: str) -> bool:
     path = Path(name).expanduser()
+    # A GGUF file is a model; any other file holds recorded completions.
     return path.is_file() and path.suffix != ".gguf"
 
 
@@ -191,20 +200,20 @@ def _is_of_run(config: TrainConfig) -> bool:
 def _configs(
     names: tuple[str, str], sources: Sequence[str], options: SamplingOptions
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return the sampling configuration of each model. A model without a run uses the settings of
-    the other one."""
+    """Return the sampling configuration of each model.
+
+    If only one model has a run, the other model uses that run's settings.
+    """
     if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "a file of recorded completions", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
-    # The adapter is put on B only, so that a base model can be compared with itself plus an
-    # adapter.
+    # Only B gets the adapter, so that a base model can be compared with its adapted version.
     each: tuple[SamplingOptions, SamplingOptions] = ({**options, "adapter": None}, options)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:
         run, other = runs.index(True), runs.index(False)
-        # A model without a run is asked as the run's model is: same template, sampling and
-        # verifier.
+        # A model without a run is sampled like the run's model: same template and settings.
         own[other] = own[run].model_copy(update={"model": own[other].model})
     return own[0], own[1]
 
@@ -263,6 +272,7 @@ def _open_set(
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
     judge: Judge = verifiers
+    # Rows without an answer need no verifier if a judge compares the completions.
     try:
         for problem in (problems[n] for n in range(len(problems) if judging else 0)):
             verifiers.check_problem(problem)
@@ -272,7 +282,7 @@ def _open_set(
 
 
 class _Unverified:
-    """A judge that returns *not judged* for all problems; for rows without an answer."""
+    """Verdicts of rows without an answer: every completion is *not judged*."""
 
     @contextmanager
     def judging(self) -> Yields[_Unverified]:
@@ -289,9 +299,11 @@ class _Unverified:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A model to sample from. file: receives every completion. keeps: whether completions are
-    stored for a judge. kept: log of completions, which a comparison that was killed may have
-    written."""
+    """A model to sample from.
+
+    file: output for every completion. keeps: whether groups are stored for a preference judge.
+    kept: log of finished completions, from which a killed comparison continues.
+    """
 
     name: str
     side: str
@@ -303,10 +315,11 @@ class _Asked:
     def measure(
         self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
     ) -> _Measured:
-        """Sample the problems of a set and have the completions judged."""
+        """Sample completions of a set's problems and judge them."""
         done = _Measured(Evaluation(0, 0, 0, 0.0, None), num_samples)
 
         def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
+            # In characters, because two models may have different tokenizers.
             done.num_characters += sum(len(each.text) for each in group.completions)
             if self.keeps:
                 done.kept[group.problem.id] = group
@@ -331,7 +344,7 @@ def _engine(
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
     """Load a model and yield a function that samples from it; free its memory on exit."""
     with ExitStack() as stack:
-        # One engine for all sets, with enough slots for the largest one.
+        # One engine for all sets, with enough slots for the largest set.
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
             session = open_sampling(with_slots(config, most), verifiers, stack)
@@ -358,7 +371,7 @@ def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet
         return keep_fitting(one.problems, renderer, on_bad_row)
     try:
         return keep_fitting(one.problems, renderer, "skip")
-    # No problem fits.
+    # `keep_fitting` raises if no problem fits; here an empty set is a result.
     except DataError:
         return one.problems.select([])
 
@@ -432,6 +445,7 @@ class _Recorded:
         """Return the recorded completions of each problem."""
         groups: list[Group] = []
         for problem in problems:
+            # Ids of this comparison, because both files may number their completions differently.
             completions = tuple(
                 replace(one, id=f"{problem.group_id}/{n}")
                 for n, one in enumerate(self._found(problem))
@@ -443,7 +457,7 @@ class _Recorded:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing: no memory is held."""
+        """Do nothing: recorded completions need no memory of a device."""
 
     def load_policy(self, weights: Any) -> None:
         """Do nothing, because recorded completions do not depend on the policy."""
@@ -460,6 +474,7 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
         (group.problem, its, mine)
         for id, group in a.kept.items()
         if id in b.kept
+        # Recorded files may have different numbers of completions for a problem.
         for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
     ]
     comparisons = judging.judge(pairs)

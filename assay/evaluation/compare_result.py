@@ -1,4 +1,4 @@
-"""Result of a comparison of two models: values, and text for people."""
+"""Result of a comparison of two models, as values and as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ComparedSet:
     p_value after Holm's correction for the number of sets. better, worse: ids of problems on which
     B is better or worse, largest change first. characters: mean completion length of A and of B.
     wins: share of pairs in which the judge prefers B; a tie counts half. wins_at_equal_length: the
-    win rate adjusted to equal completion lengths. not_compared: why the judge has no result.
+    win rate adjusted to equal completion lengths. not_compared: reason why the judge has no result.
     left_out: ids of problems whose prompts do not fit one of the models.
     """
 
@@ -58,7 +58,8 @@ class ComparedSet:
 class CompareResult:
     """Comparison of two models, set by set.
 
-    temperature: None if all completions were recorded before. notes: settings that differ.
+    temperature: None if all completions were recorded before. notes: one line for each setting that
+    differs between the models.
     """
 
     a: str
@@ -97,7 +98,7 @@ class CompareResult:
     def __str__(self) -> str:
         return self.text()
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 
@@ -110,6 +111,7 @@ def compared(
     """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
     both = Paired.of(a.by_problem, b.by_problem)
+    # Printed lists are short, so the problems with the largest change come first.
     size = dict(zip(both.ids, map(abs, both.differences), strict=True))
     return ComparedSet(
         name,
@@ -125,7 +127,8 @@ def compared(
 
 
 def with_p_of_all(sets: Sequence[ComparedSet]) -> list[ComparedSet]:
-    """Return the sets with p values corrected for the number of sets."""
+    """Return the sets with p values after Holm's correction for the number of sets."""
+    # A set without a test cannot give a false alarm, so it does not count.
     tested = [one for one in sets if one.p_value is not None]
     adjusted = iter(holm([one.p_value or 0.0 for one in tested]))
     return [
@@ -179,6 +182,7 @@ def _win_lines(one: ComparedSet) -> Iterator[str]:
     )
     if even is not None:
         yield f"at equal length: {even.rate:.1%}{_error(even)}"
+    # Judges tend to prefer one position, so the win rate is also shown by position.
     if wins.by_place is not None:
         first, second = wins.by_place
         yield (

@@ -13,12 +13,16 @@ from assay.verify.base import resolve
 from assay.verify.selftest import labelled_pair, labelled_rows
 
 LABELLED = {"trace_monitor": "failed"}
-"""Label of the rows that have what a verifier finds, if it is not ``passed``."""
+"""Expected status of rows that show the behavior, for detectors that do not use ``passed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorError:
-    """Confusion table of one detector: labelled passages that it found and did not find."""
+    """Confusion table of one detector, in numbers of passages.
+
+    The names begin with the label (true: the passage shows the behavior) and end with the result
+    (found or missed by the detector).
+    """
 
     true_found: int
     false_found: int
@@ -27,13 +31,13 @@ class DetectorError:
 
     @property
     def precision(self) -> float | None:
-        """Share of the found passages that are labelled; None if nothing was found."""
+        """Share of the found passages that show the behavior; None if no passage was found."""
         found = self.true_found + self.false_found
         return self.true_found / found if found else None
 
     @property
     def recall(self) -> float | None:
-        """Share of the labelled passages that are found; None if none is labelled."""
+        """Share of passages with the behavior that were found; None if there is no such passage."""
         labelled = self.true_found + self.true_missed
         return self.true_found / labelled if labelled else None
 
@@ -58,11 +62,12 @@ def _interval(share: float | None, count: int) -> Interval | None:
     return None if share is None else share_interval(share, count)
 
 
+# A report and a table read the same figures, and judging a labelled set takes seconds.
 @cache
 def detector_errors(
     verifier: str, key: str, kinds: tuple[str, ...] | None = None
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on its shipped set; see `errors_on`. kinds: of rows; None: all."""
+    """Measure a detector on its shipped set (`errors_on`). kinds: row kinds to use; None: all."""
     rows = [row for row in labelled_rows(verifier) if kinds is None or row["kind"] in kinds]
     return errors_on(verifier, key, rows, LABELLED.get(verifier, "passed"))
 
@@ -70,15 +75,16 @@ def detector_errors(
 def errors_on(
     verifier: str, key: str, rows: Iterable[Mapping[str, Any]], labelled: str = "passed"
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on labelled rows. A row that it does not judge counts as not found.
+    """Measure a detector on labelled rows, once per behavior.
 
-    Each row names what is to be found under ``key``; the detector's components have the same names.
-    labelled: the label of a row that has it.
+    key: row key that names the behavior of a passage; the detector's verdict has a component of the
+    same name. labelled: expected status of a row that shows the behavior.
     """
     judge = resolve(verifier).judge
     counts: Counter[tuple[str, bool, bool]] = Counter()
     for row in rows:
         part = judge(*labelled_pair(verifier, row))
+        # A row that the detector did not judge has no components and counts as missed.
         found = part.components.get(row[key], 0.0) == 1.0
         counts[row[key], found, row["expected"] == labelled] += 1
     names = sorted({name for name, _, _ in counts})

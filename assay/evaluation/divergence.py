@@ -63,6 +63,7 @@ def divergence(
         every = load_problems(problems, on_bad_row="skip", limit=count)
         asked = keep_fitting(every, session.renderer, "skip")
         groups = session.generator.generate(asked, plain(config.sampling), 1)
+        # The reference scores the same token ids, so every id must stand for the same text.
         vocabulary = session.loaded.tokenizer.get_vocab()
         batch = pack(groups, [[GOOD]] * len(groups), next(session.loaded.model.parameters()).device)
         logprobs_T = _logprobs(session.loaded.model, batch)
@@ -75,15 +76,17 @@ def divergence(
 
 
 def plain(sampling: SamplingConfig) -> SamplingConfig:
-    """Return the sampling at temperature 1 without truncation, which draws from the model's own
-    distribution."""
+    """Return the sampling settings at temperature 1 without truncation.
+
+    These settings draw from the model's own distribution.
+    """
     changes: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0}
     return with_sampling(sampling, **changes)
 
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: Batch) -> Tensor:
-    # Float64, because k3 subtracts nearly equal numbers for models that differ little.
+    # In float64, because k3 subtracts nearly equal numbers if the models differ little.
     logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
     for part in batch.split(TOKENS_AT_ONCE, "plain"):
         found = token_logprobs(model, part, temperature=1.0, layout="plain")
@@ -100,7 +103,7 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
-    # Tokens of one completion are not independent, so the error is that of a ratio estimator over
-    # completions (delta method).
+    # Tokens of one completion are not independent: the error is that of a ratio of sums
+    # over completions, by the delta method.
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

@@ -22,18 +22,20 @@ from assay.host.terminal import aligned, lined
 from assay.run.intervals import clustered_stderr, t_quantile
 
 Verdicts = Mapping[str, Mapping[str, Any]]
-"""Rows of a file, by completion id."""
+"""Rows of a verdict file, by completion id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version, measured on the completions that all files contain and compared with the first.
+    """One version of a verifier, measured on the completions that all files contain.
 
-    verifier: name and version in the verdicts. passed: share of judged completions. reward: mean.
-    shift: mean change of the reward over completions that both versions judged. error: its standard
-    error, clustered by problem. problems: number of these clusters. order: Spearman's rank
-    correlation of the rewards. to_passed, to_failed: changed verdicts. Values are None if no
-    completion was judged by both, or if the rewards are constant.
+    verifier: name and version in the verdicts. passed: share of judged completions that passed.
+    reward: mean reward. shift: mean change of the reward against the first version, over the
+    completions that both versions judged. error: standard error of the shift, clustered by problem.
+    problems: number of clusters. order: Spearman's rank correlation of the rewards of both
+    versions. to_passed, to_failed: numbers of changed verdicts. compared: number of completions
+    that both versions judged. Values are None if no completion was judged by both versions, or if
+    the rewards are constant.
     """
 
     file: str
@@ -52,7 +54,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Comparison of versions on the same completions. only_some: ids missing from some file."""
+    """Comparison of versions. only_some: number of completions that some file lacks."""
 
     versions: Sequence[Version]
     num_completions: int
@@ -76,7 +78,7 @@ class Drift:
         )
         return lined(lines)
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 
@@ -106,6 +108,7 @@ def _read(path: Path) -> Verdicts:
         if id is None or "status" not in row or "reward" not in row:
             accepted = "a verdict, as assay verify --out writes it"
             raise DataError(message(f"{path}:{number}", f"keys {', '.join(row)}", accepted))
+        # Verdicts are matched by id, so a repeated id would be ambiguous.
         if str(id) in rows:
             raise DataError(message(f"{path}:{number} id", f"{id} again", "each id once"))
         rows[str(id)] = row
@@ -117,7 +120,7 @@ def _read(path: Path) -> Verdicts:
 def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> Version:
     judged = [rows[id] for id in ids if rows[id]["reward"] is not None]
     both = [id for id in ids if None not in (rows[id]["reward"], first[id]["reward"])]
-    # Sorted by problem: completions of one problem share their difficulty and count as one cluster.
+    # Completions of one problem share its difficulty and form one cluster, hence the sort.
     both.sort(key=lambda id: problem_id_of(first[id]))
     sizes = [*Counter(problem_id_of(first[id]) for id in both).values()]
     now, before = ([float(table[id]["reward"]) for id in both] for table in (rows, first))
@@ -132,6 +135,7 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
         reward=fmean(float(row["reward"]) for row in judged) if judged else None,
         shift=fmean(shifts) if both else None,
         error=clustered_stderr(shifts, sizes),
+        # By ranks, because a reward model may change its scale without changing the order.
         order=_rank_correlation(before, now),
         to_passed=turned.count(("failed", "passed")),
         to_failed=turned.count(("passed", "failed")),
@@ -142,6 +146,7 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Spearman's correlation; ties share their mean rank."""
+    # A constant series has no order, and its correlation would be 0/0.
     if len({*a}) < 2 or len({*b}) < 2:
         return None
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])

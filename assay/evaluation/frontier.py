@@ -30,16 +30,16 @@ from assay.training.api import open_asked
 from assay.types import Group, Problem, ThinkMode, Verdict
 
 SHARES_OF_LONGEST = (8, 4, 2)
-"""Default budgets: the longest completion divided by these numbers, and no budget."""
+"""Divisors of the longest completion that give the default budgets; "no budget" is added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A model at one budget and one think mode.
+    """Results of a model at one budget and one think mode.
 
-    tokens: mean length of a completion over problems, injected tokens included. stderr,
-    tokens_stderr: standard errors over problems. injected: share of completions with injected
-    tokens. mode: None if rows have their own modes. accuracy: None if no completion was judged.
+    tokens: mean length of a completion over problems, with injected tokens. stderr, tokens_stderr:
+    standard errors over problems. injected: share of completions with injected tokens. mode: None
+    if each row has its own mode. accuracy: None if no completion was judged.
     """
 
     mode: str | None
@@ -82,7 +82,7 @@ class Frontier:
         about = f"{self.points[0].num_problems} problems, {self.num_samples} {noun} of each"
         return "\n".join([*aligned(rows), f"{about}, temperature {self.temperature:g}"])
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 
@@ -119,6 +119,7 @@ def frontier(
             raise ConfigError(message("--out", str(out), "a JSON file; its figure is an SVG"))
         check_output(Path(out))
         check_output(figure)
+        # Checked now, because sampling for a figure that cannot be drawn may take hours.
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingExtra.of("matplotlib", "figures", "the figure of a frontier")
     with ExitStack() as stack:
@@ -128,6 +129,7 @@ def frontier(
                 str(model), sources, max_problems, num_samples, options, stack
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
+        # All points are checked first: a wrong last budget must not cost the samples of the others.
         plan = list(_plan(session, rows, budgets, modes, sampling))
         watch = show_sampling(session.generator, stack, quiet)
         points: list[Point] = []
@@ -159,6 +161,7 @@ def _plan(
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
         thinks = any(session.renderer.render(problem).think.thinks for problem in own)
+        # Budgets have no effect on a mode without thinking, so it is measured once.
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
@@ -169,8 +172,8 @@ def _plan(
             except ConfigError:
                 if budgets or not thinks:
                     raise
-                # A default budget is skipped if the text that ends thinking does not fit, or if the
-                # generator has no budgets.
+                # A default budget is skipped if the text that ends thinking does not fit.
+                # It is also skipped if the generator supports no budgets.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned
@@ -179,8 +182,10 @@ def _plan(
 def _at(
     name: str, budget: int | None, rows: Sequence[Problem], sampling: SamplingConfig
 ) -> tuple[Sequence[Problem], SamplingConfig]:
-    """Return the rows and the sampling at a budget. A numeric budget keeps effort lines of the
-    rows."""
+    """Return the rows and the sampling settings at a budget.
+
+    A numeric budget keeps an effort that is a line of the prompt.
+    """
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)
         return [replace(row, effort=name) for row in rows], none
@@ -235,14 +240,16 @@ def draw(found: Frontier, path: Path) -> None:
     """Write the figure as SVG. The same numbers give the same bytes."""
     import matplotlib
 
+    # The SVG backend needs no display.
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Text elements keep the figure readable, searchable and scalable.
+    # Text stays text, so that a page can search it. A fixed salt gives the same bytes each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "assay", "font.size": 9}):
         figure, axis = pyplot.subplots(figsize=(5, 3.6))
         for mode, own in groupby(found.points, key=lambda one: one.mode):
             points = sorted(own, key=lambda one: one.tokens)
+            # matplotlib leaves a gap for NaN, where no completion was judged.
             shares = [float("nan") if one.accuracy is None else one.accuracy for one in points]
             axis.errorbar(
                 [one.tokens for one in points],
@@ -263,6 +270,7 @@ def draw(found: Frontier, path: Path) -> None:
         if any(one.mode is not None for one in found.points):
             axis.legend(frameon=False)
         figure.tight_layout()
+        # Without a date, the same numbers give the same file.
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 

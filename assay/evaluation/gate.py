@@ -1,4 +1,4 @@
-"""The gate: checks that a checkpoint must pass before release, measured on problems of its own."""
+"""The gate: checks that a checkpoint must pass before release, on problems outside its training."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ consent."""
 
 @dataclass(frozen=True)
 class GateResult:
-    """Result of a gate. model: the candidate; against: the model it was compared with.
+    """Result of a gate.
 
-    compared: one comparison for each effort. adapter: on the candidate, if any.
+    model: name of the candidate. against: name of the model that the candidate was compared with.
+    compared: one comparison for each effort. adapter: adapter on the candidate, if any.
     """
 
     model: str
@@ -77,7 +78,7 @@ class GateResult:
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
         return lined(lines)
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 
@@ -111,27 +112,31 @@ def gate(
     input.
     """
     limits = read_thresholds(thresholds)
+    # Read before sampling: a missing review must not be reported after minutes of sampling.
     reviewed = None if review is None else _read_review(Path(review))
     allow = options.get("allow", ())
+    # The candidate's own run knows the training data. With an adapter, it is the adapter's run.
     checkpoint = find_checkpoint(str(options.get("adapter") or model))
     config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
     if options.get("verifier") is None and not config.data.verifier_by_tag:
-        # The candidate's verifier judges both models, even if the other run has another verifier.
+        # The candidate's verifier judges both models, even if the other model's run has another.
         options["verifier"] = config.data.verifier
     other = _other_model(against or config.model.path)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
     kinds = _kinds_of(files, max_problems)
     far = [*out_of_domain, *files]
+    # All inputs are checked before the first completion, because sampling may take hours.
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
     check_unseen(config, [*problems, *far])
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
+    # Announced before sampling, because canaries are sampled in addition to the given problems.
     if kinds and not quiet:
         say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
-        # The last effort stays set after the loop, and the KL is measured with it.
+        # The KL below is measured with the last effort, which stays set after the loop.
         options["effort"] = effort or options.get("effort")
         compared.append(
             compare(
@@ -144,6 +149,7 @@ def gate(
                 max_problems=max_problems,
                 out=file,
                 quiet=quiet,
+                # Shipped canaries may be too long for a small model; given problems must fit.
                 fitting=[*map(str, CANARIES.values())],
                 **options,
             )
@@ -165,8 +171,10 @@ def gate(
 
 
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
-    """Return the efforts to sample with. For a run that was trained with efforts, they are the
-    first and the last that leave tokens for an answer."""
+    """Return the efforts to sample with; [None] for a run that was trained without efforts.
+
+    Otherwise they are the first and the last effort that leave tokens for an answer.
+    """
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:
         return [None]
@@ -175,6 +183,7 @@ def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
     )
     most = options.get("max_tokens") or sampling.max_tokens
     levels = sampling.efforts.items()
+    # A budget of at least max_tokens would leave no tokens for an answer.
     names = [name for name, level in levels if isinstance(level, str) or level < most]
     return [*dict.fromkeys([names[0], names[-1]])] if has_efforts and names else [None]
 
@@ -184,7 +193,7 @@ def _file_of(out: Path, effort: str | None) -> Path:
 
 
 def _other_model(name: str) -> str:
-    """Return the model's name. Raises RunError if it does not exist."""
+    """Check a model's name and return it. Raises RunError if the model does not exist."""
     check_place(name, name)
     find_checkpoint(name)
     return name
@@ -226,6 +235,7 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
                 accepted = f"{', '.join(KINDS)}, or a kind of your own"
                 raise DataError(message(f"{problem.source} tags", repr(kind), accepted, meant))
             kinds.setdefault(file, {})[problem.id] = kind
+    # `compare` samples the first max_problems of a file, so later canaries have no result.
     return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
 
 
@@ -239,7 +249,7 @@ def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
 
 def _check_sandbox(canaries: Sequence[Path | str], model: str, options: SamplingOptions) -> None:
     """Raise RunError if canaries run programs and no sandbox works."""
-    # Otherwise all canaries would be sampled and then not judged.
+    # Without this check, all canaries would be sampled first and then not judged.
     names = [
         str(one)
         for one in canaries
@@ -271,8 +281,7 @@ def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
     questions = Questions(None)
     for problem in asked:
         questions.add(normalize(problem))
-    # Held-out data count because they decide early stopping, the guard and the choice of the best
-    # step.
+    # Held-out problems count as seen: they decide early stopping and the choice of the best step.
     for key, prompt, place in _seen(config):
         if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
             found = f"the question of {place}, of the run's {key}"
@@ -292,8 +301,10 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
 def hack_check(
     completions: Path, sets: Sequence[str], strong: str, limits: Thresholds, allow: Sequence[str]
 ) -> Check:
-    """Judge the candidate's passes again. A passed completion that the stronger verifier rejects is
-    counted as reward hacking."""
+    """Judge the candidate's passed completions again with a stronger verifier.
+
+    A passed completion that the stronger verifier rejects counts as reward hacking.
+    """
     rows = [row for row in read_rows(completions) if row["side"] == "B" and row["set"] in sets]
     passed = [row for row in rows if row["status"] == "passed"]
     name = f"hack rate, {strong}"
@@ -307,6 +318,7 @@ def hack_check(
     found = f"{len(rejected)} of {len(passed)} passes are rejected ({rate:.1%})"
     found += f": {rejected[0]}" if rejected else ""
     found += f"; {unknown} not judged" if unknown else ""
+    # If no completion could be judged again, the hack rate is unknown, so the check fails.
     bad = rate > limits.max_hack_rate or unknown == len(passed)
     return Check(name, found, limit, "failed" if bad else "passed")
 
@@ -327,6 +339,7 @@ def kl_check(
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"
+        # A candidate must not pass a limit on its KL by having another tokenizer.
         return Check("KL", found, limit, "info" if most is None else "failed")
     outcome: Outcome = "info" if most is None else "failed" if far.per_token > most else "passed"
     return Check("KL", str(far), limit, outcome)

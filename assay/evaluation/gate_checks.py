@@ -27,7 +27,7 @@ KINDS = (
 ALL_FILES = ""
 """File name that stands for all canary files together."""
 SHOWN_WORSE = 3
-"""Maximum number of worsened canaries listed for a file."""
+"""Maximum number of canaries with a worse result that are listed for a file."""
 
 Outcome = Literal["passed", "failed", "info"]
 Kinds = Mapping[str, str]
@@ -91,6 +91,7 @@ def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int,
     known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
         files = [paired for (at, _), paired in known.items() if at == number]
+        # With a single file, the test over all files would only repeat the test of this file.
         if len(files) > 1:
             known[number, ALL_FILES] = Paired.joined(files)
     return {key: p for key, one in known.items() if (p := one.p_value) is not None}
@@ -120,8 +121,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
     worse = _is_worse(gain, p, limits)
-    # With few problems even a large loss is not significant, so the point estimate has a limit of
-    # its own.
+    # With few problems even a large loss is not significant, so the loss itself has a limit too.
     lost = -gain.value > limits.max_loss
     if gain.interval[0] < -limits.max_loss and not (worse or lost):
         number = gain.num_problems
@@ -139,13 +139,13 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
 
 
 def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
-    """Check the share of *not judged* completions of both models. Other checks leave them out."""
+    """Check the share of *not judged* completions of both models."""
     words, most = [], 0.0
     for name, side in (("candidate", one.b), ("other", one.a)):
         words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
         most = max(most, side.num_not_judged / max(1, side.num_completions))
     wanted = f"at most {limits.max_not_judged:.0%} of either"
-    # Not judged completions count in no other check, so a candidate could pass by not being judged.
+    # No other check counts unjudged completions: without this one, they would help a candidate.
     outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
     return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
 
@@ -174,11 +174,12 @@ class AskedCanaries:
     @property
     def honest(self) -> list[str]:
         """Ids of the canaries that an honest answer passes."""
+        # Both models should fail the other kinds, which would only dilute a paired test.
         return [id for kind, ids in self.kinds.items() if kind not in MUST_FAIL for id in ids]
 
 
 def asked_of(one: ComparedSet, kinds: Kinds) -> AskedCanaries:
-    """Return the canaries of a file that were asked."""
+    """Return the canaries of a file that were sampled, by kind, with their paired results."""
     names, out = dict.fromkeys(kinds.values()), {*one.left_out}
     ids_of = {name: [id for id in kinds if kinds[id] == name] for name in names}
     asked = AskedCanaries(
@@ -197,8 +198,8 @@ def canary_checks(
 ) -> Iterator[Check]:
     """Yield the checks of a canary file: omitted canaries, the whole file, and each kind.
 
-    One test covers the whole file, over all kinds that an honest answer passes. Each kind that must
-    never pass has a test of its own.
+    One paired test covers the whole file, over all kinds that an honest answer passes. Each kind
+    that must never pass has a check of its own.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
@@ -216,8 +217,7 @@ def canary_checks(
             check = _must_fail_check(one, name, ids)
             yield replace(check, found=check.found + short)
         else:
-            # A single kind has about ten canaries, too few for a paired test, so it is reported
-            # only.
+            # A kind has about ten canaries, too few for a paired test, so it is only reported.
             words = "; ".join(
                 [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )
@@ -252,8 +252,7 @@ def _file_check(
 def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
     shares, wanted = one.b.by_problem, "none passes: any pass is a hack"
     judged = [id for id in ids if id in shares]
-    # A hack that the verifier failed to judge may have passed, so a missing verdict fails the
-    # check.
+    # An unjudged completion may be a hack that works, so a missing verdict fails the check.
     if len(judged) < len(ids):
         found = f"{len(ids) - len(judged)} of {len(ids)} were not judged"
         return Check(name, found, "a verdict", "failed")

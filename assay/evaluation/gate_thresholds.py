@@ -44,7 +44,7 @@ class Thresholds(Section):
 
 
 def read_thresholds(path: Path | str | None) -> Thresholds:
-    """Return the thresholds of a file; the defaults without one. Raises ConfigError."""
+    """Return the thresholds in a TOML file, or the defaults without a file. Raises ConfigError."""
     if path is None:
         return Thresholds()
     tree, lines = read_toml(Path(path))

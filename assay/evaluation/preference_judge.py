@@ -24,8 +24,10 @@ Candidates = tuple[Problem, Completion, Completion]
 
 
 class Preferring:
-    """Compares two completions of each problem. check: raises VerifierError for a problem that the
-    judge cannot compare."""
+    """Compares two completions of each problem.
+
+    check: raises VerifierError for a problem whose completions the judge cannot compare.
+    """
 
     def __init__(
         self,
@@ -36,12 +38,8 @@ class Preferring:
 
 
 def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
-    """Open the named judge: ``pairwise``, or a verifier expression.
-
-
-    ``stack`` closes it.
-    """
-    # The judge is opened before a model is loaded, so a missing address is reported at once.
+    """Open the named judge, ``pairwise`` or a verifier expression; ``stack`` closes it."""
+    # Opened before a model is loaded, so that a judge without an address is reported at once.
     if name == PAIRWISE:
         options = config.verification.options.get("judge", {})
         panel_for(options)
@@ -59,6 +57,7 @@ def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
 
 
 def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Comparison]:
+    # Threads suffice: a comparison waits for the replies of a server.
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix=PAIRWISE) as pool:
         return list(pool.map(lambda one: compare(one[0], one[1], one[2], options), pairs))
 
@@ -77,6 +76,7 @@ def _of_rewards(pair: Candidates, verdicts: Sequence[Verdict]) -> Comparison:
     """Compare by rewards. The higher reward wins; equal rewards tie."""
     (problem, *both), (first, second) = pair, verdicts
     lengths = len(both[0].answer_text), len(both[1].answer_text)
+    # A pair with an unjudged completion is no tie: it is left out of the win rate.
     if first.reward is None or second.reward is None:
         lost = first if first.reward is None else second
         return Comparison(problem.id, None, lengths=lengths, reason=lost.reason, detail=lost.detail)

@@ -1,8 +1,8 @@
 """Judge a run's recorded completions again and compare: the logged and the new verdict of each.
 
-`rejudge` is used by `rescore` below (``assay verify --rescore RUN``), by the audits of a run, and
-by a replay. The rollout log holds no answers, so the problems are read again from the run's
-sources. Groups are judged as a whole, as during training. The run's directory does not change.
+`rescore` (``assay verify --rescore RUN``), the audits of a run and a replay use `rejudge`. The
+rollout log holds no answers, so the problems are read again from the run's sources. Groups are
+judged as a whole, as during training. The run's directory does not change.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SHOWN_TEXT = 160
 
 
 class JudgeOptions(TypedDict, total=False):
-    """Settings of the verifiers that judge recorded completions again. An unset one has the run's
-    value.
+    """Settings of the verifiers that judge recorded completions again.
 
-    options: replace the run's verifier options of the same name. allow: Python code that rows may
-    name as verifiers. trust_run: import code that a run from another machine names.
+    A setting that is not given has the run's value. options: verifier options by verifier name,
+    which replace the run's options of that verifier. allow: Python code that rows may name as
+    verifiers. trust_run: import code that a run from another machine names.
     """
 
     num_workers: int | None
@@ -80,10 +80,10 @@ class Rejudged:
 
 
 class Rejudging:
-    """Judges the completions of a rollout log again; iterating yields the pairs of each step.
+    """Judges the completions of a rollout log again; iterating yields one list per step.
 
-    missing: completions that were not judged again. unreadable: steps with a damaged shard; their
-    completions count as missing if the run's metrics give their number.
+    missing: number of completions that were not judged again. unreadable: steps with a damaged
+    shard; their completions count as missing if the run's metrics give their number.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Rejudging:
                 self.unreadable.append(step)
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
-            # Rows may have been removed since the run. Their completions are counted, so that a
-            # partial rescore does not look complete.
+            # A row may have been removed from the sources since the run.
+            # Its completions are counted, so that a partial rescore does not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -123,6 +123,7 @@ class Rejudging:
         for group, logged in recorded:
             if not group.problem.id:
                 continue
+            # A verifier that the row names would take precedence over the given one.
             if self._instead_of_rows:
                 group = replace(group, problem=replace(group.problem, verifier=None))
             if self._only is None:
@@ -143,16 +144,18 @@ def rejudge(
     instead_of_rows: bool = False,
     **how: Unpack[JudgeOptions],
 ) -> Iterator[Rejudging]:
-    """Open the verifiers of a run, or others, to judge its recorded completions again.
+    """Open the verifiers of a run, or a given verifier, to judge its recorded completions again.
 
     verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
-    ``instead_of_rows``. steps: only these. only: (step, id) of the completions to judge. Each is
-    judged without its siblings. Stored replies of a judge are reused, and new ones are not stored.
+    ``instead_of_rows``. steps: steps to judge; None: all. only: (step, id) of the completions to
+    judge, each without its siblings; None: all. Stored replies of a judge are reused, and new
+    replies are not stored.
 
     Raises RunError if the run holds no rollouts.
     """
     folder = Path(run)
     options, allow = how.get("options") or {}, how.get("allow", ())
+    # The run's own options of these verifiers are unset, so that they need no consent.
     changes = [f"verification.options.{name}=" for name in options]
     changes += RULES_UNSET if verifier is not None else []
     trust_run = how.get("trust_run", False)
@@ -181,6 +184,7 @@ def rejudge(
             # Read-only: a rescore must not change the run that it examines.
             keep_replies(replies, read_only=True)
             stack.callback(close_judges)
+        # An unusable verifier is reported before the first shard is read.
         service.check([None])
         yield Rejudging(config, log, service, steps, only, instead_of_rows)
 
@@ -189,16 +193,17 @@ def _num_completions(folder: Path, step: int) -> int:
     """Return the number of completions of a step from the run's metrics; 0 if unknown."""
     for row in read_step_rows(folder / "metrics.jsonl"):
         if row.get("step") == step and row.get("length/mean"):
-            # The shard cannot be read, but the metrics of the step imply its number of completions.
+            # The shard cannot be read, but the step's metrics imply the number of completions.
             return round(row["tokens/generated"] / row["length/mean"])
     return 0
 
 
 @dataclass(eq=False)
 class RescoreResult:
-    """Changes of verdicts. flips: counts by ``before -> after``. examples: a few of each.
+    """Changes of verdicts between the run and a new judgement.
 
-    missing, unreadable: see `Rejudging`.
+    flips: numbers of changed verdicts, by ``before -> after``. examples: a few completions of each
+    flip. missing, unreadable: see `Rejudging`.
     """
 
     run: str
@@ -231,6 +236,7 @@ class RescoreResult:
         if len(examples) < NUM_EXAMPLES:
             completion, verdicts = pair.completion, (pair.logged, pair.new)
             example = {"id": completion.id, "step": pair.step}
+            # The answer is usually at the end of a completion.
             example |= {"text": completion.text[-SHOWN_TEXT:]}
             example["answer"] = pair.group.problem.spec.get("answer")
             both = {key: [getattr(one, key) for one in verdicts] for key in ("extracted", "detail")}

@@ -1,7 +1,7 @@
 """``assay run replay``: repeat a recorded step and compare the result with the record.
 
-Nothing is sampled. A copy of the run is set up as if the run had been killed after writing the
-step's rollouts. It then resumes from its rollout log, as any killed run does.
+A replay samples nothing. It copies the run as if the run had been killed after writing the step's
+rollouts. The copy then resumes from its rollout log, as any killed run does.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _AS_IT_WAS += ("verification.trial_seconds=0",)
 """Overrides for the copy. They do not affect sampling, verdicts or learning."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
 """Overrides that a replay accepts."""
-# Evaluations may also draw from the global generators.
+# Checkpoint files that are not compared: evaluations also draw from the global random generators.
 _NOT_OF_THE_STEP = ("random/",)
 _DIFF_LINES = 40
 
 
 class OnlyTheLog:
-    """Wraps the generator of a run. The wrapper holds the policy but refuses to sample."""
+    """Wrapper of a run's generator that loads policies but refuses to sample."""
 
     def __init__(self, generator: Generator, folder: Path) -> None:
         self.generator = generator
@@ -87,12 +87,12 @@ def replay(
     """Repeat a step: judge its completions, compute advantages and update; report differences.
 
     Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
-    before the step. overrides: consent to a model's remote code (`CONSENTS`). allow, trust_run: see
-    `rejudge`. The run's directory does not change.
+    before the step. overrides: only the consents to a model's remote code (`CONSENTS`). allow,
+    trust_run: see `rejudge`. The run's directory does not change.
 
-    Raises RunError, listing the steps that can be replayed, if this step cannot. Raises UserError
-    for a run without [rl], and for any other override, since a replay must use the recorded
-    settings.
+    Raises RunError for a step that cannot be replayed; the message lists the steps that can. Raises
+    UserError for a run without [rl], and for an override that is not in `CONSENTS`, because a
+    replay must use the recorded settings.
     """
     folder = Path(run)
     if other := next((one for one in overrides if one not in CONSENTS), None):
@@ -110,10 +110,9 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
-        # A copy, because a resumed run truncates its journals, and a replay must not change the
-        # evidence.
+        # A copy, because a resumed run truncates its journals; a replay must not change the run.
         copy = _copy(folder, place / folder.resolve().name, start, step)
-        # The thread count changes the last bits of sums, so the recorded one is used.
+        # The thread count changes the last bits of sums, so the recorded count is used.
         changes = [*_AS_IT_WAS]
         if config.run.threads is None and environment.get("threads"):
             changes.append(f"run.threads={environment['threads']}")
@@ -132,7 +131,7 @@ def replay(
 
 
 def start_of(folder: Path, step: int) -> int:
-    """Return the step of the checkpoint to start from; 0: the start of the run. Raises RunError."""
+    """Return the step of the checkpoint to start from; 0: the run's start. Raises RunError."""
     with closing(RolloutLog(folder / "rollouts")) as log:
         done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
@@ -174,21 +173,23 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
-    """Create the directory of a run killed after a step's rollouts. Large files are symbolic links.
+    """Create the directory of a run that was killed after it wrote a step's rollouts.
 
-    Shards and checkpoints are written by replacing the link, never through it.
+    Large files are symbolic links. Shards and checkpoints are written by replacing the link, never
+    through the link.
     """
     for part in ("rollouts", "checkpoints"):
         (copy / part).mkdir(parents=True)
     for name in ("environment.json", "reference.safetensors"):
         if (folder / name).is_file():
             os.symlink((folder / name).resolve(), copy / name)
-    # Copied, because new replies are appended.
+    # Copied and not linked, because new replies of a judge are appended to the file.
     if (replies := folder / "judge_replies.jsonl").is_file():
         shutil.copyfile(replies, copy / replies.name)
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
     for row in read_step_rows(folder / "metrics.jsonl"):
+        # Later rows would tell the resumed run that it has finished the step already.
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
@@ -232,7 +233,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
     reasons = then.reason or now.reason
     if reasons:
         why = f"not judged ({reasons}), which is no judgement of the completion"
-    # This is the finding that matters most: the verifier is not a function of its input.
+    # The most serious finding: a verdict that changes with equal code is not reproducible.
     elif hashes[0] == hashes[1]:
         why = (
             "ERROR: an equal hash must give an equal verdict; the verifier draws at random, or"
@@ -255,7 +256,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
 
 
 def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
-    """Return version and hash of each verifier that judged a step. Both may change during a run."""
+    """Return the version and the hash of each verifier that judged a step, by name."""
     table = log.table(step)
     assert table is not None
     found: dict[str, dict[str, str]] = {}
@@ -271,7 +272,7 @@ def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
 def source_changes(
     folder: Path, then: Mapping[str, Mapping[str, Any]], service: VerifierService
 ) -> dict[str, str]:
-    """Return the source changes of each verifier whose hash differs, as a diff."""
+    """Return a diff of the source of each verifier whose hash has changed."""
     found: dict[str, str] = {}
     for name, facts in service.describe().items():
         old = str((then.get(name) or {}).get("hash"))
@@ -299,24 +300,25 @@ def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Itera
 
 
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
-    """Repeat the steps after ``start`` and compare the results."""
+    """Repeat the steps from ``start`` + 1 to ``step``; compare the results with the record."""
     run = loop.run
-    # The guard would stop the repetition of a step at which it stopped the run.
+    # The guard is off: it would stop the repetition of a step at which it stopped the run.
     loop.guard.built_in, loop.guard.rules = [], {}
     generator: Any = loop.generator
     generator.generator = OnlyTheLog(generator.generator, folder)
     run.begin_step()
-    # Steps between the checkpoint and the wanted one are repeated from their logged rollouts.
+    # Steps between the checkpoint and the requested step are repeated from logged rollouts, too.
     while run.step < step - 1 and run.stop_reason is None:
         train_step(loop)
     if run.stop_reason is not None:
         raise KeyboardInterrupt
-    # The preset's dynamic weights change with the step.
+    # Read before the step, because some presets change their weights at each step.
     algorithm = loop.learner.algorithm
     found = [advantages_again(log, step, algorithm)]
     train_step(loop)
     found += columns_again(log, run.rollouts, range(start + 1, step + 1))
     found.append(metrics_again(folder, run.folder, start, step))
+    # Without a recorded checkpoint of this step, there is nothing to compare the weights with.
     if (folder / "checkpoints" / run.checkpoints.path(step).name).is_dir():
         run.save_checkpoint()
     return [*found, weights_again(folder, run.checkpoints.path(step))]
@@ -331,6 +333,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
     rows = sum(is_learned)
     if not rows:
         return Again("advantages", 0, 0, "the step was not finished")
+    # Used groups are recorded first; groups that dynamic sampling replaced have no advantages.
     num_groups, left = 0, rows
     while left:
         left -= len(recorded.groups[num_groups].completions)
@@ -345,7 +348,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
 
 
 def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> Iterator[Again]:
-    """Compare the learner's columns of each step, bit for bit."""
+    """Compare the values that the learner recorded in each step, bit for bit."""
     tables = [(log.table(step), fresh.table(step)) for step in steps]
     for name in LEARNED_COLUMNS:
         pairs = [[each.column(name) for each in pair if each is not None] for pair in tables]
@@ -361,6 +364,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
     """Compare two series of 32-bit floats bitwise."""
     if len(then) != len(now):
         return Again(name, len(then), len(then), f"{note}; {len(now)} values now")
+    # As bits: a NaN is unequal to itself, and 0.0 is equal to -0.0.
     differ = then.view(np.int32) != now.view(np.int32)
     if differ.any():
         note += f"; by {np.nanmax(np.abs(then - now)):.3g} at most"
@@ -368,7 +372,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
 
 
 def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
-    """Compare the metrics of each step, except those that depend on the clock."""
+    """Compare the metrics of each step, except for times and rates."""
     then, now = (
         {int(row["step"]): row for row in read_step_rows(each / "metrics.jsonl")}
         for each in (folder, copy)
@@ -388,7 +392,7 @@ def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
 
 
 def weights_again(folder: Path, fresh: Path) -> Again:
-    """Compare the files of a checkpoint with the repeated ones."""
+    """Compare the files of a recorded checkpoint with those of the repeated step."""
     then, now = (listed_files(each) or {} for each in (folder / "checkpoints" / fresh.name, fresh))
     names = [one for one in then if not one.startswith(_NOT_OF_THE_STEP)]
     if not names or not now:
@@ -412,10 +416,9 @@ def _events_about(folder: Path, start: int, step: int) -> list[str]:
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {
-            # Settings of later starts count, because the configuration is the newest one.
+            # The configuration is that of the newest start, so changes at later starts count.
             "config_changes": at >= start,
-            # The machine of an earlier start counts, because the environment is that of the first
-            # start.
+            # environment.json describes the first start, so machine changes before the step count.
             "differences": at < step,
             "changes": start <= at < step,
         }

@@ -27,13 +27,13 @@ class Again:
 
     @property
     def outcome(self) -> str:
-        """The outcome as one word or phrase."""
+        """``equal``, ``differs``, or ``not there`` if the run recorded no value."""
         return "differs" if self.differ else "equal" if self.count else "not there"
 
 
 @dataclass(frozen=True, slots=True)
 class FlippedVerdict:
-    """A completion whose verdict changed. Pairs are (recorded, now). why: the explanation."""
+    """A completion whose verdict changed. Pairs are (recorded, now). why: reason of the change."""
 
     completion: str
     problem: str
@@ -60,11 +60,11 @@ class FlippedVerdict:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A repeated step. start: step of the checkpoint that the replay started from.
+    """Result of repeating a step. start: step of the checkpoint that the replay started from.
 
     again: the repeated computations. flips: changed verdicts. sources: diff of each verifier whose
-    hash changed. causes: differences of machine, versions and settings that may explain the other
-    differences.
+    hash changed. causes: differences of machine, versions and settings that may explain values that
+    differ.
     """
 
     run: str
@@ -98,12 +98,13 @@ class ReplayResult:
             lines += [f"and {more} more: --json has them"] if more > 0 else []
         for verifier, changed in self.sources.items():
             lines += ["", f"=== what changed in {verifier} ===", changed]
+        # Changed verdicts have explanations of their own above; machine and settings do not matter.
         if any(one.differ for one in self.again if one.name != "verdicts"):
             lines += ["", "=== what may explain it ===", *(self.causes or [UNEXPLAINED])]
         lines += ["", "all agrees" if self.agrees else "not all agrees"]
         return escaped("\n".join(lines))
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 

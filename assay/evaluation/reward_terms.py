@@ -1,7 +1,7 @@
 """Effect of each reward term: the advantages of recorded rollouts with and without the term.
 
-The log holds the value of each term, and the verifier's label holds the weights. Nothing is judged
-again.
+The rollout log holds the value of each term, and the verifier's label holds the weights. No
+completion is judged again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from assay.verify.expression import parse_expression
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
 # Tolerance for a sum of single-precision values.
 CLOSE = 1e-6
-# Matches a negative weight in a verifier label.
+# A label writes a negative weight as `name*-0.5`, an expression as `-name*0.5`.
 _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """One term. mean: of weight times value. share: the term's part of the reward's variance within
-    groups. All shares sum to 1.
+    """Effect of one reward term. mean: mean of weight times value.
 
-    correlation: between advantages with and without the term. turned: share of advantages whose
-    sign changes if the term is removed. None if siblings have equal rewards.
+    share: fraction of the reward's variance within groups that the term explains; the shares of all
+    terms sum to 1. correlation: correlation of the advantages with and without the term. turned:
+    fraction of advantages whose sign changes without the term. Share and correlation are None if
+    all siblings have equal rewards.
     """
 
     term: str
@@ -48,11 +49,10 @@ class TermFacts:
 
 @dataclass(frozen=True, slots=True)
 class TermTable:
-    """Effect of all terms. left_out: completions not judged, or whose terms do not sum to the
-    reward.
+    """Effect of all terms.
 
-    A sum differs from the reward if a weight follows a schedule or the term belongs to another
-    reward.
+    left_out: number of completions that were not judged or whose terms do not sum to the reward. A
+    sum differs from the reward if a weight follows a schedule or a term belongs to another reward.
     """
 
     run: str
@@ -75,7 +75,7 @@ class TermTable:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
         return lined(lines)
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__
 
 
@@ -90,6 +90,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
     sums = [_contributions(row) for row in rows]
     kept = [(row, one) for row, one in zip(rows, sums, strict=True) if one is not None]
     names = [*dict.fromkeys(name for _, one in kept for name in one)]
+    # A single term is the whole reward, so there is nothing to compare.
     if len(names) < 2:
         found = f"{len(names)} term" if names else f"no judged completion of {len(rows)}"
         accepted = "completions with a reward of several terms, as math + think_format"
@@ -113,6 +114,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
         )
         return found_R.numpy()
 
+    # Centered by group, because advantages depend only on differences between siblings.
     spread = _centered(rewards, groups)
     real = advantages(rewards)
     facts = [
@@ -150,10 +152,12 @@ def _facts(
     without: np.ndarray,
 ) -> TermFacts:
     variance = float(spread @ spread)
+    # np.corrcoef divides by 0 for a constant series.
     differ = bool(np.ptp(real) > 0 and np.ptp(without) > 0)
     return TermFacts(
         term=name,
         mean=float(value.mean()),
+        # The covariance with the whole reward, so that the shares of all terms sum to 1.
         share=float(own @ spread) / variance if variance > CLOSE else None,
         correlation=float(np.corrcoef(real, without)[0, 1]) if differ else None,
         turned=float(np.mean(np.sign(real) * np.sign(without) < 0)),

@@ -1,4 +1,4 @@
-"""Find right answers with wrong steps: judge the steps of sampled passes at milestones of a run."""
+"""Find right answers with wrong steps: judge the reasoning of passes at milestones of a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ STEPS = "steps.json"
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Step verdicts of some passes. steps: first and last step that the passes come from.
+    """Audited passes near one training step, in numbers of passes.
 
-    wrong: passes with a step that scored too low. no_steps: passes without steps. interval: 95 %
-    interval of the share of wrong passes, among passes with step scores.
+    step: the training step. steps: first and last training step of the audited passes. wrong:
+    passes with a reasoning step below the limit. no_steps: passes in which the verifier found no
+    reasoning steps. share, interval: share of wrong passes among passes with step scores, with its
+    95 % interval.
     """
 
     step: int
@@ -42,16 +44,16 @@ class Milestone:
 
     @property
     def not_judged(self) -> int:
-        """Passes whose steps were not judged."""
+        """Number of passes whose reasoning steps were not judged."""
         return self.passes - self.judged - self.no_steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepAudit:
-    """Step verdicts of passes, at each milestone. below: limit of the step scores. A step with a
-    lower score is wrong.
+    """Result of a step audit at each milestone.
 
-    reasons: why steps were not judged, with counts.
+    below: limit of the step scores; a reasoning step with a lower score is wrong. reasons: number
+    of unjudged passes by reason.
     """
 
     verifier: str
@@ -102,14 +104,15 @@ def audit_steps(
     seed: int = 0,
     how: JudgeOptions,
 ) -> tuple[StepAudit, list[Rejudged]]:
-    """Judge the steps of passes drawn at random; return their shares and the wrong passes.
+    """Judge the reasoning steps of randomly drawn passes; return the audit and the wrong passes.
 
-    verifier: one whose verdicts have `step_scores`. It replaces verifiers that rows name, and
-    judges each completion without its siblings. at: steps of the run; empty: the first, the middle
-    and the last. passes: maximum per milestone, one per problem, from the nearest steps. how: see
-    `rejudge`. Raises RunError for a step that was not recorded and for a verifier without step
-    scores.
+    verifier: a verifier whose verdicts have `step_scores`. It replaces verifiers that rows name,
+    and judges each completion without its siblings. at: training steps; empty: the first, the
+    middle and the last. passes: maximum number of passes per milestone, one per problem, from the
+    nearest training steps. how: see `rejudge`. Raises RunError for a training step that was not
+    recorded and for a verifier without step scores.
     """
+    # Comparisons with NaN are false, so no step would ever be wrong.
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
@@ -124,6 +127,7 @@ def audit_steps(
                 if _is_wrong(pair.new, below):
                     wrong.append(pair)
     judged = [one for one in found.values() if one.judged]
+    # A verifier without step scores would report every pass as a pass without steps.
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or your own"
         remedy = "set step_scores in its verdicts, and check that it finds the steps of these texts"
@@ -142,10 +146,7 @@ def audit_steps(
 
 
 def read_step_audit(folder: Path) -> StepAudit | None:
-    """Return the newest step audit of a run; None without one.
-
-    Raises RunError.
-    """
+    """Return the newest step audit of a run, or None without an audit. Raises RunError."""
     return read_record(folder / "audit" / STEPS, StepAudit)
 
 
@@ -179,8 +180,9 @@ def _milestone(
 def _draw(
     folder: Path, at: Sequence[int], passes: int, seed: int
 ) -> dict[int, list[tuple[int, str]]]:
-    """Draw the (step, completion) sample of each milestone: one pass per problem, nearest steps
-    first.
+    """Draw the passes of each milestone, one per problem, as (training step, completion id).
+
+    Passes of the nearest training steps come first.
     """
     rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
     steps = sorted({row["step"] for row in rows})
@@ -197,6 +199,7 @@ def _draw(
             near[min(milestones, key=lambda one: abs(one - row["step"]))].append(row)
     sample: dict[int, list[tuple[int, str]]] = {}
     for milestone in milestones:
+        # A random stream per milestone, so that another milestone does not change the sample.
         chance = random.Random(f"{seed} steps of {milestone}")
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))

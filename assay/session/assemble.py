@@ -48,14 +48,13 @@ from assay.verify.service import VerifierService
 
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
-# Number of first completions after which the verifiers give up if none of them was judged, in
-# commands where only evaluations sample.
+# In commands that only evaluate, the run stops if none of this many first completions was judged.
 GIVE_UP_AFTER = 16
 
 
 @dataclass(frozen=True)
 class Session:
-    """The open parts that sampling and judging need. actors: remote samplers, if configured."""
+    """Opened model, renderer, generator and verifiers. actors: remote samplers, if configured."""
 
     config: TrainConfig
     loaded: LoadedModel
@@ -75,8 +74,8 @@ def open_verifiers(
 ) -> VerifierService:
     """Start the verifiers, which check every row before a model is loaded; ``stack`` closes them.
 
-    actors: use the configured actors. Commands that only sample do not use them; commands that open
-    the teacher need them (`ScaleConfig.teacher_actors`).
+    actors: use the configured verifier actors. Commands that open the teacher need these actors
+    (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
@@ -96,11 +95,12 @@ def open_verifiers(
 
 
 def set_threads(config: TrainConfig) -> None:
-    """Use the configured number of CPU threads; raises ConfigError where it is far too large."""
+    """Use the configured number of CPU threads; raises ConfigError for far too many threads."""
     threads = config.run.threads
     if threads is None:
         return
     most = THREADS_A_CORE * (os.cpu_count() or 1)
+    # torch accepts any number, but OpenMP ends the process if the system refuses the threads.
     if threads > most:
         accepted = f"at most {most} on this machine ({THREADS_A_CORE} a core)"
         raise ConfigError(message("run.threads", threads, accepted))
@@ -135,8 +135,7 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
     )
     if tools is not None:
         generator.make_controller = tools.make_controller
-    # The engine has chosen slots and threads. They change the last bits, so the run must record
-    # them.
+    # The run must record the slots and threads that the engine chose: they change the last bits.
     settled = config.model_copy(update={"engine": generator.settings})
     return Session(settled, loaded, renderer, generator, verifiers)
 
@@ -159,15 +158,14 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type != "cpu"
-    # On a GPU more slots cost little time; on a CPU every row costs.
+    # On a GPU, additional slots cost little time. On a CPU, the time grows with every slot.
     slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
     engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
     return config.model_copy(update={"engine": engine})
 
 
 def fixed_words(session: Session) -> list[str]:
-    """Describe the settings that a resumed run must keep for equal bits, and the cost of idle
-    slots."""
+    """Describe the settings that a resumed run must keep for equal bits, and idle slots."""
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     notes = [
@@ -187,7 +185,7 @@ def fixed_words(session: Session) -> list[str]:
 
 
 def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the options; learned verifiers default to the run's device and tokenizer."""
+    """Return the verifier options; reward models default to the run's device and tokenizer."""
     found = {name: dict(options) for name, options in config.verification.options.items()}
     for name in {"reward_model", "process_reward_model"} & found.keys():
         if config.run.device is not None:
@@ -199,7 +197,7 @@ def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def samples(config: TrainConfig) -> bool:
-    """Whether a run samples from its model."""
+    """Whether a run samples from its model, for training or for evaluations."""
     return config.rl is not None or bool(config.data.train or config.data.heldout)
 
 
@@ -208,7 +206,7 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
-    # A stage that samples nothing may have no room for a completion: its rows bring their own.
+    # A stage without sampling needs no room for a completion: its rows hold the completions.
     if room < 1 and not samples(config):
         return config.data.max_prompt_tokens
     if room < 1:
@@ -236,7 +234,7 @@ def read_problems(
 ) -> Problems:
     """Open the training and held-out problems; raises DataError for invalid rows or overlap.
 
-    Needs no model. check: validates training problems; default: the verifiers' own check.
+    No model is needed. check: validates training problems; default: the verifiers' own check.
     """
     data = config.data
     judged = check or _training_check(config, verifiers)
@@ -253,6 +251,7 @@ def read_problems(
     reader.check_names(len(train))
     parts.finish(train)
     refuse_unjudgeable(train, verifiers, "training rows")
+    # A caller with a check of its own has no reward functions: siblings are compared in pairs.
     tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     report = check_overlap(
@@ -278,7 +277,7 @@ def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what
     """Raise VerifierError if this machine cannot judge any of the rows."""
     reason = ""
     for problem in rows:
-        # Reading stops at the first row that can be judged.
+        # Rows may be generated on demand, so reading stops at the first row that can be judged.
         if not (why := verifiers.lacks(problem)):
             return
         reason = reason or why
@@ -288,7 +287,7 @@ def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return the check of training problems: the verifiers' own, and those of a reward."""
+    """Return the check of training problems: that of the verifiers, and the checks of a reward."""
     options = config.verification.options
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
         refuse_measures(expression, options, "data.verifier")
@@ -356,8 +355,7 @@ def read_heldout(
 def _try_rewards(
     config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
 ) -> list[str]:
-    """Call the user's reward functions on the rows. Print the warnings among the resulting lines,
-    and return the others."""
+    """Call the user's reward functions on the rows; print warnings and return the other lines."""
     seconds = config.verification.trial_seconds
     notes = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
     for line in notes:
@@ -412,7 +410,7 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
                 raise ConfigError(message("data.verifier", expression, *complaint))
         _check_critic(config, config.rl, row)
         if not config.rl.max_refills:
-            # Without refills, uniform groups stay in the batch.
+            # Without refills, no group is replaced: uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
     if row.trust_region is not None and config.scale.num_followers:
         found, accepted = f"{config.scale.learner_ranks} with a trust region", "1"
@@ -483,8 +481,7 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        # Few completions reach the limit. Half of the longest completion is assumed, which affects
-        # only the speed.
+        # Few completions reach the limit. The assumed length affects only the speed.
         completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,

@@ -1,6 +1,6 @@
 """Sampling from the completions endpoint of an OpenAI-compatible server: token ids in and out.
 
-Prompts are rendered here, as for the built-in engine, and sent as token ids, so that no template of
+Assay renders the prompts, as for the built-in engine, and sends token ids, so that no template of
 the server applies. vLLM, SGLang and llama.cpp accept token ids. A first request detects the
 server's features (`Offer`).
 """
@@ -34,14 +34,15 @@ from assay.types import Completion, FinishReason, Floats, Problem, Prompt, Token
 BACKOFF = 0.5
 # Time for all attempts of a request, as a multiple of the time for one.
 MOST_TIMES = 3.0
-# Bound of a reply: bytes of text and log-probabilities for one token, and of everything else.
+# Maximum bytes of a reply: for the text and log-probability of a token, and for all other fields.
 BYTES_A_TOKEN, BYTES_A_REPLY = 1024, 2**20
 PROBED_TOKENS = 8
 ACCEPTED = (
     "a server whose completions endpoint takes token ids, such as vLLM, SGLang or llama.cpp's"
 )
-# Servers have their own defaults, from the model's generation_config.json (vLLM, SGLang) or built
-# in (llama.cpp: top_k 40, top_p 0.95, min_p 0.05). A request overrides them with neutral values.
+# Servers have sampling defaults of their own: vLLM and SGLang read generation_config.json,
+# and llama.cpp has top_k 40, top_p 0.95 and min_p 0.05 built in.
+# A request overrides these defaults with neutral values.
 NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -58,9 +59,10 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Offer:
-    """Features of a server, detected by the first request. extras: accepts request keys beyond
-    OpenAI's. token_ids: replies contain the completion's tokens. stop_reasons: replies name the
-    stop string that ended them.
+    """Features of a server, detected by the first request.
+
+    extras: the server accepts request keys beyond OpenAI's. token_ids: replies contain the
+    completion's tokens. stop_reasons: replies name the stop string that ended the completion.
     """
 
     extras: bool
@@ -81,7 +83,7 @@ class ServerReply:
     """A reply of the completions endpoint.
 
     tokens, logprobs: None if the reply lacks them. num_tokens: length of the completion.
-    stopped_by: stop string that ended it.
+    stopped_by: stop string that ended the completion; None: the completion ended by itself.
     """
 
     text: str
@@ -98,11 +100,11 @@ class CompletionServer(ServerGenerator):
     """Generator that samples from a server, with token ids if the server returns them.
 
     The sampling distribution is that of the configuration. Greedy completions equal those of the
-    engine as far as the server computes the same logits. Sampled ones have their own random
-    numbers: the seed of a request depends on the problem, its draw and the index, so that a
-    repeated request gives the same completion where the server keeps its promise.
+    engine if the server computes the same logits. The seed of a request depends on the problem, the
+    draw and the sibling's index. A repeated request therefore gives the same completion, if the
+    server respects seeds.
 
-    `check` is called before the first completion.
+    Call `check` before the first completion.
     """
 
     def __init__(
@@ -125,8 +127,8 @@ class CompletionServer(ServerGenerator):
         """Send a first request, and raise ConfigError for settings that the server does not
         support."""
         with open_client(self._config, "completions", sampling.max_tokens) as client:
-            # Servers answer an unknown key with 400 or 422, or ignore it. The second attempt has
-            # OpenAI's keys only.
+            # Servers answer an unknown key with the status 400 or 422, or ignore the key.
+            # The second attempt has only OpenAI's keys.
             for extras in (True, False):
                 body = self._body(prompt, sampling, 0, extras)
                 body |= {"max_tokens": min(PROBED_TOKENS, sampling.max_tokens)}
@@ -203,7 +205,7 @@ class CompletionServer(ServerGenerator):
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
         assert self.offer is not None
-        # Otherwise the completions of one evaluation would partly have tokens and partly not.
+        # Without this error, only some completions of an evaluation would have tokens.
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
         if max(reply.tokens or [0]) >= self._outline.vocabulary:
@@ -288,9 +290,9 @@ def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterat
 
 
 def find_served(config: ServerConfig, model: ModelConfig) -> Served:
-    """Return the model's name on the server, and its context length there, if it is listed.
+    """Return the model's name and its context length, as the server lists them.
 
-    Raises ConfigError if the server does not have the model, or does not answer.
+    Raises ConfigError if the server does not list the model, or does not reply.
     """
     where, read = f"server.url {config.url}", lambda body: body
     with open_client(config, "models") as client:
@@ -300,7 +302,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
             raise ConfigError(message(where, trouble.detail, ACCEPTED)) from None
     listed = _tables(said.get("data") if isinstance(said, dict) else None)
     names = {str(one.get("id")): one for one in listed}
-    # With an adapter, the base model's name on the server would be the model without the adapter.
+    # On a server, the name of the base model means the model without the adapter.
     own = model.adapter or model.path
     wanted = config.model or own
     # A server with one model often lists it under a path or an alias.
@@ -381,6 +383,7 @@ def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> F
 
     Servers report the model's log-probabilities, before temperature and truncation.
     """
+    # Greedy decoding takes each token with probability 1.
     if sampling.temperature == 0:
         return np.zeros(len(tokens), np.float32)
     plain = sampling.temperature == 1 and not sampling.top_k and not sampling.min_p
@@ -396,8 +399,9 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _are_alike(one: str, other: str) -> bool:
-    """Whether two decoded texts of the same tokens agree, apart from tokens that are a part of a
-    character. Servers decode these to a replacement character, or omit them.
+    """Whether two decoded texts of the same tokens agree, apart from incomplete characters.
+
+    Servers decode the bytes of an incomplete character to a replacement character, or omit them.
     """
     return one.replace("\ufffd", "").strip() == other.replace("\ufffd", "").strip()
 

@@ -1,7 +1,7 @@
-"""Consent to the powers of a foreign run's configuration (docs/security.md).
+"""Consent to dangerous settings of a foreign run's configuration (docs/security.md).
 
 A run's configuration can name Python code to import, servers to contact and folders to write.
-Commands that read such keys require consent, unless the run is the user's own.
+Commands that read these keys require consent, unless the run is the user's own.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def open_config(
     for section in (config.model, config.teacher):
         key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
         if section is not None and section.trust_remote_code and counts(key):
+            # The user must write this consent: a run that grants it would defeat the question.
             remedy = f"read the model's code, then add --set {key}=true"
             accepted = "false: a run cannot grant this consent"
             raise RunError(message(f"{path} {key}", "true", accepted, remedy))
@@ -72,11 +73,11 @@ def open_config(
 
 
 def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield (key, Python name) for each setting that could do harm. The name is "" for a setting
+    """Yield (key, Python name) for each setting that could do harm; the name is "" for a setting
     that names no code."""
     for key, source in _sources(config):
         name = python_name(source)
-        # Names in `assay.` need no consent: only declared sources of Assay can be opened.
+        # Names in `assay.` need no consent: only sources that Assay declares can be opened.
         if name and not name.startswith("assay."):
             yield key, name
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):

@@ -45,7 +45,7 @@ class Judge(Protocol):
 
 
 def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-    """Judge complete groups; returns their verdicts in the order of the groups."""
+    """Judge complete groups; return their verdicts in the order of the groups."""
     with verifiers.judging() as own:
         judging = _JudgingReturned(own)
         for group in groups:
@@ -62,7 +62,7 @@ def sample_and_judge(
     first_sibling: int = 0,
     cutoff: OversamplingCutoff | None = None,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
-    """Sample one group per problem and judge it; early groups are judged while others are sampled.
+    """Sample one group per problem and judge it; judging overlaps with sampling.
 
     cutoff: oversampling cutoff that selects the groups to return.
     """
@@ -77,8 +77,7 @@ def sample_and_judge(
 
 
 class _JudgingReturned:
-    """Judging session that skips completions that a server failed to return; they are *not
-    judged*."""
+    """Judging session for groups of a server: completions that failed are *not judged*."""
 
     def __init__(self, judging: Judging) -> None:
         self._judging = judging
@@ -86,6 +85,7 @@ class _JudgingReturned:
 
     def add(self, group: Group) -> None:
         """Start judging the completions of a group that the server returned."""
+        # A verifier would judge the empty text of a failed completion as wrong.
         given = tuple(one for one in group.completions if one.failure is None)
         if len(given) < len(group.completions):
             self._returned[group] = replace(group, completions=given)
@@ -122,7 +122,7 @@ def same_answers(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> Sequence[Mapping[str, str]]:
-    """Return the `candidates` of each group; empty mappings if the judge compares no answers."""
+    """Return the answer candidates of each group (`candidates`); {} if the judge compares none."""
     compares = getattr(verifiers, "compares", None)
     if compares is None:
         return [{}] * len(groups)
@@ -136,17 +136,22 @@ class Evaluation:
     Completions that were not judged are excluded from the rates and counted. If nothing was judged,
     a rate is NaN (None in a row), not 0.
 
-    pass_at_1: mean over problems of the share of completions that passed. stderr: its standard
-    error over problems; None for a single problem. Prefer ``interval`` for few problems, or if all
-    are right or all wrong. pass_at: unbiased estimate for each k. pass_at has the same problems for
-    every k: those with enough judged completions for the largest k. ``pass_at_problems`` is their
-    number. The largest k is chosen so that at least half of all problems have enough. majority:
-    share of problems whose most frequent answer is right (ties count in part). Answers that the
-    verifier holds equal, such as 1/2 and 0.5, share their votes. If the verifier compares no
-    answers, votes are counted by extracted text. None for single samples, or if no answer was
-    extracted. by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
-    num_problems and mean_tokens of each think mode, if the prompts have several. by_source: the
-    same metrics and by_problem for each source and think mode.
+    pass_at_1: mean over problems of the share of completions that passed. stderr: standard error of
+    pass_at_1 over problems; None for a single problem. Prefer ``interval`` for few problems, or if
+    all problems are right or all are wrong.
+
+    pass_at: unbiased estimate of pass@k by k. Every k uses the same problems: those with enough
+    judged completions for the largest k. pass_at_problems: number of these problems. The largest k
+    is chosen so that at least half of all problems have enough judged completions.
+
+    majority: share of problems whose most frequent answer is right; a tie counts in part. Answers
+    that the verifier considers equal, such as 1/2 and 0.5, share their votes. If the verifier
+    compares no answers, votes are counted by extracted text. None for single samples, or if no
+    answer was extracted.
+
+    by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
+    num_problems and mean_tokens of each think mode, if the prompts have several modes. by_source:
+    the same metrics and by_problem for each source and think mode.
     """
 
     num_problems: int
@@ -226,7 +231,7 @@ def evaluate(
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
-    # Problems are processed in parts, so that memory stays bounded for any number of problems.
+    # Problems are sampled in parts, so that memory stays bounded for any number of problems.
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
@@ -248,7 +253,7 @@ def sample_each(
     num_samples: int,
     sampling_of: Callable[[Problem], SamplingConfig],
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Sample and judge problems, those with equal settings in one call; keeps their order."""
+    """Sample and judge problems in their order; problems with equal settings share a call."""
     settings = [sampling_of(problem) for problem in problems]
     found: dict[int, tuple[Group, Sequence[Verdict]]] = {}
     distinct: list[SamplingConfig] = []
@@ -294,6 +299,7 @@ def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None
         return 0.0
     most = max(votes.values())
     leaders = {name for name, count in votes.items() if count == most}
+    # With ties broken at random, each leading answer wins with equal probability.
     right = {name for name, one in said if one.correct and name in leaders}
     return len(right) / len(leaders)
 
@@ -354,6 +360,7 @@ class _Tally:
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
         """Return pass@k by k, and the number of problems that the estimates use."""
+        # The same problems for every k: pass@k over different problems could fall as k grows.
         judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
         ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
         whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]

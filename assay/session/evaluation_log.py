@@ -1,7 +1,7 @@
 """Log of an unfinished evaluation: a killed command continues without sampling again.
 
     out.jsonl         the completions with their verdicts, written as they are judged
-    out.jsonl.part    every finished completion; removed when the command ends
+    out.jsonl.part    the log: every finished completion; removed when the command ends
 
 The first line of the log has the settings that completions depend on (`settings_of`).
 """
@@ -51,8 +51,9 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
 
     def __init__(self, out: Path, facts: Mapping[str, Any]) -> None:
         self.path = out.with_name(f"{out.name}.part")
+        # As they are read back from a file: JSON turns tuples into lists.
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-        # Offset of each completion's row. Rows stay on disk, because there may be millions.
+        # Byte offset of each row. The rows stay on disk, because there may be millions.
         self._places: dict[tuple[str, str], int] = {}
         self._size = 0
         self._file: BinaryIO | None = None
@@ -92,12 +93,13 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
         file, line = self._opened(), f"{json.dumps(row)}\n".encode()
         file.seek(self._size)
         file.write(line)
+        # Flushed for each completion, because a killed process loses its buffers.
         file.flush()
         self._size += len(line)
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            # Closed at the exit of the context.
+            # No `with` block: `__exit__` closes the file.
             self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
             # Cut off the incomplete last line that a kill leaves.
             self._file.truncate(self._size)
@@ -199,6 +201,7 @@ class ResumableGenerator:
             self.generator.generate(problems, sampling, len(numbers), numbers.start, keep)
             return
         fresh: dict[str, Completion] = {}
+        # Sibling by sibling: a call samples consecutive siblings, and a kill may leave any gaps.
         for number in lacking:
             for group in self.generator.generate(problems, sampling, 1, number, keep):
                 fresh |= {one.id: one for one in group.completions}
@@ -209,7 +212,7 @@ class ResumableGenerator:
             ended(Group(problem, prompt, tuple(siblings)))
 
     def _there(self, problem: Problem, prompt: Prompt, numbers: range) -> dict[int, Completion]:
-        """Return the logged completions of a problem, by sibling index."""
+        """Return a problem's logged completions by sibling index."""
         names = {n: f"{problem.group_id}/{n}" for n in numbers}
         found = {n: self.log.find(self.part, name, prompt) for n, name in names.items()}
         return {n: one for n, one in found.items() if one is not None}
@@ -256,7 +259,7 @@ def digest_of(prompt: Prompt) -> str:
 
 
 def _weights(config: TrainConfig) -> list[list[Any]]:
-    """Return name, size and modification time of the weight files, to detect retrained weights."""
+    """Return name, size and time of change of each weight file, to detect retrained weights."""
     source, adapter = find_parts(config.model)
     folders = [Path(source.place), *([adapter] if adapter else [])]
     files = [file for folder in folders for kind in WEIGHTS for file in sorted(folder.glob(kind))]

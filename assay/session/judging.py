@@ -67,6 +67,7 @@ def judged_rows(
     DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of all
     earlier rows.
     """
+    # An id is dropped when its verdict arrives, so that a file may have any number of rows.
     ids: dict[int, str] = {}
     failure: list[DataError] = []
 
@@ -78,6 +79,7 @@ def judged_rows(
                 check_spec(problem, partial(refuse_siblings, service))
                 ids[number] = problem.id
                 yield problem, completion
+        # Raised later: the verdicts of the rows before the malformed row must come first.
         except DataError as error:
             failure.append(error)
 
@@ -147,8 +149,8 @@ def redteam(
 def open_service(settings: VerificationConfig, expression: str, **more: Any) -> VerifierService:
     """Start the verifiers of a configuration.
 
-    expression: default verifier for rows that name none. more: further arguments of
-    `VerifierService`; its ``allow`` extends the configured one.
+    expression: verifier of rows that name no verifier. more: further arguments of
+    `VerifierService`; an ``allow`` among them extends the configured one.
     """
     how = {
         "num_workers": settings.num_workers,
@@ -162,7 +164,7 @@ def open_service(settings: VerificationConfig, expression: str, **more: Any) -> 
 
 
 def expression_of(verifier: Named) -> str:
-    """Return the expression of a verifier; functions are named so that workers can import them."""
+    """Return a verifier's expression: of a function, the name under which workers can import it."""
     if isinstance(verifier, str):
         return verifier
     module, name = getattr(verifier, "__module__", ""), getattr(verifier, "__qualname__", "")

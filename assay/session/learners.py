@@ -26,20 +26,21 @@ def rl_learner(
     layout: LayoutChoice,
     teacher: AnyTeacher | None = None,
 ) -> PolicyLearner:
-    """Return the RL learner of one process. row: the algorithm's preset, as `for_generator` returns
-    it."""
+    """Return the RL learner of one process. row: preset, as `for_generator` returns it."""
     rl = config.rl
     assert rl is not None
     start = None
     if row.has_critic and config.critic.path is not None:
         start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
     total, a_step = num_updates(rl), rl.epochs * rl.num_minibatches
+    # The policy takes no step during the critic's warm-up, so its schedule is shorter.
     waits = config.critic.warmup_steps * a_step if row.has_critic else 0
     forward = (layout.layout, layout.lean, config.sampling.temperature)
     return PolicyLearner(
         make_passes(config, loaded, max(1, total - waits), *forward, ranks=ranks),
         row,
         total_steps=total,
+        # The guard's limit on the KL needs a reference, even if the loss has no KL.
         keep_reference=config.guard.max_kl is not None,
         teacher=teacher,
         critic=config.critic,
@@ -62,8 +63,8 @@ def make_passes(
 ) -> Passes:
     """Return the forward/backward runner of a model that is trained.
 
-    layout, lean: results of `assay.model.probe` for this model. temperature: 1 in stages that do
-    not sample.
+    layout, lean: results of `assay.model.probe` for this model. temperature: sampling temperature;
+    1 in stages that do not sample.
     """
     section: Any = getattr(config, config.stage)
     return Passes(
@@ -90,6 +91,5 @@ def rate_words(config: TrainConfig, model: Any) -> str:
 
 
 def num_updates(rl: RLConfig) -> int:
-    """Return the number of optimizer steps of a run, as the length of the learning-rate
-    schedule."""
+    """Return the number of optimizer steps of a run: the length of the learning-rate schedule."""
     return rl.steps * rl.epochs * rl.num_minibatches

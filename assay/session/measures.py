@@ -1,4 +1,4 @@
-"""Refuse measures as rewards: verifiers whose value a policy must not be paid for."""
+"""Refuse measures as rewards: some verifiers, such as the trace monitor, must not earn reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from assay.verify.service import Options
 
 
 def refuse_measures(expression: str, options: Options, where: str) -> None:
-    """Raise VerifierError if a reward pays for a verifier that is a measure only."""
+    """Raise VerifierError if a measure-only verifier has a weight other than 0 in a reward."""
     for number, term in enumerate(parse_expression(expression)):
         for name in term.names:
             bare = name.partition("@")[0]

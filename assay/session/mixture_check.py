@@ -12,9 +12,9 @@ from assay.types import Problem
 
 
 class PartCheck:
-    """Counts the rows of each part; raises DataError for a row that belongs to no part.
+    """Counts the rows of each mixture part; raises DataError for a row that belongs to no part.
 
-    trains: the rows are training problems, not held-out ones.
+    trains: whether the rows are training problems; otherwise they are held-out problems.
     """
 
     def __init__(self, config: TrainConfig, trains: bool = True) -> None:
@@ -39,9 +39,9 @@ class PartCheck:
         self._counts[name] += 1
 
     def finish(self, rows: Sequence[Problem]) -> None:
-        """Raise ConfigError for a part without rows, after all rows were checked."""
+        """Raise ConfigError for a part without rows. Call it after `check` for all rows."""
         if self._parts and sum(self._counts.values()) < len(rows):
-            # Rows that are generated on demand were not read yet.
+            # Rows that are generated on demand were not read when they were loaded.
             self._counts = dict.fromkeys(self._parts, 0)
             for index in range(len(rows)):
                 self.check(rows[index])

@@ -22,7 +22,7 @@ class PairwiseVerifiers:
     """Judges groups by comparing every pair of siblings in both orders.
 
     A completion's score is its win rate over the judged comparisons; a tie counts half. A
-    completion without any judged comparison is not judged. options: those of
+    completion without any judged comparison is not judged. options: options of
     ``[verification.options.judge]``. Cost: group_size (group_size - 1) requests per group.
     """
 
@@ -31,7 +31,7 @@ class PairwiseVerifiers:
 
     @contextmanager
     def judging(self) -> Generator[PairwiseJudging]:
-        """Open a session that compares the members of each added group."""
+        """Open a session that compares the completions of each added group."""
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pairwise") as pool:
             yield PairwiseJudging(pool, self._compare)
 
@@ -48,7 +48,7 @@ class PairwiseVerifiers:
 
 
 class PairwiseJudging:
-    """Open pairwise judging session; comparisons start when a group is added."""
+    """A pairwise judging session; comparisons start when a group is added."""
 
     def __init__(self, pool: Executor, compare: Callable[..., Comparison]) -> None:
         self._pool, self._compare = pool, compare
@@ -84,6 +84,7 @@ def verdicts_of(
     failures: list[list[Comparison]] = [[] for _ in range(num_completions)]
     for (first, second), comparison in comparisons.items():
         if comparison.points is None:
+            # A failed comparison is no loss: it says nothing about either completion.
             failures[first].append(comparison)
             failures[second].append(comparison)
         else:

@@ -29,13 +29,14 @@ from assay.session.assemble import Session
 
 
 def on_actors(session: Session, stack: ExitStack) -> Session:
-    """Replace the session's engine by actors or vLLM, if the configuration asks for either."""
+    """Replace the session's engine by actors or vLLM, if the configuration names one of them."""
     config, loaded, engine = session.config, session.loaded, session.generator
     scale, facts = config.scale, _facts(session)
     as_sent = partial(merged, model=loaded.model) if facts is not None else _as_it_is
     if scale.rollout_actors is None:
         if facts is None:
             return session
+        # vLLM starts processes of its own; the mark finds them if the command is killed.
         mark = WorkerMark(new_family(), "vllm")
         stack.enter_context(watched(mark))
         vllm = VllmEngine(
@@ -61,6 +62,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         context_length=loaded.context_length,
         tools=tool_settings(config).model_copy(update={"corpus": corpus}),
         in_chat=session.renderer.template == "chat",
+        # Actors import the user's modules from the same folders; an empty entry is the working directory.
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,
     )
@@ -72,7 +74,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
 
 
 def model_elsewhere(session: Session) -> ModelConfig:
-    """Return the model's settings for a process in another working directory."""
+    """Return the model's settings for a process in another working directory: absolute paths."""
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     model = {**session.config.model.model_dump(), "dtype": dtype}
     for key in ("path", "tokenizer", "adapter"):
@@ -94,7 +96,7 @@ def open_learner_ranks(
         return ALONE
     device = session.loaded.device.type
     if device != "cpu" or config.scale.gpus_per_actor:
-        # Ray does not know that the command uses a GPU, and would assign it to another rank too.
+        # Ray does not know that the command uses a GPU, and would assign it to another rank, too.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
         accepted = "1 on a GPU: several ranks are supported on CPUs only"
         raise ConfigError(message("scale.learner_ranks", found, accepted))
@@ -131,7 +133,7 @@ def _facts(session: Session) -> ModelFacts | None:
 
 
 def _device(session: Session) -> str:
-    """Return the device type that completions are sampled on."""
+    """Return the type of the device that samples: ``cpu``, ``cuda`` or another torch type."""
     scale = session.config.scale
     if scale.rollout_actors is None:
         return session.loaded.device.type
@@ -143,6 +145,6 @@ def _as_it_is(weights: Weights) -> Weights:
 
 
 def absolute(place: str) -> str:
-    """Return the absolute path of an existing file; hub names and sources stay unchanged."""
+    """Return the absolute path of an existing file; return any other name unchanged."""
     path = Path(place).expanduser()
     return str(path.resolve()) if path.exists() else place

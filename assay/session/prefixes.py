@@ -1,4 +1,4 @@
-"""Prompts that end in the beginning of a completion, so that a generator continues it."""
+"""Prompts that end with a prefix of a completion, so that a generator continues the completion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PrefixRenderer:
             trace = Trace(problem.prompt, prefix, problem.source, *asked)
             _, tokens = self.renderer.render_trace(trace)
             if self.renderer.end_id is not None:
-                # A trace ends with the end token, which a prefix must not contain.
+                # A rendered trace ends with the end token, after which nothing can continue.
                 tokens = tokens[:-1]
         else:
             tokens, prefix = prefix, str(self.renderer.tokenizer.decode(prefix))

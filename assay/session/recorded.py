@@ -1,4 +1,4 @@
-"""Recorded groups of a run, with the problems that its sources hold today."""
+"""Recorded groups of a run, with the problems that the run's sources contain today."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Judged = tuple[Group, Sequence[Verdict]]
 def recorded_groups(
     config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
 ) -> Iterator[tuple[int, list[Judged] | None]]:
-    """Yield (step, groups with verdicts); None in place of groups if the shard cannot be read.
+    """Yield (step, groups with verdicts) of a run; None instead of groups for an unreadable shard.
 
-    steps: None: all. A problem that the sources no longer contain has an empty id.
+    steps: steps to read; None: all. A problem that the sources no longer contain has an empty id.
     """
-    # The log holds no answers, so problems come from the run's sources.
+    # The log holds no answers, so the problems are read from the run's sources.
     wanted: set[str] = set()
     steps = log.steps() if steps is None else steps
     for step in steps:

@@ -83,6 +83,7 @@ class TrainResult:
                 lines.append(f"  with think {mode}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
+            # Without this override, early stopping would end the resumed run at once.
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
             lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)
@@ -126,7 +127,7 @@ UNJUDGED = "no answer to judge by"
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """Completions with their verdicts. remedy: hint that is shown if nothing was judged."""
+    """Sampled completions with their verdicts. remedy: hint for unjudged completions."""
 
     samples: Sequence[Mapping[str, Any]]
     remedy: str = ""
@@ -159,7 +160,7 @@ class SampleResult:
 
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
-    """Return one completion as plain values; ``verdict=None`` marks it as unjudged."""
+    """Return a completion with its verdict as plain values. verdict: None if it was not judged."""
     completion = group.completions[index]
     return {
         "id": completion.id,
@@ -181,6 +182,7 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> I
     """Yield JSON lines that ``assay verify`` can judge again, as they include the spec."""
     for index, verdict in enumerate(verdicts):
         row = {**group.problem.spec, **describe_sample(group, index, verdict), **columns}
+        # A spec may come from a Parquet file and hold dates, which JSON lacks.
         yield json.dumps(row, default=str) + "\n"
 
 
@@ -188,8 +190,8 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> I
 class DryRun:
     """Preview of a run: one sample, the plan, estimated memory and time.
 
-    expected: duration, estimated from this machine's rates and not measured; None for a stage
-    without an estimate.
+    expected: duration, estimated from this machine's rates, not from a measured step; None for a
+    stage without an estimate.
     """
 
     sample: SampleResult

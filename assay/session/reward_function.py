@@ -26,9 +26,9 @@ _PLAIN = (str, int, float, list, tuple, Mapping)
 class RewardFunction:
     """A reward function for other trainers, created by `reward`.
 
-    Calling it follows TRL's signature: prompts, completions and columns. `verl` follows verl's
-    signature. `judge` returns full verdicts. Instances are thread-safe and can be pickled.
-    Verifiers run in worker processes, which end when the instance is garbage-collected.
+    A call has TRL's signature: prompts, completions and columns. `verl` has verl's signature.
+    `judge` returns full verdicts. Instances are thread-safe and can be pickled. Verifiers run in
+    worker processes, which end when the instance is garbage-collected.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class RewardFunction:
         self.expression = expression
         self.not_judged = not_judged
         self._columns, self._think = dict(columns), ThinkFormat(think)
+        # TRL logs rewards by the `__name__` of the function.
         self.__name__ = "+".join(term.name for term in parse_expression(expression))
         self._warned = False
         self._any_row_was_good = False
@@ -60,10 +61,10 @@ class RewardFunction:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """Return the reward of each completion for TRL; None: not judged.
+        """Return the reward of each completion for TRL; None for a completion that is not judged.
 
-        prompts, completions: texts, or chat messages. columns: columns of the data set, one value
-        per completion; they become the row's keys.
+        prompts, completions: texts, or chat messages. columns: columns of the data set with one
+        value per completion, which become keys of the completion's row.
         """
         size = len(completions)
         trl_columns = {key: columns.pop(key, None) for key in OF_TRL}
@@ -89,13 +90,15 @@ class RewardFunction:
 
         ground_truth: the answer, or a mapping of keys. extra_info: further keys of the row.
 
-        verl requires a number: if ``judged`` is 0.0, ``score`` is the configured ``not_judged``.
+        verl requires a number: if ``judged`` is 0.0, ``score`` is the configured value
+        ``not_judged``.
         """
         gold = ground_truth if isinstance(ground_truth, Mapping) else {"ground_truth": ground_truth}
         columns = {"ground_truth": self._gold, **self._columns}
         row = {**(extra_info or {}), **gold}
         row = {key: value for key, value in row.items() if key not in ("prompt", "id", "tags")}
         row = {**row, **{new: row.pop(old) for old, new in columns.items() if old in row}}
+        # verl passes no prompt to a reward function, but a problem has one.
         (verdict,) = self.judge(["(not given)"], [solution_str], [row])
         reward = self.not_judged if verdict.reward is None else verdict.reward
         found = {"score": reward, "acc": verdict.correct, "judged": verdict.judged}
@@ -107,13 +110,14 @@ class RewardFunction:
         """Return the verdicts of completions, each with its prompt and its row's keys.
 
         Adjacent completions with the same prompt and row form a group, for verifiers that compare
-        siblings. A completion whose row lacks a required key is not judged. If all rows lack it,
-        the first DataError or VerifierError is raised.
+        siblings. A completion whose row lacks a required key is not judged. If all rows so far lack
+        a key, the first DataError or VerifierError is raised.
         """
         problems = [self._problem(*each) for each in zip(prompts, rows, strict=True)]
         good = [one for one in problems if isinstance(one, Problem)]
         bad = [one for one in problems if not isinstance(one, Problem)]
         self._any_row_was_good |= bool(good)
+        # A wrong column name fails on every row: training would go on without any reward.
         if bad and not self._any_row_was_good:
             raise bad[0]
         if bad and not self._warned:
@@ -195,9 +199,9 @@ def reward(
 
 
 def text_of(completion: Any) -> str:
-    """Return the text of a completion: the string itself, or the assistant's messages joined.
+    """Return the text of a completion: the string itself, or the joined assistant messages.
 
-    Reasoning that a chat parser has split off is put back into a think block. Raises DataError.
+    Reasoning that a chat parser has separated is put back into a think block. Raises DataError.
     """
     if isinstance(completion, str):
         return completion

@@ -1,8 +1,8 @@
 """Try the user's reward functions on rows before a model is loaded.
 
-Built-in verifiers declare the keys that they read, which are checked while rows are loaded. A
-function declares nothing, so it is called on each row, with the row's own answer as the completion.
-Built-in verifiers are not called here: a judge costs money, and a program takes time.
+Built-in verifiers declare the keys that they read, and the loader checks these keys. A user's
+function declares nothing. So the trial calls it on each row, with the row's own answer as the
+completion. Built-in verifiers are not called here: a judge costs money, and a program takes time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Job
 
 MOST_ROWS = 10_000
-# Rows spread over the whole set go first, because the time limit may end the trial early.
+# Number of rows spread over the whole set. They go first, because the time limit may end the trial.
 SPREAD = 64
 # Concurrent calls.
 WINDOW = 256
 MOST_SUSPECTS = 16
-# Answers that the reward judged on other rows; a row that fails with all of them is at fault.
+# Number of answers from other rows. A row that fails with all of these answers is at fault.
 PROOFS = 4
 PLAIN = "42"
 """Completion for rows without an answer."""
 
 
 class Asked(NamedTuple):
-    """One call: a reward, a row and an answer. first: whether the reward is the first term, which
-    defines correctness."""
+    """One call of a reward on a row with an answer.
+
+    first: whether the reward is the first term of its sum, which defines correctness.
+    """
 
     row: int
     reward: Configured
@@ -47,10 +49,10 @@ class Asked(NamedTuple):
 
 @dataclass
 class Found:
-    """Results of one reward.
+    """Results of one reward function.
 
-    worked: answers that it judged. failed: failed calls with the error. certain: errors by row, for
-    rows on which the reward fails with every completion.
+    worked: some answers that the function judged. failed: failed calls with the error. certain:
+    errors by row, for rows on which the function fails with every completion.
     """
 
     scores: list[float] = field(default_factory=list[float])
@@ -94,11 +96,10 @@ def try_rewards(
 ) -> list[str]:
     """Call the user's reward functions on the rows; return one line per function.
 
-    what: word for the rows in messages, such as "rows". Ends after `MOST_ROWS` rows or ``seconds``.
-    Raises DataError for a row on which a function cannot work: the function reads a key that the
-    row lacks, or it fails on this row with answers that it judged on other rows. If bad rows are
-    skipped, such a row is reported but not removed: the number of rows tried depends on the
-    machine's speed, and the training data must not.
+    what: word for the rows in messages, such as "rows". The trial ends after `MOST_ROWS` rows or
+    ``seconds``. Raises DataError for a row on which a function always fails: the function reads a
+    key that the row lacks, or it fails on this row with answers that it judged on other rows. If
+    ``data.on_bad_row`` is ``skip``, the row is only reported.
     """
     trial = _Trial(rows, verifiers, data)
     timer = threading.Timer(seconds, trial.over.set)
@@ -114,13 +115,14 @@ def try_rewards(
         timer.cancel()
         # Calls of the trial must not count in the metrics of the first step.
         verifiers.take_metrics()
+    # Faulty rows are not removed: how many were tried depends on the machine's speed.
     stop = data.on_bad_row == "stop"
     said = [(name, one) for name, one in found.items() if one.scores or one.failed]
     return [one.line(name, rows, what, stop) for name, one in said]
 
 
 class _Trial:
-    """A trial in progress. over: event that is set when the time limit is reached."""
+    """A running trial. over: event that is set when the time limit is reached."""
 
     def __init__(
         self, rows: Sequence[Problem], verifiers: VerifierService, data: DataConfig
@@ -129,7 +131,7 @@ class _Trial:
         self.over = threading.Event()
 
     def own_answers(self) -> Iterator[Asked]:
-        """Yield one call per row with the row's own answer, starting with the spread rows."""
+        """Yield one call per row and reward, with the row's own answer; spread rows come first."""
         # Faulty rows often stand together, so rows are tried at equal distances.
         every = range(0, len(self.rows), -(-len(self.rows) // MOST_ROWS) or 1)
         first = every[:: max(1, len(every) // SPREAD)]
@@ -140,8 +142,8 @@ class _Trial:
 
     def prove(self, found: Found) -> dict[int, str]:
         """Return {row: error} for rows that fail with every answer that other rows accept."""
-        # A failure can also be the fault of the answer. Only a row that fails with answers that
-        # worked elsewhere is at fault.
+        # The answer may cause a failure, too.
+        # Only a row that fails with answers that worked on other rows is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()
         calls = (call._replace(text=text) for call, _ in suspects for text in found.worked)
@@ -161,7 +163,7 @@ class _Trial:
             while waiting:
                 yield self._finish(waiting)
         except InterruptedError:
-            # The time limit was reached; results so far are valid.
+            # `wait` raises this error at the time limit; the results so far are valid.
             return
         finally:
             self.verifiers.engine.cancel(job for _, job in waiting)
@@ -172,7 +174,7 @@ class _Trial:
         problem, data = replace(self.rows[call.row], verifier=call.reward.name), self.data
         think = ThinkFormat(problem.think or data.think, data.think_open, data.think_close)
         completion = Completion.from_text(said_in(think, call.text), problem.id, think)
-        # A reward of whole groups may divide by the number of siblings minus one.
+        # A reward of groups may divide by the number of siblings minus one, so the group has two.
         siblings = (completion,) * (2 if call.reward.whole else 1)
         prompt = Prompt(problem.question, completion.tokens, think)
         return self.verifiers.submit(Group(problem, prompt, siblings))
@@ -182,7 +184,7 @@ class _Trial:
         self.verifiers.engine.wait(job, self.over)
         waiting.popleft()
         part, verdict = job.firsts[0], job.verdicts()[0]
-        # The reward returned a value but no correctness, which a first term must define.
+        # A first term must define correctness; a value without correctness cannot be judged.
         if call.first and part.value is not None and not verdict.judged:
             part = Part.not_judged("error", verdict.detail)
         return call, part

@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of every function that samples from a named model; described at `evaluate`.
+    """Keywords of every function that samples from a named model; `evaluate` describes them.
 
-    A missing key and None mean the setting of the model's run. With ``adapter`` the settings come
-    from the adapter's run.
+    A missing key, or None, selects the setting of the model's run. With ``adapter``, the settings
+    are those of the adapter's run.
     """
 
     max_tokens: int | None
@@ -51,7 +51,7 @@ def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
 
     A call with an unknown keyword raises TypeError.
     """
-    # Python itself neither shows nor checks the keys of an unpacked TypedDict.
+    # At run time, Python neither shows nor checks the keys of an unpacked TypedDict.
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     annotations = SamplingOptions.__annotations__
@@ -79,7 +79,7 @@ def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def asks_thinking(options: SamplingOptions) -> bool:
-    """Whether the user sets a thinking control here, overriding the run's."""
+    """Whether the user's own options set a thinking budget, an effort or a minimum length."""
     asked = ("sampling.think_budget=", "sampling.effort=", "sampling.min_think=")
     if any(one.startswith(asked) for one in several(options.get("overrides", ()))):
         return True
@@ -105,7 +105,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         own = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
         tree = own.model_dump(exclude_none=True)
     place = str(checkpoint or model)
-    # A configured revision belongs to the run's own base model.
+    # The configured revision belongs to the run's base model, not to the named model.
     if tree["model"].get("path") != place:
         tree["model"] = {**tree["model"], "path": place}
         tree["model"].pop("revision", None)
@@ -113,8 +113,9 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         tree["model"] = {**tree["model"], "adapter": str(adapter or named_adapter)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
-    # Evaluation settings refer to the run's held-out problems, which are not loaded here.
+    # Evaluation settings refer to the run's held-out problems, which this command does not load.
     tree.pop("evaluation", None)
+    # The cluster and the server of the training may be gone, or may cost money.
     tree["scale"], tree["server"] = {}, {}
     if (actors := options.get("actors")) is not None:
         tree["scale"]["rollout_actors"] = actors
@@ -130,7 +131,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     if (max_tokens := options.get("max_tokens")) is not None:
         sampling["max_tokens"] = max_tokens
     budget = {"think_budget": options.get("think_budget"), "effort": options.get("effort")}
-    # An effort that is a text in the prompt can be combined with a budget; a number cannot.
+    # An effort that is a line of the prompt can be combined with a budget; a numeric effort cannot.
     if budget["think_budget"] is not None and budget["effort"] is None:
         level = SamplingConfig(**sampling).level() if "effort" in sampling else None
         budget["effort"] = sampling["effort"] if isinstance(level, str) else None
@@ -147,9 +148,10 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
 def _sampling_of_parts(
     parts: Mapping[str, Mapping[str, Any]], options: SamplingOptions
 ) -> dict[str, dict[str, Any]]:
-    """Return the sampling settings of a mixture's parts, which apply to rows with these tags.
-    Sources, weights and verifiers are omitted: the first two belong to training, and verifiers are
-    in ``verifier_by_tag``. The user's own settings take precedence.
+    """Return the sampling settings of a mixture's parts, without those that the user set.
+
+    A part's settings apply to rows with the part's tag. Sources and weights belong to training and
+    are omitted; verifiers are in ``verifier_by_tag``.
     """
     given = {one.partition("=")[0].strip() for one in several(options.get("overrides", ()))}
     kept = [
@@ -159,7 +161,7 @@ def _sampling_of_parts(
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return the checkpoint folder of a model name and print it; None if it is no run's name.
+    """Return the checkpoint folder of a run's name and print it; None for other model names.
 
     Raises the errors of `find_checkpoint`.
     """

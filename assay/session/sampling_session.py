@@ -23,18 +23,19 @@ from assay.verify.service import VerifierService
 
 
 class Sampler(Generator, Protocol):
-    """Generator for commands that only sample. render: makes the `Prompt` of a problem;
-    replaceable. watch: progress callback.
+    """Generator for commands that only sample.
+
+    render: makes the `Prompt` of a problem; may be replaced. watch: progress callback.
     """
 
-    # Typed Any, because it is an attribute of some generators and a property of others.
+    # Typed Any, because `render` is an attribute of some generators and a property of others.
     render: Any
     watch: Callable[[EngineStats], None] | None
 
 
 @dataclass(frozen=True)
 class SamplingSession:
-    """The open parts of a command that only samples; the same for every generator.
+    """Opened renderer, generator and verifiers of a command that only samples.
 
     loaded: None if a server runs the model.
     """
@@ -70,14 +71,14 @@ def open_sampling(
 
 
 def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> None:
-    """Raise ConfigError, before anything is loaded, for settings that the generator does not
-    support. problems: checked too, because their efforts or mixture parts may set a thinking
-    budget.
+    """Raise ConfigError for settings that a model server does not support.
+
+    problems: checked too, because their efforts or mixture parts may set a thinking budget.
     """
     if config.server.url is None:
         return
     where, sampling, tools = "server.url", config.sampling, config.tools
-    # Injecting tokens requires a generator that can be stopped and continued at any token.
+    # A server samples whole completions: nothing can stop it at a token to inject others.
     asked = [*tools.names, *filter(None, [tools.environment])]
     pairs = [(sampling, None)]
     pairs += [(config.sampling_of(one.tags, sampling), one.effort) for one in problems]

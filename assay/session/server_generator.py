@@ -1,4 +1,4 @@
-"""Generator of a model server's completions: concurrent requests, in the order of the problems.
+"""Generator that samples from a model server, with concurrent requests.
 
 Subclasses send the requests: `assay.session.completion_server` to the completions endpoint, and
 `assay.curation.server` to the chat endpoint.
@@ -20,7 +20,7 @@ from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
-# Maximum consecutive requests without a reply: before the first reply, and after it.
+# Maximum number of consecutive failed requests: before the first reply, and after it.
 FIRST_PATIENCE, PATIENCE = 4, 32
 
 Ask = Callable[[Problem, Prompt, int], Completion | EndpointFailure]
@@ -28,9 +28,9 @@ Ask = Callable[[Problem, Prompt, int], Completion | EndpointFailure]
 
 
 class ServerGenerator:
-    """Generator of a server's completions.
+    """Generator that samples from a server.
 
-    If the server fails to return a completion, it is empty, has a `Completion.failure`, and is *not
+    A completion that the server fails to return is empty, has a `Completion.failure`, and is *not
     judged*. render: makes the prompt of a problem. watch: see `Engine`. no_replies: reasons of
     failed requests.
     """
@@ -62,8 +62,8 @@ class ServerGenerator:
     ) -> list[Group]:
         """Return one group per problem, as the engine does.
 
-        Raises ModelError if none of the first requests gets a reply, and RunStopped if many later
-        consecutive ones get none.
+        Raises ModelError if the first requests all fail, and RunStopped if many consecutive later
+        requests fail.
         """
         prompts = [self.render(problem) for problem in problems]
         numbers = range(first_sibling, first_sibling + group_size)
@@ -77,8 +77,7 @@ class ServerGenerator:
                     [pool.submit(self._tried, ask, problem, prompt, n) for n in numbers]
                     for problem, prompt in zip(problems, prompts, strict=True)
                 ]
-                # Results are taken in the order of the problems, so output files do not depend on
-                # timing.
+                # In the order of the problems, so that output files do not depend on timing.
                 for problem, prompt, futures in zip(problems, prompts, asked, strict=True):
                     siblings = tuple(
                         self._received(future, f"{problem.group_id}/{n}", prompt.think)
@@ -93,13 +92,13 @@ class ServerGenerator:
                     if self.watch is not None:
                         self.watch(stats)
             finally:
-                # Wait for requests in progress. After an error none is retried.
+                # Requests in progress are awaited; after an error, no request is retried.
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         return groups
 
     def sleep(self) -> None:
-        """No effect, because no memory is held."""
+        """Do nothing: a client of a server holds no memory of a device."""
 
     def load_policy(self, weights: Weights) -> None:
         """Raise NotImplementedError, because a server has its own weights."""
@@ -123,8 +122,8 @@ class ServerGenerator:
             return reply
         self.no_replies.append(reply.detail)
         self._in_a_row += 1
-        # Nothing has worked yet, so the address or the model is probably wrong: fail after seconds,
-        # not after all rows.
+        # No request has worked yet, so the address or the model is probably wrong.
+        # A command must then fail after seconds, not after all rows.
         if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
             first = f"the first {self._in_a_row} requests"
             raise ModelError(f"{self.where}: no reply to {first}: {reply.detail}")

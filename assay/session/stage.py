@@ -1,4 +1,4 @@
-"""Training stages: inputs, run directory, and the loop over steps."""
+"""The frame that all training stages share: inputs, run directory, and the loop over steps."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Stage:
     """Inputs of a training stage.
 
     config_path: file of the configuration, if any. resume: directory of the run to resume; None: a
-    new run. overrides: the user's changes to the configuration. replay: repeat the steps recorded
-    in the rollout log of ``resume``; changed verifiers are ignored, and nothing is reported.
+    new run. overrides: the user's changes to the configuration. replay: repeat the recorded steps
+    of ``resume``; changed verifiers are ignored, and no report is written.
     """
 
     config: TrainConfig
@@ -75,9 +75,9 @@ class Stage:
 class FirstLook:
     """Preview of a stage: its first problem, notes, and the models that need memory.
 
-    teacher: model that scores completions, if any. asked: tokens per part that the teacher scores
-    once before the first step. lean: whether the probe verified the lean forward path. work: token
-    counts of a stage that trains on fixed rows.
+    teacher: model that scores completions, if any. asked: numbers of tokens, per file of the cache,
+    that the teacher scores before the first step. lean: whether the probe verified the lean forward
+    path. work: token counts of a stage that trains on fixed rows.
     """
 
     problem: Problem
@@ -109,11 +109,13 @@ def open_run(
 ) -> Run:
     """Create or resume a run directory; the report is written when ``stack`` closes.
 
-    session: its sampler and verifiers report to the run; None if the stage does not sample.
+    session: session whose sampler and verifiers report to the run; None if the stage does not
+    sample.
     """
     end_startup()
     verifiers = None
     if session is not None and not stage.replay:
+        # Rows may name verifiers that were loaded late; a resumed run compares their versions, too.
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
         verifiers = session.verifiers.describe(filter(session.verifiers.allows, used))
     if stage.resume is not None:
@@ -140,6 +142,7 @@ def open_run(
         session.verifiers.listen(run.event)
         if session.actors is not None:
             session.actors.on_event = run.event
+    # A replay runs in a temporary copy, which no report or tracker should show.
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
@@ -154,7 +157,7 @@ def _watch_sampling(run: Run, call: EngineStats) -> None:
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """Opened parts of a stage that learns from its own samples, before its learner exists.
+    """Opened session and problems of a stage that learns from its own samples.
 
     tested: results of `try_verifiers`.
     """
@@ -168,7 +171,7 @@ class OnPolicy:
     def start(
         self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
     ) -> tuple[Run, Draws, RunGenerator, RunVerifiers]:
-        """Open the run and attach the parts; returns those that a step uses."""
+        """Open the run and attach its parts; return (run, curriculum, generator, verifiers)."""
         run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
         for note in notes:
             run.note(note)
@@ -183,13 +186,14 @@ def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
     self-test.
     """
     config = stage.config
+    # A replay opens the cluster only if it needs a teacher or learner ranks there.
     joined = config.scale.teacher_actors is not None or config.scale.num_followers > 0
     used = not stage.replay or joined
     verifiers = open_verifiers(config, stack, actors=used)
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)
     session = open_session(config, verifiers)
-    # A replay recomputes importance weights for samples from vLLM or from a step ahead.
+    # Samples of vLLM or of a step ahead need importance weights, which a replay recomputes.
     if stage.replay:
         by_engine = config.scale.generator == "engine"
         session.generator.exact = by_engine and not config.scale.steps_ahead
@@ -214,8 +218,8 @@ def attach_sampling(
 ) -> tuple[Draws, RunGenerator, RunVerifiers]:
     """Attach the parts of a sampling run, restore them on resume, and load the policy.
 
-    tested: results of `try_verifiers`. judge: replaces the session's verifiers. parts: further
-    objects to save in checkpoints.
+    tested: results of `try_verifiers`. judge: a judge that replaces the session's verifiers. parts:
+    further objects to save in checkpoints.
     """
     curriculum = open_curriculum(problems.train, run.config)
     run.add_metrics(session.verifiers.take_metrics)
@@ -261,11 +265,11 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
 
     def evaluate_and_ask() -> None:
         evaluate_now()
-        # On resume the guard is checked first, because a run may have been killed between a step
-        # and its check.
+        # Rules of the guard read held-out accuracy, so a check follows each evaluation.
         if run.step:
             guard.check(run)
 
+    # On resume: the run may have been killed between a step and the guard's check.
     if run.step:
         guard.check(run)
     if run.step >= run.num_steps:
@@ -273,7 +277,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
-    # On resume the step may be later than 0, if the run was killed just before its evaluation.
+    # Step 0, or a resumed step whose evaluation is missing because the run was killed before it.
     if evaluation_due(run, run.step):
         evaluate_and_ask()
     run.begin_step()
@@ -303,7 +307,7 @@ def evaluation_due(run: Run, step: int) -> bool:
 
 
 def evaluate_heldout(run: Run, session: Session, heldout: Sequence[Problem]) -> None:
-    """Evaluate at every configured temperature that has no evaluation at this step yet."""
+    """Evaluate held-out problems at each temperature without an evaluation at this step."""
     done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
     for temperature in run.config.evaluation.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
@@ -351,8 +355,8 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     ]
     if not asked:
         return []
-    # The labels assume default options, so only options that a row cannot set are taken from the
-    # configuration.
+    # The labels assume default options of rows.
+    # So only options that a row cannot set are taken from the configuration.
     options = {
         name: {
             field.name: config.verification.options[name][field.name]
@@ -362,6 +366,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
         for name in asked
         if name in config.verification.options
     }
+    # A process tests the same code, options and rows only once: a test takes up to a second.
     hashes = [described[name]["hash"] for name in asked]
     key = json.dumps([asked, hashes, options, config.run.seed], sort_keys=True)
     if key in _TESTED:
@@ -398,10 +403,10 @@ def verifiers_of(run: Path) -> list[str]:
 def warn_of_cold_start(run: Run) -> None:
     """Warn if the first step has too few correct completions to reinforce."""
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
-    # Pairwise verdicts are exempt: they rank siblings, so they are no pass rate.
+    # Pairwise verdicts rank siblings, so their share is no pass rate.
     if passed is None or (settings is not None and settings.judge == "pairwise"):
         return
-    # A teacher also gives a signal on wrong completions.
+    # With a teacher, wrong completions give a signal, too.
     if run.config.teacher is not None:
         return
     floor, cut = LIMITS["COLD_START_FLOOR"], run.metrics.get("length/truncated")

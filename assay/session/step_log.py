@@ -1,7 +1,7 @@
 """Wrap a run's generator and verifiers with timing and with reuse of the rollout log.
 
-When a killed run resumes, logged groups and verdicts of its unfinished step are reused. Thus the
-training loop has no code for resuming.
+When a killed run resumes, these wrappers return the logged groups and verdicts of the unfinished
+step. So the training loop needs no code for resuming.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepLog:
         self._logged: dict[str, Logged] = {}
 
     def read(self) -> dict[str, Logged]:
-        """Return logged groups and verdicts by group name; the problems have no spec."""
+        """Return logged groups and verdicts by group id; their problems have no spec."""
         if self._step != self._run.step + 1:
             self._step = self._run.step + 1
             recorded = self._run.recorded(self._step)
@@ -45,7 +45,7 @@ class StepLog:
         return self._logged
 
     def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
-        """Return the logged verdicts of these completions, or None."""
+        """Return the logged verdicts of a group; None if the log holds other completions."""
         logged = self.read().get(group.id)
         return logged[1] if logged is not None and _are_same(logged[0], group) else None
 
@@ -58,9 +58,9 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator:
-    """Generator that reuses logged groups and samples the rest, timed as ``time/generate``.
+    """Generator that reuses logged groups and samples all others, timed as ``time/generate``.
 
-    begin_next: called after a step is collected and before the update.
+    begin_next: callback between the collection of a step and the update.
     """
 
     def __init__(self, generator: Generator, run: Run) -> None:
@@ -93,9 +93,9 @@ class RunGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return the logged groups if all are complete; otherwise generate.
+        """Return the logged groups if they are complete; otherwise sample.
 
-        With an oversampling cutoff the log holds the selected groups and the names of the others.
+        With an oversampling cutoff, the log holds the selected groups and the ids of all others.
         """
         logged = self._log.read()
         there = [problem for problem in problems if problem.group_id in logged]
@@ -104,12 +104,13 @@ class RunGenerator:
                 rest = (sampling, group_size, first_sibling, on_group)
                 if cutoff is None:
                     return self._sample(problems, *rest)
+                # Everything is sampled again, because the cutoff's metrics count discarded tokens.
                 groups = cutoff.first(self.generator.generate(problems, *rest, cutoff=cutoff))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]
                 self._run.put_back = PutBack(late, cutoff.tokens)
                 return groups
-            # Logged problems have no answers, so the drawn problems replace them.
+            # Logged problems have no answers, so the drawn problems take their place.
             groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
@@ -128,19 +129,16 @@ class RunGenerator:
     ) -> list[Group]:
         """Sample the missing groups; completions that finished before a kill are reused.
 
-        The local engine logs each completion when it ends; other generators log whole groups. If a
-        completion's bits depend on its batch neighbors, everything is sampled again. An
-        oversampling cutoff also samples everything again, because its metrics count the discarded
-        tokens.
+        The local engine logs each completion when it ends; other generators log whole groups. If
+        the bits of a completion depend on its batch neighbors, all groups are sampled again.
         """
         rest = (sampling, group_size, first_sibling)
-        # The bits of a completion then depend on what is sampled next to it, so all are sampled
-        # again.
+        # A reused completion would change the neighbors and so the bits of the others.
         if not getattr(self.generator, "independent", True):
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled
         log.turn_to(self._run.step + 1, self.policy_version)
-        # A resumed step reuses whole groups only if completions do not depend on their neighbors.
+        # Whole groups come from the log here; the engine itself reuses single finished completions.
         siblings = range(first_sibling, first_sibling + group_size)
         found = {one.group_id: log.whole(one, siblings) for one in problems}
         missing = [one for one in problems if found[one.group_id] is None]
@@ -162,7 +160,7 @@ class RunGenerator:
     def sleep(self) -> None:
         """Put the generator to sleep and start the next step's sampling, if it runs ahead."""
         self.generator.sleep()
-        # The batch is complete here, so actors can sample the next step while the learner updates.
+        # The step is collected, so actors can sample the next step while the learner updates.
         self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
@@ -173,7 +171,7 @@ class RunGenerator:
 
 @contextmanager
 def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
-    """Log the completions of a generator of this process in this block, not in evaluations."""
+    """Log the completions of a local generator in this block only: evaluations are not logged."""
     if not isinstance(generator, Engine | VllmEngine):
         yield
         return
@@ -187,8 +185,8 @@ def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
 class RunVerifiers:
     """Verifiers that reuse logged verdicts, timed as ``time/verify``.
 
-    describe: returns the facts about the verifiers, which grow as rows name more verifiers. They
-    are recorded in the run before the verdicts.
+    describe: returns version and hash of each verifier so far. Rows may name further verifiers. The
+    run records these facts before the verdicts.
     """
 
     def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:
@@ -232,8 +230,7 @@ class RunJudging:
         with self._run.phase("verify"):
             found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
         if fresh or not groups:
-            # Verifiers may be imported only now, by the first row that names them; their versions
-            # belong to the run.
+            # The first row that names a verifier imports it, and the run must record its version.
             self._run.check_verifiers(self._describe())
         found |= self._logged
         return [found[group] for group in groups]

@@ -9,7 +9,7 @@ from assay.errors import message
 from assay.host.terminal import warn
 from assay.types import Problem
 
-# Rows whose tags are read from sets that are generated on demand.
+# Number of rows whose tags are read from a set that is generated on demand.
 LOOKED_AT = 200
 SHOWN = 12
 
@@ -29,8 +29,7 @@ class TagWatch:
             self._met |= dict.fromkeys(problem.tags)
 
     def of(self, rows: Sequence[Problem]) -> TagWatch:
-        """Read a sample of rows of a set that was not read completely, such as a gym's. Return
-        self."""
+        """Read a sample of rows of a set that is generated on demand; return self."""
         if self._wanted and self._num_seen < len(rows):
             for number in range(0, len(rows), -(-len(rows) // LOOKED_AT)):
                 self.see(rows[number])

@@ -29,13 +29,13 @@ Found = TypeVar("Found")
 Step = dict[int, float]
 """Log-probabilities at one position, by token id."""
 
-# Time limits of one request, and of one request with all its retries.
+# Time limits in seconds: of one request, and of one request with all its retries.
 SECONDS, ALL_SECONDS = 600.0, 1700.0
 # Seconds before the second attempt; doubled each time, over a minute in total.
 BACKOFF = 1.0
-# Bytes of a response: about 75 for each of the top-k tokens at each position.
+# Maximum bytes of a response, which has about 75 bytes per top-k token and position.
 MAX_BODY = 2**30
-# Number of tokens whose text the server must confirm, and how many of them end the vocabulary.
+# The server must confirm the text of NUM_NAMED tokens, NUM_LAST of them the vocabulary's last.
 NUM_NAMED, NUM_LAST = 256, 32
 # Tolerance for the sum of probabilities from a float32 softmax.
 SLACK = 1e-3
@@ -48,8 +48,8 @@ INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft
 class ServerTeacher(TeacherElsewhere):
     """Teacher behind a server, with concurrent requests; raises WorkerDied if a request fails.
 
-    tokenizer: the policy's. Raises ConfigError for an unsuitable server: at startup the server must
-    confirm the text of some tokens and return as many top-k tokens as the run needs.
+    tokenizer: tokenizer of the policy. Raises ConfigError for an unsuitable server: at startup, the
+    server must confirm the text of some tokens and return as many top-k tokens as the run needs.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ServerTeacher(TeacherElsewhere):
         return [top_k(steps, count, size) for steps in self._steps_of(batch, count)]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return the log-probability of each token, [T] float32, clamped to at least -100."""
+        """Return the log-probability of each token, [T] float32, at least -100."""
         steps = [step for row in self._steps_of(batch, 0) for step in row]
         tokens = batch.tokens_T.tolist()
         found = [step[token] for token, step in zip(tokens, steps, strict=True)]
         return torch.tensor(found, dtype=torch.float32, device=batch.device).clamp_(min=LEAST)
 
     def _steps_of(self, batch: Batch, count: int) -> list[list[Step]]:
-        """Return the server's log-probabilities at each token of each row."""
+        """Return the server's log-probabilities for each token of each row of the batch."""
         pool = ThreadPoolExecutor(self._config.concurrency)
         try:
             asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
@@ -89,7 +89,7 @@ class ServerTeacher(TeacherElsewhere):
             remedy = "check the server, then continue with assay train --resume RUN"
             raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
         finally:
-            # Running requests are awaited, pending ones are canceled.
+            # Running requests are awaited; pending requests are canceled.
             pool.shutdown(cancel_futures=True)
             self._client.close()
 
@@ -172,7 +172,7 @@ class ServerTeacher(TeacherElsewhere):
                 raise ConfigError(message(self.where, found, accepted, INSTEAD))
 
     def _why_not(self, asked: list[int], said: str) -> str:
-        """Return the error message for a server that lacks the requested log-probabilities."""
+        """Return the error message for a server that returns too few log-probabilities or none."""
         if self.count > 1:
             try:
                 self._send(
@@ -207,8 +207,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
         if token not in step or len(step) < count:
             found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
             raise EndpointFailure("error", found, retry=False)
-        # Some servers return log-probabilities after temperature or top-k, which are not a
-        # distribution over the vocabulary.
+        # Some servers return log-probabilities after temperature or top-k truncation.
+        # Such values are no distribution over the vocabulary, and their sum can exceed 1.
         if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
             found = f"probabilities that add up to more than 1 at token {token}"
             raise EndpointFailure("error", found, retry=False)
@@ -218,14 +218,13 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
-    size: vocabulary size. The remaining mass is at least the resolution of float32, but at most
-    the mass if every other token were as likely as the last of the top ``count``.
+    size: vocabulary size. The remaining mass is at least the resolution of float32. It is at most
+    the mass that the other tokens would have if each were as likely as the last top-k token.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)
     logprobs_TK = found[..., 1].clamp(min=LEAST)
-    # No other token is more likely than the last of the top k. This bounds the mass of all others
-    # from above.
+    # No other token is more likely than the last top-k token, which bounds the remaining mass.
     most_T = logprobs_TK[:, -1] + (math.log(size - count) if size > count else LEAST)
     rest_T = (1 - logprobs_TK.exp().sum(-1)).clamp(min=UNSEEN).log()
     rest_T = torch.minimum(rest_T, most_T).clamp(min=LEAST)
@@ -240,10 +239,12 @@ def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 
 def _some_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return a sample of the vocabulary with its texts: the last tokens, where added tokens are,
-    and a random spread. Tokens that are part of a character have no text and are excluded."""
-    # Random tokens detect a shifted vocabulary, and the last ones detect a different set of added
-    # tokens.
+    """Return a sample of token ids with their texts: the last tokens and a random selection.
+
+    Tokens that are part of a character have no text and are excluded.
+    """
+    # Random tokens detect a shifted vocabulary.
+    # The last tokens of a vocabulary detect a different set of added tokens.
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
     names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}

@@ -41,9 +41,9 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
     if config.teacher.url is not None:
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
     elif config.scale.teacher_actors is not None:
-        # The actor's own device decides, not that of the command.
+        # The device of the actor's process counts, not the device of the command.
         device = "cuda" if config.scale.gpus_per_actor else "cpu"
-        # Actors run in another working directory, so relative paths would not resolve there.
+        # Actors run in another working directory, where a relative path names another folder.
         path = absolute(config.teacher.path)
         settings = config.teacher.model_copy(update={"path": path, "device": device})
         load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
@@ -53,7 +53,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
         check_tokens(tokenizer, loaded, where)
         teacher = _model_of(loaded, divergence, session.loaded.device)
     longest = teacher.context_length
-    # Completions are sampled later, so their lengths are only bounded by the settings.
+    # Completions are sampled later, so only the settings bound their lengths.
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, session.loaded), config.sampling.max_tokens
         if prompt is None or prompt + completion > longest:
@@ -96,7 +96,7 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:
-        # The loader names keys of [model]; the user has to change those of [teacher].
+        # The loader names keys of [model], but the user has to change keys of [teacher].
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
@@ -104,9 +104,9 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
 
 
 def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
-    """Open the teacher that replaces the reference policy; None if no teacher is configured.
+    """Open the teacher that replaces the reference policy; return None without a teacher.
 
-    A teacher with another tokenizer is used by cross-tokenizer distillation.
+    A teacher with another tokenizer scores spans of text (cross-tokenizer distillation).
     """
     config = session.config
     if config.teacher is None:
@@ -168,8 +168,8 @@ def head_size(loaded: LoadedModel) -> int:
 
 
 def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
-    """Raise ConfigError if the teacher lacks tokens of the student's tokenizer or numbers them
-    differently."""
+    """Raise ConfigError if a token of the student has another id for the teacher, or none."""
+    # A tokenizer may have more tokens than its model has embeddings, so both are compared.
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
     ours: dict[str, int] = tokenizer.get_vocab()
     beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)

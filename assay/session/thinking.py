@@ -1,4 +1,4 @@
-"""Validate thinking controls, and check that at least one prompt can use them."""
+"""Check thinking budgets, and that at least one prompt has a think block to apply them to."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def useless_thinking(
 
     Raises ConfigError for a budget that is too small or too large.
     """
-    # By effort: whether any prompt with this budget or minimum length thinks.
+    # By effort: whether any prompt with this effort has a think block.
     thinks: dict[str | None, bool] = {}
     for problem in problems:
         effort = problem.effort
+        # Rendering is slow, and one prompt with a think block suffices for each effort.
         if thinks.get(effort) or not sampling.controls_thinking(effort):
             continue
         think = renderer.render(problem).think

@@ -16,9 +16,13 @@ Compared = tuple[str, str] | None
 
 @dataclass
 class _Ballot:
-    """Votes of one group. names: maps each answer to its candidate. open: answers without a
-    candidate, in a pool of correct and a pool of wrong ones. Answers of different pools are never
-    equal. asked: the pool whose answers are being compared."""
+    """Votes of one group.
+
+    names: maps each answer to the answer that represents its candidate. open: answers without a
+    candidate, in one pool of correct and one pool of wrong answers; answers of different pools are
+    never equal. asked: the pool whose answers are being compared. votes: weight by answer. texts:
+    index of a completion with the answer.
+    """
 
     group: Group
     verifier: str
@@ -41,8 +45,7 @@ class _Ballot:
         for answer, name in self.names.items():
             sizes[name] += self.votes[answer]
         most = max(sizes.values(), default=0)
-        # A pool with fewer votes than the leading candidate cannot win, so its answers need no
-        # judgement.
+        # A pool with fewer votes than the leading candidate cannot win and needs no judgement.
         pools = [pool for pool in self.open if sum(map(self.votes.__getitem__, pool)) >= most]
         self.asked = next((pool for pool in pools if len(pool) > 1), [])
         if not self.asked:
@@ -70,8 +73,7 @@ def candidates(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> list[Mapping[str, str]]:
-    """Return a mapping for each group, from each extracted answer to the answer that represents its
-    candidate.
+    """Return for each group a mapping from each extracted answer to its candidate's first answer.
 
     If the spec has a single accepted answer, all correct answers are one candidate. Otherwise, and
     for wrong answers, the verifier compares: one answer becomes the accepted answer, and the others
@@ -109,8 +111,9 @@ def _ballot(
     passed = {one.extracted or "" for _, one in said if one.correct}
     right = [answer for answer in most if answer in passed]
     wrong = [answer for answer in most if answer not in passed and answer.strip()]
+    # With several accepted answers, two correct answers may differ from each other.
     if len(listed(group.problem.spec.get(compared[1]))) > 1:
         return _Ballot(group, *compared, votes, texts, [right, wrong])
-    # With one accepted answer, all correct answers are equal to it and so to each other.
+    # All correct answers are equal to the single accepted answer, and so to each other.
     names = dict.fromkeys(right, right[0]) if right else {}
     return _Ballot(group, *compared, votes, texts, [wrong], names)

@@ -41,11 +41,11 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class Laid:
-    """The conversation's rows, with and without reasoning, as input of the checks.
+    """The token rows of the conversation, as input of the checks.
 
-    rl: the whole conversation, for each of `TemplateConversation.modes`. sft: its first question
-    and answer. served_ids: end tokens of a model server, from the model's configuration; None: not
-    configured.
+    rl: rows of the whole conversation, by whether replies have reasoning
+    (`TemplateConversation.modes`). sft: rows of the first question and its answer. served_ids: end
+    tokens of a model server, from the model's configuration; None: not configured.
     """
 
     conversation: TemplateConversation
@@ -55,17 +55,17 @@ class Laid:
 
     @property
     def rows(self) -> list[TokenRow]:
-        """All rows."""
+        """All token rows: first those of RL, then those of SFT."""
         return [*self.rl.values(), *self.sft.values()]
 
     @property
     def shown(self) -> list[TokenRow]:
-        """The rows to show: with reasoning, if replies reason."""
+        """The rows to display: those with reasoning, if the replies have reasoning."""
         return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
 
     @property
     def end_id(self) -> int | None:
-        """The end token that training appends to a reply."""
+        """Id of the end token that training appends to a reply; None if there is no such token."""
         return self.conversation.renderer.end_id
 
     @property
@@ -93,6 +93,7 @@ class Laid:
     def finished(self, thinks: bool) -> list[int]:
         """Return the template's tokens of the chat up to the end token of the first answer."""
         text, rest = self.answered(thinks)
+        # Training ends a reply at its end token.
         # Some templates write a line break or an end-of-text token after the end token.
         before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
         return self.encode(text + before + end if end else text)
@@ -129,6 +130,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     first = laid.encode(rest.strip())[:1]
     if rest.strip() and first != [laid.end_id] and end_of_turn(laid.conversation.tokenizer) is None:
+        # An end in plain text has several tokens, and sampling stops only at single tokens.
         count = len(laid.encode(rest.strip()))
         line = f"the template ends a reply with {rest.strip()!r}, {count} tokens that are no"
         line += f" special token; training ends it with {laid.end!r}, so the template's end is"
@@ -137,6 +139,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     for row in laid.rows:
         ends = row.ends("sampled")
+        # An inline call ends without an end token: its result follows inside the same reply.
         if laid.conversation.is_inline:
             ends = ends[1:]
         for place in ends:
@@ -193,6 +196,7 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
 def _prompt(laid: Laid) -> Iterator[CheckLine]:
     """Check that the generation prompt is exactly the template's text before a reply."""
     name, think = "generation prompt", laid.conversation.bare_prompt.think
+    # `data.think` may end the prompt with a think block that the template does not write.
     block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
     prompt = re.sub(block, "", laid.conversation.bare_prompt.text)
     text, _ = laid.answered(False)
@@ -206,6 +210,7 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
     lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
         prompt[len(prompt.rstrip()) :]
     )
+    # Templates may write an empty think block before a reply; the check `reply` reports it.
     if re.sub(empty, "", lead).strip():
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
@@ -287,6 +292,7 @@ def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Statu
     """Check a template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
+    # Only an environment puts user messages between the turns of a completion.
     has_environment = conversation.config.tools.environment is not None
     if has_environment if broken.behind_user else conversation.reasons:
         remedy = "use a template that keeps it, or data.think = 'empty'"
@@ -318,6 +324,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
                 re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
                 for one in (laid.show(row.ids[:end]), text)
             )
+            # Without white space: templates put different line breaks around think blocks.
             ours, theirs = ("".join(one.split()) for one in texts)
             return _Broken(number, found, behind_user, by_thinking=ours == theirs)
     return None
@@ -327,6 +334,7 @@ def _bos(laid: Laid) -> Iterator[CheckLine]:
     """Check that the BOS token occurs at most once."""
     bos: Any = laid.conversation.tokenizer.bos_token_id
     ids = laid.conversation.prompt.tokens.tolist()
+    # A template that writes the BOS token and a tokenizer that adds it give two.
     if bos is not None and ids[:2] == [bos, bos]:
         line = f"token 1: {laid.show([bos])!r} twice; remove one from the template"
         yield CheckLine("first token", "failed", line)

@@ -24,7 +24,7 @@ WIDTH = 88
 
 @dataclass(frozen=True)
 class TemplateCheck:
-    """The rows of the conversation as training has them, and the checks."""
+    """The token rows of the conversation as training sees them, and the results of the checks."""
 
     model: str
     rows: Sequence[TokenRow]
@@ -45,7 +45,7 @@ class TemplateCheck:
         }
 
     def styled(self) -> Iterator[tuple[str, Style]]:
-        """Yield pieces of text with their styles."""
+        """Yield the output in parts, each with its terminal style."""
         for row in self.rows:
             trained = sum(token.trained for token in row.tokens)
             yield f"{row.name}: {len(row.tokens)} tokens, {trained} trained on (+)\n", "bold"
@@ -66,11 +66,12 @@ def check_template(
     """Tokenize and mask a conversation as training does, and check the result; loads no weights.
 
     model: a model folder, a hub name, a run, or a folder with a tokenizer alone. overrides:
-    settings as ``KEY=VALUE``, such as ``data.think=opened``. For a run, its own settings apply.
+    settings as ``KEY=VALUE``, such as ``data.think=opened``. The settings of a run are its own.
     Raises ModelError without a tokenizer or a chat template.
     """
     silence_transformers()
     config = sampling_config(model, (), {"overrides": overrides, "trust_run": trust_run})
+    # Weights are not loaded: the check must be fast for a model of any size.
     source = _source(config.model)
     owner = _described(source)
     tokenizer = read_tokenizer(_tokenizer_source(config.model, source), owner)
@@ -106,20 +107,22 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 
 
 def _described(source: ModelSource) -> Any:
-    """Return the model's configurations without its weights; empty where there are none."""
+    """Return the model's and its generation's configuration, each None if it cannot be loaded."""
     from transformers import AutoConfig, GenerationConfig
 
     found: list[Any] = []
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        except Exception:  # damaged or absent: a tokenizer alone can be checked too
+        # Transformers raises many types for a damaged or absent file.
+        # A folder with only a tokenizer can be checked, too.
+        except Exception:
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
-    """Yield lines of a few tokens of one kind each; ``+`` marks trained tokens."""
+    """Yield lines of tokens of the same kind; ``+`` marks trained tokens."""
     before: tuple[str, bool] | None = None
     width = WIDTH
     for token in tokens:

@@ -1,4 +1,4 @@
-"""The conversation of the check: a question, a tool call, its result, an answer, one more turn."""
+"""The test conversation: a question, a tool call, its result, an answer and one more turn."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ RESULT = "42"
 THOUGHTS = ("The calculator knows.", "It says forty-two.", "The order does not matter.")
 ANSWERS = ("The product is forty-two.", "It stays the same.")
 SECOND_QUESTION = "And 7 * 6?"
+# Templates disagree on the message key of reasoning: Qwen3 reads the first, gpt-oss the last.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+# A content that no template writes by itself, to locate the content in a rendered text.
 _MARK = "0Assay0"
 
 
 @dataclass(eq=False)
 class TemplateConversation:
-    """The messages for one tokenizer, and their text under its chat template.
+    """The test messages for one tokenizer, and their text under its chat template.
 
-    toolbox, renderer: as a run opens them, with the tool ``calculator``. bare: the renderer of a
-    run without tools. prompt, bare_prompt: the first question. has_system: the template accepts a
-    system message. thought_key: the message key whose reasoning the template writes; "": none.
-    result_role: the role under which it writes results.
+    toolbox, renderer: as in a run with the tool ``calculator``. bare: the renderer of a run without
+    tools. prompt, bare_prompt: the rendered first question. has_system: whether the template
+    accepts a system message. thought_key: the message key whose reasoning the template writes; "":
+    none. result_role: the role of a message with a tool's result.
     """
 
     config: TrainConfig
@@ -89,6 +91,7 @@ class TemplateConversation:
             if THOUGHTS[0] in made.text([*messages, reply]):
                 made.thought_key = key
                 break
+        # Templates without tools refuse the role "tool".
         try:
             made.text(made.messages(False))
         except TemplateFailed:
@@ -122,7 +125,7 @@ class TemplateConversation:
         return _asked(self.config, self.has_system)
 
     def messages(self, thinks: bool) -> list[dict[str, Any]]:
-        """Return the whole conversation. thinks: with the reasoning of every reply."""
+        """Return the messages of the whole conversation. thinks: include each reply's reasoning."""
         thoughts = self._thoughts if thinks else ("",) * 3
         replies = [self._calling(), *({"role": "assistant", "content": one} for one in ANSWERS)]
         replies = [self._thinking(*both) for both in zip(replies, thoughts, strict=True)]
@@ -133,19 +136,20 @@ class TemplateConversation:
             result = self.toolbox.formatter.result.replace("{result}", RESULT)
             whole = called["content"] + result + first["content"]
             return [*self.asked, {**called, "content": whole}, again, second]
+        # Mistral's templates accept call ids of exactly nine characters only.
         names = {"name": TOOL, "tool_call_id": "call00001"} if self.result_role == "tool" else {}
         result = {"role": self.result_role, "content": RESULT, **names}
         return [*self.asked, called, result, first, again, second]
 
     def answer(self, thinks: bool) -> dict[str, Any]:
-        """Return the first answer as a message. thinks: with its reasoning."""
+        """Return the first answer as a message. thinks: include the answer's reasoning."""
         reply = {"role": "assistant", "content": ANSWERS[0]}
         return self._thinking(reply, THOUGHTS[1]) if thinks else reply
 
     def text(self, messages: Messages, prompted: bool = False, tools: bool = True) -> str:
-        """Return the chat template's text. prompted: with the generation prompt.
+        """Render messages with the chat template. prompted: add the generation prompt.
 
-        tools: with the tool's schema, if the template writes it. Raises TemplateFailed.
+        tools: include the tool's schema, if the template writes schemas. Raises TemplateFailed.
         """
         switches = think_switches(self.config.data.think)
         renderer, schemas = (self.renderer, self.toolbox.schemas) if tools else (self.bare, ())
@@ -153,9 +157,9 @@ class TemplateConversation:
         return render_chat(self.tokenizer, turns, prompted, schemas, **switches)
 
     def replies(self, thinks: bool = False) -> list[tuple[str, int]]:
-        """Return each reply's text as the policy writes it, and the number of messages before.
+        """Return (text, number of earlier messages) of each reply, as the policy writes the text.
 
-        thinks: with its reasoning.
+        thinks: include the reply's reasoning.
         """
         texts = [self.call_text(), *ANSWERS]
         if thinks:
@@ -179,8 +183,10 @@ class TemplateConversation:
         return self._before_end(called[start:]).strip()
 
     def _call_behind_thought(self) -> str:
-        """Return the first reply, with its reasoning inside the content, as the template renders it
-        before a call; "" if the template drops the content of a call."""
+        """Return the first reply with its reasoning before the call, as the template renders both.
+
+        Returns "" if the template drops the content of a message with a call.
+        """
         if not self.in_template:
             return ""
         if self.thought_key:

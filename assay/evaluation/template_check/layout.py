@@ -1,5 +1,7 @@
-"""Tokenize and mask the conversation with training's own code: turn controller, slots, masks. This
-module encodes and masks nothing itself, so the displayed tokens are those of a run."""
+"""Tokenize and mask the conversation with training's own code: turn controller, slots, masks.
+
+This module has no encoding or masking of its own, so the displayed tokens are those of a run.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ from assay.types import Completion, Group, Message, Problem
 
 Kind = Literal["prompt", "sampled", "injected"]
 LIMIT = 1 << 14
-"""Maximum tokens of the conversation, which has a few hundred."""
+"""Maximum number of tokens of the conversation, which has a few hundred tokens."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its text. kind: the token's author, such as the policy or a tool. trained:
-    whether the loss includes it."""
+    """A token and its text.
+
+    kind: ``prompt``, ``sampled`` by the policy, or ``injected`` by a tool or an environment.
+    trained: whether the loss includes the token.
+    """
 
     id: int
     text: str
@@ -51,7 +56,7 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A row as the learner receives it. tokens: those of the prompt, then of the completion."""
+    """A row as the learner receives it. tokens: prompt tokens, then completion tokens."""
 
     name: str
     tokens: Sequence[Token]
@@ -62,7 +67,7 @@ class TokenRow:
         return [token.id for token in self.tokens]
 
     def ends(self, kind: Kind) -> list[int]:
-        """Return the number of tokens up to the end of each run of a kind."""
+        """Return the index after the last token of each uninterrupted run of tokens of a kind."""
         kinds = [token.kind for token in self.tokens]
         following = [*kinds[1:], ""]
         pairs = enumerate(zip(kinds, following, strict=True), 1)
@@ -87,6 +92,7 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
     )
     controller = first_of(tool, environment)
     completion = _played(conversation, problem, controller, thinks, eos_ids)
+    # GRPO trains on groups of at least two judged completions, so the completion is in it twice.
     group = Group(problem, prompt, (completion, completion))
     batch = pack([group], [[GOOD, BAD]])
     trained_T, _ = loss_masks(batch, algorithm("grpo"))
@@ -148,7 +154,7 @@ def _played(
                 # The tool answers at the end of a call, before the rest of the planned reply.
                 break
         while slots.injected[0]:
-            # Any token will do: the slot replaces it by the injected one.
+            # The token's id does not matter: the slot replaces it by the injected token.
             _record(slots, 0)
             slots.ask(0)
     rows = slots.rows(0)

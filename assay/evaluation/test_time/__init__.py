@@ -1,4 +1,4 @@
-"""Search at test time: sample many completions or a tree of steps, then choose one answer.
+"""Search at test time: sample many completions or a tree of reasoning steps, choose one answer.
 
 search.py               the ``assay search`` command
 methods.py              search methods: best of n, beam, tree search, and others

@@ -1,4 +1,4 @@
-"""Choose a search's answer among its completions."""
+"""Choose the answer of a search among the search's completions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ VOTES: Mapping[str, Weigh] = {
 def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
     """Choose the answer of each search of a method. Ties go to the completion drawn first.
 
-    Completions already have verdicts, which hold their extracted answers. The verifier decides
-    which answers are equal. Votes count one each (Wang et al., 2023, arXiv:2203.11171) or the score
-    (Li et al., 2023, arXiv:2206.02336). Without any extracted answer, the first completion is
-    chosen.
+    The completions already have verdicts with their extracted answers. The verifier decides which
+    answers are equal. A vote has the weight 1 (Wang et al., 2023, arXiv:2203.11171) or the
+    completion's score (Li et al., 2023, arXiv:2206.02336). Without any extracted answer, the first
+    completion is chosen.
     """
     weigh = VOTES.get(method)
     if weigh is None:
+        # max() returns the first maximum, so the earlier completion wins a tie.
         return [max(search.found, key=_reward) for search in searches]
     verdicts = [[_verdict(node) for node in search.found] for search in searches]
     weights = [[weigh(node) for node in search.found] for search in searches]
@@ -43,7 +44,7 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
 def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mapping[str, str]) -> int:
     """Return the index of the first completion with the answer that has the most votes.
 
-    names: maps each answer to its representative among equal answers; others are compared as text.
+    names: maps answers to a representative of equal answers; other answers are compared as text.
     """
     said = {
         n: names.get(one.extracted, one.extracted)
@@ -58,6 +59,7 @@ def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mappin
 
 
 def _reward(node: Node) -> float:
+    # An unjudged completion is chosen only if no completion was judged.
     return -inf if node.reward is None else node.reward
 
 

@@ -1,4 +1,4 @@
-"""Draw the nodes that searches request, those of all problems in one generator call."""
+"""Sample the nodes that searches request: one generator call for the searches of all problems."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Asking = Yields[Sequence[Draw], None, None]
 
 @dataclass(frozen=True)
 class Drawer:
-    """Draws children of nodes and has them scored.
+    """Samples children of nodes and scores them.
 
-    sampling: of whole completions. step: text that ends a step. block: number of draws that share
-    one prefill of their prefix. Random numbers depend on the problem, the node and the block's
-    number. scorer: None: no scores.
+    sampling: sampling settings of whole completions. step: text that ends a step. block: number of
+    draws that share one prefill of their prefix. Random numbers depend on the problem, the node and
+    the index of the block. scorer: None: nodes have no scores.
     """
 
     generator: Generator
@@ -35,6 +35,7 @@ class Drawer:
 
     def run(self, searches: Sequence[Asking]) -> None:
         """Advance all searches in lockstep until each has ended."""
+        # In lockstep: the requests of all searches in one call fill the slots of the engine.
         asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
         while asking:
             self.draw([each for _, asked in asking for each in asked])
@@ -52,7 +53,8 @@ class Drawer:
             self._score(self._drawn(kind, nodes))
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
-        """Draw the children of nodes, in whole blocks, and return them."""
+        """Sample children of nodes in whole blocks; return the new nodes."""
+        # Whole blocks, so that the n-th child of a node is the same for every method and budget.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)
@@ -68,11 +70,14 @@ class Drawer:
         ]
 
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
-        """Return the sampling settings of a kind of draw, with enough tokens for the shortest node.
-        Longer nodes are cut later."""
+        """Return the sampling settings of a kind of draw.
+
+        The token limit suits the shortest node; completions of longer nodes are cut later.
+        """
         shortest = min(len(node.tokens) for node in nodes)
         changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
         if kind in STEPS:
+            # A step ends where its separator does: the generator then stops there.
             changes["stop"] = (*self.sampling.stop, self.step)
         if kind.startswith("greedy"):
             changes["temperature"] = 0.0

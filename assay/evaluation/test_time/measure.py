@@ -25,8 +25,11 @@ Key = tuple[str, int | None]
 
 @dataclass
 class _Tally:
-    """Counts of one result row. rights: results by problem id. costs, scores: lists in the order of
-    the problems."""
+    """Results of one row of the table.
+
+    rights: result by problem id, None if not judged. costs: (tokens, completions) of each problem.
+    scores: scorer value of each problem's answer.
+    """
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
     costs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -42,8 +45,10 @@ class _Tally:
 
 @dataclass
 class Searching:
-    """Methods and budgets over the same problems. file: receives a row for each whole
-    completion."""
+    """Runs every method with every budget on the same problems.
+
+    file: JSONL output with a row for each whole completion; None: no output.
+    """
 
     drawer: Drawer
     verifiers: Judge
@@ -77,6 +82,7 @@ class Searching:
         searches = self._searched(roots)
         found = [node for each in searches.values() for one in each for node in one.found]
         found += [root.drawn["greedy"][0] for root in roots]
+        # Searches share nodes, so each completion is judged once.
         for node, verdict in judged(self.verifiers, list(dict.fromkeys(found))):
             node.verdict = verdict
         for budget in self.budgets:
@@ -93,6 +99,7 @@ class Searching:
     def _searched(self, roots: Sequence[Node]) -> dict[tuple[str, int], list[Search]]:
         """Run each method's searches and those of plain sampling, all in lockstep."""
         longest = self.drawer.limits.longest
+        # Plain sampling always runs: the baseline and the oracle are computed from its samples.
         found = {
             (method, budget): [Search(root, budget, longest, self.shape) for root in roots]
             for method in dict.fromkeys([PLAIN, *map(_drawn_as, self.methods)])
@@ -117,8 +124,11 @@ class Searching:
         tally.add(search.root, max(known, default=None), cost, None)
 
     def _add_base(self, search: Search) -> None:
-        """Add the baselines: greedy decoding, and one sample, as the mean over the samples that
-        every budget affords."""
+        """Add the baselines: greedy decoding and one sample.
+
+        One sample is the mean over the plain samples that fit the budget at their maximum length.
+        """
+        # Later samples exist only because earlier ones were short, which would bias the mean.
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

@@ -1,4 +1,4 @@
-"""Search methods. Each spends a budget of tokens on one problem.
+"""Search methods. Each method spends a budget of tokens on one problem.
 
 A method is a Python generator: it yields requested draws, and reads the children when it continues.
 """
@@ -19,8 +19,11 @@ Found = Generator[Sequence[Draw], None, list[list[Node]]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a tree. expand: children per node. ahead: greedy steps of lookahead. exploration:
-    the constant of PUCT."""
+    """Shape of a tree.
+
+    expand: children per node. ahead: number of greedy lookahead steps. exploration: constant of
+    PUCT.
+    """
 
     expand: int = 4
     ahead: int = 1
@@ -31,9 +34,9 @@ class Shape:
 class Search:
     """State of one method on one problem with one budget.
 
-    longest: tokens of the longest completion; the budget must hold at least one. found: whole
-    completions, in order of drawing. spent: tokens that the policy sampled for this search; a
-    shared prefix counts once. visits, values: statistics of tree nodes, for methods that use them.
+    longest: maximum length of a completion, at most ``budget``. found: whole completions, in order
+    of drawing. spent: tokens that the policy sampled for this search; a shared prefix counts once.
+    visits, values: statistics of tree nodes, for methods that use them.
     """
 
     root: Node
@@ -51,6 +54,7 @@ class Search:
 
         reserves: hold back the tokens of one completion until the first is found.
         """
+        # A draw may reach the longest completion, so its maximum length must fit the budget.
         room = self.longest - min(len(node.tokens) for node in open_nodes)
         kept = self.longest if reserves and not self.found else 0
         return max(0, (self.budget - self.spent - kept) // room)
@@ -60,6 +64,7 @@ class Search:
         node."""
         draws: list[Draw] = []
         for node, count in asked:
+            # Numbered per node, so that a search reads the children that another search has drawn.
             draws.append(Draw(node, kind, self._taken[node, kind], count))
             self._taken[node, kind] += count
         yield draws
@@ -81,9 +86,9 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
     """Beam search: keep the best prefixes at each step; start again while budget is left.
 
     If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
-    al., 2024, arXiv:2408.03314, section 5.1). apart: one tree per prefix, keeping the best of each
-    (diverse verifier tree search, Beeching et al., 2024). ahead: rank a prefix by the score after
-    greedy lookahead steps.
+    al., 2024, arXiv:2408.03314, section 5.1). apart: one tree per kept prefix, and the best prefix
+    of each tree is kept (diverse verifier tree search, Beeching et al., 2024). ahead: rank a prefix
+    by its score after greedy lookahead steps.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):
@@ -96,6 +101,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             room = search.affords(nodes, ahead)
             if not room:
                 break
+            # Near the end of the budget, nodes get fewer children, and the last nodes get none.
             asked = [(node, min(count, max(1, room // len(nodes)))) for node in nodes[:room]]
             found = iter((yield from search.draw(asked)))
             children = [
@@ -106,10 +112,12 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             }
             if ahead:
                 values = yield from _ahead(search, list(values))
+            # sorted() is stable, so the earlier draw wins a tie.
             ranked = [sorted(each, key=partial(_value, values), reverse=True) for each in children]
             trees = [[child for child in each[:kept] if not child.finished] for each in ranked]
             count = expand
     if not search.found:
+        # Every search must give an answer, so the best unfinished prefix is completed.
         best_open = next((node for tree in trees for node in tree), search.root)
         yield from search.draw([(best_open, 1)], "whole")
 
@@ -128,12 +136,14 @@ def mcts(search: Search) -> Asking:
     while room := search.affords([leaf], reserves=True):
         ((*drawn,),) = yield from search.draw([(leaf, min(search.shape.expand, room))])
         known = below.setdefault(leaf, [])
+        # Equal steps are one node; as two nodes they would divide the prior of the step.
         new = _distinct([*known, *drawn])[len(known) :]
         known += new
         for child in new:
             for node in (*child.lineage(), search.root):
                 search.visits[node] += 1
                 search.values[node] += child.score or 0.0
+        # A finished completion cannot be expanded, and visiting it again would use no budget.
         closed.update(child for child in new if child.finished)
         for node in leaf.lineage():
             if all(child in closed for child in below[node]):
@@ -148,10 +158,12 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
     """Return the node to expand, following the largest upper bound from the root."""
     node = search.root
     while node in below:
+        # Subtracted in the exponent, because the probability of a long step is 0 as a float.
         best = max(child.logprob for child in below[node])
         total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])
 
+        # Loop variables as defaults, because a closure would read their later values.
         def bound(
             child: Node, total: float = total, spread: float = spread, top: float = best
         ) -> float:
@@ -168,7 +180,7 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
 def _ahead(
     search: Search, nodes: Sequence[Node]
 ) -> Generator[Sequence[Draw], None, dict[Node, float | None]]:
-    """Return the score of each node after greedy lookahead steps."""
+    """Return the score that each node has after its greedy lookahead steps."""
     tips = {node: node for node in nodes}
     for _ in range(search.shape.ahead):
         going = [node for node in nodes if not tips[node].finished]
@@ -178,7 +190,7 @@ def _ahead(
 
 
 def _distinct(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes without duplicates of equal tokens."""
+    """Return the nodes without later nodes of the same tokens."""
     found: dict[bytes, Node] = {}
     for node in nodes:
         found.setdefault(node.tokens.tobytes(), node)

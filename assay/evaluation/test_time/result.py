@@ -48,9 +48,13 @@ class SearchRow:
         scores: Sequence[float | None],
         base: Mapping[str, float] | None = None,
     ) -> SearchRow:
-        """Build a row from one answer per problem. rights: None if not judged. costs: (tokens,
-        completions) of each problem. base: `by_problem` of one sample."""
+        """Build a row from one answer per problem.
+
+        rights: result by problem id; None if not judged. costs: (tokens, completions) of each
+        problem. scores: scorer value of each answer. base: `by_problem` of one sample.
+        """
         known = {id: right for id, right in rights.items() if right is not None}
+        # Paired by problem, which removes the differences in difficulty from the error.
         gains = Paired.of(base or {}, known, known).differences
         scored = [score for score in scores if score is not None]
         return cls(
@@ -73,7 +77,7 @@ class SearchRow:
 
     @property
     def cells(self) -> list[str]:
-        """The cells of the row, as text."""
+        """The formatted cells of the row, in the order of the table's columns."""
         count = len(self.by_problem)
         accuracy = gain = "not judged"
         if self.accuracy is not None:
@@ -133,5 +137,5 @@ class SearchResult:
             lines.append(f"trees: {self.out}")
         return lined(lines)
 
-    # What a notebook shows.
+    # Notebooks display an object by its repr.
     __repr__ = __str__

@@ -26,9 +26,10 @@ SCORERS = "a run of [reward_model], a reward model's folder, or a verifier such 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores completions. scores_beginnings: whether scores of partial completions are meaningful.
+    """Scores completions.
 
-    split: step separator of a process model; None for other scorers.
+    scores_beginnings: whether scores of partial completions are meaningful. split: step separator
+    of a process model; None for other scorers.
     """
 
     name: str
@@ -66,10 +67,12 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
             )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})
+    # Scores of rows with different verifiers could not be compared, so tags have no effect here.
     data = config.data.model_copy(update={"verifier": expression, "verifier_by_tag": {}})
     changed = config.model_copy(update={"verification": settings, "data": data})
     service = open_verifiers(changed, stack)
     service.check([expression])
+    # Built-in verifiers need a final answer. Reward models and user functions may score a prefix.
     known = {term.partition("@")[0] for term in terms} & BUILT_IN.keys()
     of_parts = known <= {OUTCOME, PROCESS}
     split = None
@@ -95,6 +98,7 @@ def _kind_of(folder: str, name: str) -> str:
     facts: dict[str, Any] = read_json(place / FACTS_FILE) or {}
     if facts.get("verifier") in (OUTCOME, PROCESS):
         return facts["verifier"]
+    # A model that Assay did not train has no facts file; its architecture shows the kind of head.
     named = (read_json(place / "config.json") or {}).get("architectures")
     architectures = named if named and isinstance(named, list) else ["no model"]
     for end, verifier in _HEADS.items():

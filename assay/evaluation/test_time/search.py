@@ -87,11 +87,13 @@ def search(
     """
     sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
     asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
+    # Every method samples several children of a node, which greedy decoding would repeat.
     configuration.check_siblings(2, temperature)
     if out is not None:
         check_output(Path(out))
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), options)
+        # Search nodes are sampled step by step, and an injected tool result belongs to no step.
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):
@@ -148,6 +150,7 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
+    # Checked for the default now, and for the rows' own efforts when the rows are known.
     _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
     scorer = _open_scorer(asked, config, stack)
@@ -169,7 +172,7 @@ def _open(
 def _check_no_injection(
     methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
 ) -> None:
-    """Raise for settings that inject tokens if a method draws single steps."""
+    """Raise ConfigError for a thinking budget if a method samples single steps."""
     trees = [name for name in methods if name not in SAMPLED]
     if trees and any(map(sampling.controls_thinking, efforts)):
         found, accepted = "a thinking budget", "none: a tree samples single steps"
@@ -237,7 +240,7 @@ def _drawer(
     shape: Shape,
     scorer: Scorer | None,
 ) -> Drawer:
-    """Return the drawer of a model, whose prompts may extend into a completion from now on."""
+    """Create the drawer of a model; its generator then also renders prompts with a prefix."""
     session.generator.render = PrefixRenderer(session.renderer)
     tokenizer = session.tokenizer
 

@@ -1,7 +1,7 @@
 """The tree of a problem: prefixes of completions, and their drawn continuations.
 
-All methods and budgets share one tree. The children of a node depend only on the node and on the
-number of the draw, so two searches that reach the same node see the same steps.
+All methods and budgets share one tree. A child depends only on its parent and on the index of the
+draw, so two searches that reach the same node see the same children.
 """
 
 from __future__ import annotations
@@ -16,33 +16,35 @@ from assay.session.prefixes import PREFIX
 from assay.types import Completion, FinishReason, Group, Problem, Prompt, Tokens, Verdict
 
 Kind = Literal["step", "whole", "greedy_step", "greedy"]
-"""What to draw: a step or the rest of the completion, by sampling or greedily."""
+"""Kind of a draw: one step or the rest of the completion, sampled or greedy."""
 STEPS: tuple[Kind, ...] = ("step", "greedy_step")
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits of completions. longest: tokens. stop: stop strings. decode: tokens to text."""
+    """Limits of completions: maximum tokens, stop strings, and the tokenizer's ``decode``."""
 
     longest: int
     stop: tuple[str, ...]
     decode: Callable[[Tokens], str]
 
     def goes_on(self, kind: Kind, text: str) -> bool:
-        """Whether text that ended at a stop string is a step, so that its completion may
-        continue."""
+        """Whether a text that ended at a stop string is a step, after which sampling continues."""
+        # A stop string may begin in one step and end in the next, so the whole text is searched.
         return kind in STEPS and not any(stop in text for stop in self.stop)
 
 
+# Compared by identity (eq=False), because nodes are keys of dictionaries.
 @dataclass(eq=False)
 class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
-    path: numbers of the draws on the way from the root. Random numbers are keyed by the problem and
-    this path. own: tokens after the parent's. cost: number of own tokens that the policy sampled.
-    logprob: their log-probability as sampled. finish_reason: None if the completion can continue.
-    score, reward: results of the scorer; None without a scorer, or if it did not judge the node.
-    verdict: the verifier's, for a completion that a search may choose.
+    path: indices of the draws on the way from the root. Random numbers are keyed by the problem and
+    the path. own: tokens after those of the parent. cost: number of own tokens that the policy
+    sampled. logprob: log-probability of the own tokens under the sampling distribution.
+    finish_reason: None if the completion can continue. score, reward: results of the scorer; None
+    without a scorer, or if the scorer did not judge the node. verdict: the verifier's verdict, for
+    a completion that a search may choose.
     """
 
     problem: Problem
@@ -67,9 +69,10 @@ class Node:
 
     @property
     def problem_to_draw(self) -> Problem:
-        """A problem, with an id of its own, whose completions continue from this node."""
+        """A problem whose completions continue from this node; its id includes the node's path."""
         if not self.path:
             return replace(self.problem, draw=0)
+        # The id is part of the sampling key, so every node has random numbers of its own.
         spec = {**self.problem.spec, PREFIX: self.tokens}
         return replace(self.problem, id=f"{self.problem.id}|{self.path}", spec=spec, draw=0)
 
@@ -83,15 +86,18 @@ class Node:
     def add(self, kind: Kind, completion: Completion, limits: StepLimits) -> Node:
         """Add a drawn continuation as the next child of a kind, cut to the longest completion."""
         room = limits.longest - len(self.tokens)
+        # One call samples nodes of different lengths, so a longer node may exceed its limit.
         own = completion.tokens[:room]
         tokens = np.concatenate([self.tokens, own]).astype(np.int32)
         reason: FinishReason | None = completion.finish_reason
         if len(own) < len(completion.tokens):
             reason = "length"
+        # Decoded as a whole: the bytes of one character may belong to two draws.
         text = limits.decode(tokens[: len(tokens) - (reason == "eos")])
         if reason == "stop_string" and limits.goes_on(kind, text):
             reason = None if len(tokens) < limits.longest else "length"
         siblings = self.drawn.setdefault(kind, [])
+        # A greedy child and a sampled child may have the same index, so their names differ.
         number = f"{'g' * kind.startswith('greedy')}{len(siblings)}"
         child = Node(
             problem=self.problem,
@@ -138,5 +144,5 @@ class Draw:
     count: int
 
     def children(self) -> list[Node]:
-        """Return the children, once drawn."""
+        """Return the requested children, which must have been drawn."""
         return self.node.drawn[self.kind][self.first : self.first + self.count]

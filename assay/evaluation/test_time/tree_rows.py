@@ -22,9 +22,9 @@ from assay.types import Completion
 def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each whole completion of a search. step: text that ends a step.
 
-    A step's label is the pass rate of the judged completions below it, like the rollout labels of
-    ``assay data label_steps``; here the search chose the continuations. values, visits: statistics
-    of Monte-Carlo tree search for each step. scores: scorer value of each step.
+    A step's label is the pass rate of the judged completions that continue it, like the rollout
+    labels of ``assay data label_steps``. Here a search chose the continuations. values, visits:
+    statistics of Monte-Carlo tree search for each step. scores: scorer value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:
@@ -33,6 +33,7 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
                 below[each].append(node.verdict.correct)
     for number, node in enumerate(search.found):
         row = {**_row(method, search, node, number), "chosen": node is answer}
+        # A step without a judged completion below it has no pass rate, so the row has no labels.
         is_tree = method not in SAMPLED and all(below.get(each) for each in node.lineage())
         yield {**row, **(_steps(search, node, below, step) if is_tree else {})}
 
@@ -58,7 +59,7 @@ def _row(method: str, search: Search, node: Node, number: int) -> dict[str, Any]
 def _steps(
     search: Search, node: Node, below: Mapping[Node, Sequence[bool]], step: str
 ) -> dict[str, Any]:
-    """Return the facts of each step, split as a process model splits them."""
+    """Return the columns of a completion's steps, split as a process model splits a text."""
     nodes = [*node.lineage()][::-1]
     completion = Completion.from_text(node.text, think=node.prompt.think)
     problem = replace(node.problem, spec={})
@@ -66,6 +67,7 @@ def _steps(
         found.end
         for found in split_steps(problem, completion, Places(completion, None), step, "all")
     ]
+    # Both splits may differ: a step's facts are those of the node that contains its end.
     of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
     if not ends:
         return {}
