@@ -62,7 +62,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         context_length=loaded.context_length,
         tools=tool_settings(config).model_copy(update={"corpus": corpus}),
         in_chat=session.renderer.template == "chat",
-        # Actors import the user's modules from the same folders; an empty entry is the working directory.
+        # Actors import the user's modules from the same folders; "" is the working directory.
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,
     )

@@ -101,6 +101,7 @@ def train(
         raise ConfigError("train: found --approved-by; accepted: only with --resume RUN")
     if resume is not None:
         config = Path(resume) / "config.toml"
+        # A run from another machine needs consent before its configuration has any effect.
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
         # Damaged files are reported before a model is loaded.
         load_run(resume)
@@ -109,7 +110,7 @@ def train(
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = read_config(config, overrides)
-    # A resumed run keeps its number of slots, even if an override unsets it.
+    # A resumed run keeps its number of slots, because the slots change the last bits.
     if resume is not None:
         overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
     stage = Stage(
@@ -120,12 +121,14 @@ def train(
         accept_changed_verifiers=accept_changed_verifiers,
         quiet=quiet,
     )
+    # Errors that appear only while the run is opened name the line of their key, too.
     with configuration.naming_lines(path, overrides):
         return run_stage(stage)
 
 
 def run_stage(stage: Stage) -> TrainResult:
     """Run one stage and return its outcome. Raises the errors of `train`."""
+    # Checked before a model is loaded: the run could not be written or tracked.
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
@@ -136,7 +139,7 @@ def run_stage(stage: Stage) -> TrainResult:
 
 
 KINDS = {name: name for name in STAGES} | {"rl": "rl_run"}
-"""Module of each kind of stage, imported on demand; it defines ``KIND``."""
+"""Name of the module of each stage; the module is imported on demand and defines ``KIND``."""
 
 
 def kind_of(config: TrainConfig) -> Kind:
@@ -165,18 +168,18 @@ def evaluate(
 
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
     configuration defines how prompts are rendered. problems: sources (docs/configuration.md), or
-    the rows themselves. temperature: 0 is greedy. max_tokens: maximum completion length.
+    the rows themselves. temperature: 0: greedy decoding. max_tokens: maximum completion length.
     think_budget: maximum number of thinking tokens; effort: default for rows without an effort
     (docs/thinking.md). max_problems: use only the first problems. verifier: default for rows that
     name none; None: that of the run, or ``math``. overrides: changes to the configuration, such as
     ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their verifier. trust_run:
     import the Python code that a foreign run names. out: a JSONL file for all completions and
-    verdicts; the same call goes on after a kill (``out`` with the suffix ``.part``). device:
-    ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a
-    run's checkpoint with adapters, to load on a base model; the base model may be at another path
-    than the adapter records. server: URL of an OpenAI-compatible server that samples; ``model``
-    then gives the tokenizer and the settings (docs/serving.md). actors: number of processes that
-    sample (extra ``ray``). quiet: show no progress.
+    verdicts; after a kill, the same call continues from the file ``out`` with the suffix ``.part``.
+    device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a run's
+    checkpoint with adapters, to load on a base model; the base model may be at another path than
+    the adapter records. server: URL of an OpenAI-compatible server that samples; ``model`` then
+    gives the tokenizer and the settings (docs/serving.md). actors: number of processes that sample
+    (extra ``ray``). quiet: show no progress.
 
     Raises UserError for invalid input.
     """
@@ -218,7 +221,7 @@ def sample(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> SampleResult:
-    """Sample completions of one prompt, or of the first problems of a source. Judge them.
+    """Sample and judge completions of one prompt, or of the first problems of a source.
 
         print(assay.sample("runs/first@best", "What is 3+5?", answer="8"))
 
@@ -230,6 +233,7 @@ def sample(
     sources = as_sources(problems)
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
+    # Greedy siblings are equal, which is no error in a command that only shows them.
     configuration.check_siblings(num_samples, temperature or 1.0)
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
@@ -242,7 +246,7 @@ def sample(
 
 
 def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
-    """Preview `train`: one prompt, completion and verdict, the plan, and the estimated memory.
+    """Preview `train`: one prompt, completion and verdict, the plan, and the estimates.
 
         print(assay.dry_run("run.toml"))
 
@@ -252,6 +256,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
+        # A preview samples locally, so it needs a cluster only for a teacher in actors.
         taught = settings.scale.teacher_actors is not None
         with show_startup(quiet):
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
@@ -274,7 +279,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
 
 def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
     """Return the estimated hours of a run from this machine's rates, without timing."""
-    # None if a teacher scores completions, because the estimate does not cover its time.
+    # The estimate does not cover the time of a teacher.
     if look.teacher is not None:
         return None
     config, loaded = session.config, session.loaded
@@ -293,10 +298,9 @@ def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Resolve checkpoint names to folders and set the engine's slots.
+    """Resolve checkpoint names to folders and set the number of engine slots.
 
-    Raises ConfigError for `model.adapter`: training needs a single model, because lineage, gate and
-    resume refer to its files. Raises it for `server.url` too.
+    Raises ConfigError for ``model.adapter`` and ``server.url``, which a training run cannot have.
     """
     if (adapter := config.model.adapter) is not None:
         # Lineage, gate and resume refer to the files of a single model.
@@ -334,7 +338,7 @@ def open_asked(
     stack: ExitStack,
     given: Sequence[Problem] | None = None,
 ) -> tuple[SamplingSession, Sequence[Problem]]:
-    """Open a session for sampling, and the problems to sample: ``given``, or those of sources."""
+    """Open a session for sampling, and its problems: ``given``, or the problems of the sources."""
     config = sampling_config(model, list(map(str, sources)), options)
     check_sampling(config)
     verifiers = open_verifiers(config, stack, actors=True)
@@ -366,6 +370,7 @@ def _sample(
     temperature: float,
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
+    # The same draw each time, so that a repeated call samples the same completions.
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
     groups, judged = sample_each(
         (session.generator, session.verifiers),
@@ -384,9 +389,10 @@ def _sample(
 
 
 def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
-    """Whether the problem has the keys that the verifier reads; a bare prompt has no answer."""
+    """Whether a verifier can judge the problem: it cannot judge a prompt without an answer."""
     try:
         verifiers.check_problem(problem)
+    # A row with a spec should be judged, so its error appears as a verdict that is *not judged*.
     except VerifierError:
         return bool(problem.spec)
     return True

@@ -1,4 +1,4 @@
-"""Sampling plan of a training step: number of prompts, group sizes and temperature."""
+"""Sampling plan of a training step: number of prompts, group sizes, temperature."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Judged = tuple[Group, Sequence[Verdict]]
 class BatchPlan:
     """Sampling settings of every step.
 
-    max_refills: limit for dynamic sampling; 0 if the algorithm has none. max_group_size: size up to
-    which groups without a correct completion are extended; None: groups keep their size.
-    temperatures: [step, temperature] points with linear interpolation; empty: the temperature of
-    ``sampling``. parts: parts of a mixture, whose problems have their own sampling settings.
+    max_refills: maximum number of refills of dynamic sampling; 0 without dynamic sampling.
+    max_group_size: size up to which groups without a correct completion are extended; None: groups
+    keep their size. temperatures: [step, temperature] points with linear interpolation; empty: the
+    temperature of ``sampling``. parts: parts of a mixture, whose problems have their own sampling
+    settings.
     """
 
     num_prompts: int
@@ -48,9 +49,10 @@ class BatchPlan:
     def alike(
         self, problems: Sequence[Problem], sampling: SamplingConfig
     ) -> list[tuple[list[int], SamplingConfig, BatchPlan]]:
-        """Split problems by the settings of their parts: (indices, sampling, plan) of each share.
+        """Split problems by the settings of their mixture parts.
 
-        sampling: settings of this step, which the parts change.
+        Return (indices, sampling, plan) for each group of problems with equal settings. sampling:
+        settings of this step, which a part may change.
         """
         if not self.parts:
             return [([*range(len(problems))], sampling, self)]
@@ -60,6 +62,7 @@ class BatchPlan:
             assert name is not None, problem.id
             shares.setdefault(name, []).append(index)
         found: list[tuple[list[int], SamplingConfig, BatchPlan]] = []
+        # By name, so that the order of the calls does not depend on the order of the draws.
         for name, indices in sorted(shares.items()):
             part = self.parts[name]
             own = sampling.model_copy(update=part.sampling_changes)
@@ -75,7 +78,7 @@ class BatchPlan:
 
 
 def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
-    """Interpolate a schedule linearly at ``step``."""
+    """Interpolate (step, value) points linearly at ``step``; the ends are constant."""
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
 
@@ -117,9 +120,9 @@ def _sample_alike(
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
-    If there are more problems than wanted groups, the `OversamplingCutoff` selects the groups that
-    finish first, which are those with the shortest maximum length. Then all groups have the same
-    size.
+    If there are more problems than wanted groups, all groups have the same size, and the
+    `OversamplingCutoff` selects the groups that finish first. These are the groups whose longest
+    completion is shortest.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus
@@ -172,8 +175,8 @@ def _sampled_on(
                 whole[n] = _joined(whole[n], group)
                 judged[n] = (*judged[n], *group_verdicts)
         if compared:
-            # A verifier that compares siblings must see the whole grown group, so its earlier
-            # verdicts are replaced.
+            # A verifier that compares siblings must see the whole grown group.
+            # The verdicts of the whole group replace the earlier ones.
             problems = [whole[n].problem for n in compared]
             groups = parts[0].generate(problems, sampling, count, first)
             grown = [_joined(whole[n], group) for n, group in zip(compared, groups, strict=True)]
@@ -187,10 +190,9 @@ def _joined(group: Group, more: Group) -> Group:
 
 
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
-    """Whether no completion passed. A group of another size is complete: the log restored it."""
+    """Whether a group of this size has wrong completions only; a restored group may be larger."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
-    # A group whose completions were all not judged says nothing about its problem, so it does not
-    # grow.
+    # Without any judged completion, nothing is known about the problem, so the group does not grow.
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
 
 
@@ -200,8 +202,10 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 
 def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
     """Return the generator calls that the next step will make."""
+    # After the last step there is nothing to sample.
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
+    # A copy of the curriculum, because the next step draws these problems itself.
     ahead = curriculum.ahead()
     problems = ahead.draw(plan.num_prompts)
     sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)

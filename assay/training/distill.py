@@ -35,7 +35,7 @@ Rows = Sequence[Trace] | Problems
 
 
 def run_distill(stage: Stage) -> Path:
-    """Run the distillation stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the distillation stage; return the run's folder. Raises RunStopped, by a guard."""
     settings = stage.config.distill
     assert settings is not None
     if settings.traces:
@@ -44,7 +44,7 @@ def run_distill(stage: Stage) -> Path:
 
 
 def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
-    """Open the traces or problems; bad rows raise DataError or are skipped."""
+    """Open the traces or problems; a bad row raises DataError or is skipped (data.on_bad_row)."""
     assert config.distill is not None
     read = read_traces if config.distill.traces else read_problems
     return read(config, verifiers)
@@ -61,6 +61,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
     else:
         teacher = open_teacher(session)
         rendered = lay_out_traces(session, traces, teacher.context_length)
+        # The teacher scores every step anew, so the same object serves all rows.
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
         rendered = replace(rendered, beside=beside, teach=teach)
@@ -69,7 +70,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
 
 
 def run_on_policy(stage: Stage) -> Path:
-    """Run on-policy distillation: the student samples its training data; returns the folder."""
+    """Run on-policy distillation, in which the student samples; return the run's folder."""
     config = stage.config
     settings = config.distill
     assert settings is not None
@@ -80,6 +81,7 @@ def run_on_policy(stage: Stage) -> Path:
         teacher = open_teacher(session)
         layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
         forward = layout.layout, layout.lean
+        # No cross-entropy: the student's own completions are no demonstrations to imitate.
         learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *forward), 0.0)
         started = opened.start(settings.steps, learner, layout, [taught_words(config)])
         run, curriculum, generator, verifiers = started
@@ -118,7 +120,7 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
             teacher = open_teacher(session)
-            # Raises DataError for a trace that exceeds the teacher's context.
+            # The call raises DataError for a trace that exceeds the teacher's context.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
         cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows)

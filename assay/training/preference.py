@@ -76,10 +76,11 @@ DrawPairs = Callable[[int], PreferenceBatch | None]
 class PreferenceLoop:
     """Parts of a preference step.
 
-    heldout: problems to evaluate on. evaluate_pairs: evaluates held-out pairs; None: there are
-    none. generator: samples completions to pair; None for offline pairs. moving: a reference that
-    is refreshed from the policy during the run; None: the initial policy. warned: whether the user
-    was warned that chosen completions became less likely.
+    draw: draws the pairs of a step. heldout: held-out problems. evaluate_pairs: function that
+    evaluates held-out pairs; None without held-out pairs. generator: generator of completions that
+    are paired; None for offline pairs. moving: a reference that is refreshed from the policy during
+    the run; None: the reference is the initial policy. warned: whether the user was warned that
+    chosen completions became less likely.
     """
 
     draw: DrawPairs
@@ -112,7 +113,7 @@ def preference_step(loop: PreferenceLoop) -> None:
 
 
 def run_preference(stage: Stage) -> Path:
-    """Run the preference stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the preference stage; return the run's folder. Raises RunStopped, by a guard."""
     config, settings = stage.config, stage.config.preference
     assert settings is not None
     row = choose_preference(settings)
@@ -133,7 +134,7 @@ def run_preference(stage: Stage) -> Path:
 
         for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
-    # An interrupt during scoring leaves the block before `loop` exists; the run is open then.
+    # An interrupt during scoring leaves the block before `loop` exists, but after the run opened.
     assert opening.run is not None
     return opening.run.folder
 
@@ -144,7 +145,7 @@ def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
 
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
-    """Return the update of a step without pairs, which takes no optimizer step."""
+    """Return the metrics of a step without pairs; such a step changes no weights."""
     unit = "pairs" if learner.row.paired else "completions"
     return Update({f"preference/{unit}": 0.0, **step_metrics([])}, learner.policy_version)
 
@@ -152,8 +153,8 @@ def nothing_learned(learner: PreferenceLearner) -> Update:
 def warn_of_fall(loop: PreferenceLoop) -> None:
     """Warn once if chosen completions have become less likely than at the start.
 
-    Chosen completions can become less likely although the margin grows. Then probability moves to
-    other completions.
+    A margin can grow although the chosen completions become less likely. Probability then moves to
+    completions that are in no pair.
     """
     change = loop.run.metrics.get("preference/change_chosen_token")
     if change is None or change > -loop.config.warn_fall or loop.warned:
@@ -169,7 +170,7 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
 
 @dataclass
 class _Opening:
-    """Inputs of a preference run. rows: result of `read_rows`. run: the opened run, if any."""
+    """Inputs of a preference run. rows: result of `read_rows`. run: None until `_run` opens it."""
 
     stage: Stage
     settings: PreferenceConfig
@@ -192,13 +193,13 @@ class _Opening:
         run = self._run(schedule.num_steps, [*notes, layout.reason])
         learner.clock = run.clock
         table = ReferenceTable(run.folder)
+        # Scores at the start also show whether chosen completions become less likely.
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
-        # On resume the learner holds the initial weights until the run is attached, so missing
-        # scores are computed from the same policy as in the original run.
+        # On resume the learner holds the initial weights until the run is attached.
+        # So missing scores are computed with the same policy as in the original run.
         if watched:
-            # Only pairs that some step will draw are scored, which matters for a fraction of an
-            # epoch.
+            # Only pairs that some step draws are scored: a run may take a fraction of an epoch.
             steps = [drawn(step) for step in range(schedule.num_steps)]
             used = {id(one): one for step in steps for one in step}
             groups = groups_to_score(iter(steps), [*used.values()], row)
@@ -214,7 +215,7 @@ class _Opening:
         run.attach(model=learner)
 
         def draw(step: int) -> PreferenceBatch:
-            """Return the batch of a step."""
+            """Return a step's batch, with the reference's log-probabilities if they are used."""
             return pack_examples(drawn(step), learner, _looked_up(table) if watched else None)
 
         return PreferenceLoop(draw, run, learner, self.guard, settings, problems, evaluate)
@@ -225,6 +226,7 @@ class _Opening:
         judge = pairwise_judge(config)
         problems = fit_problems(self.rows, session)
         tested = try_verifiers(config, session.verifiers)
+        # Updates see pairs, so the layout is probed for two siblings, whatever is sampled.
         group_size = 2 if self.row.paired else settings.group_size
         layout = choose_layout(session, problems.train, group_size)
         learner = self._learner(settings.steps, layout)
@@ -232,7 +234,7 @@ class _Opening:
         run = self._run(settings.steps, ())
         table = ReferenceTable(run.folder)
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
-        # The initial policy is available on resume too, so only a moving reference is saved.
+        # A resumed run has the initial policy too, so only a moving reference is in checkpoints.
         reference = Reference(learner.policy) if self.row.needs_reference else None
         moving = reference if settings.reference_every is not None else None
         parts = {} if moving is None else {"reference": moving}
@@ -251,7 +253,7 @@ class _Opening:
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
-                # Keyed by step and group, so that a resumed run draws the same pairs.
+                # Seeded by step and group, so that a resumed run draws the same pairs.
                 rng = np.random.default_rng((config.run.seed, step + 1, number))
                 examples += examples_of_group(group, judged, self.row, settings, rng)
             if not examples:
@@ -290,8 +292,8 @@ class _Opening:
     ) -> Callable[[], None] | None:
         """Score held-out pairs with the initial policy; return a function that evaluates them.
 
-        The reference is always the initial policy and beta the preset's own, so that results of
-        different steps are comparable.
+        Evaluations always use the initial policy as reference and the preset's beta, so that
+        results of different steps are comparable.
         """
         if not heldout:
             return None
@@ -343,7 +345,7 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
 
 
 def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
-    """Return the judge that compares sampled completions; None if pairs are formed by verdicts."""
+    """Return the judge that compares sampled completions; None if verdicts form the pairs."""
     if config.preference is not None and config.preference.judge == "pairwise":
         return PairwiseVerifiers(config.verification.options.get("judge", {}))
     return None
@@ -382,7 +384,7 @@ def _work_of(
 ) -> GivenWork:
     """Return the token counts of a step and of the scoring before the first step.
 
-    An unpaired method (KTO) also scores each step's completions behind other prompts.
+    An unpaired method (KTO) also scores each step's completions with mismatched prompts.
     """
     drawn = [n for step in range(schedule.num_steps) for n in schedule.draw(step)]
     prompts = np.array([len(one.group.prompt.tokens) for one in examples])
@@ -419,7 +421,7 @@ def open_examples(
     row: Preference,
     limit: int | None = None,
 ) -> tuple[list[Example], list[str]]:
-    """Open preference sources; returns (examples as tokens, notes)."""
+    """Open preference sources; return (tokenized examples, notes)."""
     limits = [one for one in (settings.max_tokens, session.loaded.context_length) if one]
     seed, on_bad_row = session.config.run.seed, session.config.data.on_bad_row
     longest = min(limits, default=None)
@@ -430,11 +432,12 @@ def open_examples(
 def groups_to_score(
     steps: Iterator[Sequence[Example]], examples: Sequence[Example], row: Preference
 ) -> Iterator[Group]:
-    """Yield every group that the reference must score: examples, then each step's mismatches."""
+    """Yield the groups that the reference scores: all examples, then mismatched prompts by step."""
     for example in examples:
         yield example.group
     if not row.paired:
         for step in steps:
+            # KTO estimates its reference point from completions with the prompts of other examples.
             yield from mismatched(step)
 
 
@@ -447,6 +450,7 @@ def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
         prompt_length=int(np.median([len(one.group.prompt.tokens) for one in examples])),
         completion_length=int(np.median(completions)),
         group_size=group_size,
+        # A single completion shares its prompt with nothing, so no packed layout can help.
         layout=None if group_size > 1 else "plain",
         prompts=[one.group.prompt.tokens for one in examples],
     )
@@ -460,6 +464,7 @@ def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
     good, bad = sum(flat), len(flat) - sum(flat)
     desirable, undesirable = row.desirable_weight * good, row.undesirable_weight * bad
     low, high = WEIGHT_RATIOS
+    # Without wrong completions the ratio is infinite.
     if not undesirable or not low <= desirable / undesirable <= high:
         remedy = ""
         if good and bad:

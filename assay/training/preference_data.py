@@ -1,6 +1,6 @@
 """Training examples of preference methods: completions of one prompt, labelled good or bad.
 
-They come from files of pairs, from the rollouts of a run (``run:FOLDER``), from a file of
+Examples come from files of pairs, from the rollouts of a run (``run:FOLDER``), from a file of
 ``assay eval --out`` (``verdicts:FILE``), or from the groups that a step samples.
 """
 
@@ -29,7 +29,7 @@ from assay.types import Completion, Group, Problem, Prompt, Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One training example: a group with a label per completion."""
+    """One training example: a group with a label for each completion."""
 
     group: Group
     verdicts: tuple[Verdict, ...]
@@ -57,7 +57,7 @@ def examples_of_group(
     settings: PreferenceConfig,
     rng: np.random.Generator,
 ) -> list[Example]:
-    """Return the training examples of a judged group; unjudged completions are left out.
+    """Return the training examples of a judged group, without its unjudged completions.
 
     Paired methods get up to ``pairs_per_group`` pairs (see `chosen_pairs`). Unpaired methods get
     one example with all completions, desirable if they passed.
@@ -72,6 +72,7 @@ def examples_of_group(
     return [
         Example.of_pair(group.problem, group.prompt, completions[best], completions[worst])
         for best, worst in chosen_pairs(verdicts, judged, settings, rng)
+        # A pair of equal completions has no gradient, whatever its rewards are.
         if not np.array_equal(completions[best].tokens, completions[worst].tokens)
     ]
 
@@ -82,7 +83,7 @@ def chosen_pairs(
     settings: PreferenceConfig,
     rng: np.random.Generator,
 ) -> list[tuple[int, int]]:
-    """Return (better, worse) indices; each completion is in at most one pair.
+    """Return (better, worse) indices of completions; each completion is in at most one pair.
 
     best_worst: the highest reward with the lowest, the second highest with the second lowest, and
     so on, while the rewards differ. random: correct completions with wrong ones, in random order.
@@ -99,9 +100,10 @@ def chosen_pairs(
 
 
 def mismatched(examples: Sequence[Example]) -> list[Group]:
-    """Return each prompt with the completion of another example; [] for fewer than two examples.
+    """Return each prompt with the completions of another example; [] for fewer than two examples.
 
-    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as in KTO.
+    The pairs of prompt x and completion y are (x_1, y_2), (x_2, y_3), ..., (x_m, y_1), as in KTO
+    (Ethayarajh et al., 2024).
     """
     count = len(examples)
     groups: list[Group] = []
@@ -109,8 +111,7 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
         group = example.group
         others = [examples[(index + shift) % count].group for shift in range(1, count)]
         prompt = group.prompt.tokens
-        # Examples with the same prompt are skipped if others exist, because their completions do
-        # match the prompt.
+        # Completions of an equal prompt do match, so such examples are used only if all are equal.
         differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
         other = next(differ, others[0])
         groups.append(Group(group.problem, group.prompt, other.completions))
@@ -121,7 +122,8 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
 class ExampleReader:
     """Reads preference sources as tokens.
 
-    max_tokens: limit for the sum of prompt and completion. skipped: errors of skipped rows.
+    max_tokens: maximum number of prompt and completion tokens together. skipped: errors of skipped
+    rows.
     """
 
     row: Preference
@@ -135,10 +137,10 @@ class ExampleReader:
     def read(
         self, sources: Sequence[str], limit: int | None = None
     ) -> tuple[list[Example], list[str]]:
-        """Read the examples of all sources; returns (examples, notes). Raises DataError."""
+        """Read the examples of all sources; return (examples, notes). Raises DataError."""
         found: list[Example] = []
         notes: list[str] = []
-        # Number of skipped rows whose error messages are not stored.
+        # Number of further skipped rows: `load_preferences` stores the messages of the first ones.
         num_unlisted = 0
         for source in filter(is_judged_source, sources):
             judged = self.read_judged(source)
@@ -204,12 +206,13 @@ class ExampleReader:
     def read_judged(self, source: str) -> list[Example]:
         """Return the training examples of judged groups.
 
-        Raises DataError if the source has no rollouts, uses another tokenizer, has a completion
-        that is too long, or has only ties.
+        Raises DataError for a source without rollouts, with another tokenizer, with a completion
+        that is too long, or with ties only.
         """
         found: list[Example] = []
         groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
         for number, (where, group, verdicts) in enumerate(groups):
+            # Seeded by group, so that pairs of one group do not depend on the groups before it.
             rng = np.random.default_rng((self.seed, number))
             for example in examples_of_group(group, verdicts, self.row, self.settings, rng):
                 longest = max(len(one.tokens) for one in example.group.completions)
@@ -252,7 +255,7 @@ class ExampleReader:
                     yield f"{source} step {step} {group.id}", group, verdicts
 
     def _check_tokenizer(self, group: Group, source: str) -> None:
-        """Raise DataError if the prompt's text has other tokens here; a leading BOS may differ."""
+        """Raise DataError if this tokenizer gives other tokens, apart from a leading BOS."""
         tokenizer: Any = self.renderer.tokenizer
         expected = list(tokenizer.encode(group.prompt.text, add_special_tokens=False))
         found = group.prompt.tokens.tolist()
@@ -261,7 +264,7 @@ class ExampleReader:
             raise DataError(message(source, "tokens of another tokenizer", accepted))
 
     def _of_file(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
-        """Yield the groups of a verdict file: rows with equal prompts, in order of appearance."""
+        """Yield the groups of a verdict file; rows with equal prompts form a group."""
         file = source.removeprefix(FILE_PREFIX)
         how: Any = {"check": self._recorded, "on_bad_row": self.on_bad_row}
         rows = load_rows("verdicts", Record.read, [file], **how)
@@ -282,6 +285,7 @@ class ExampleReader:
             raise complaint(row.source, "prompt", prompt, "text, as assay eval --out writes it")
         if verdict is None:
             raise complaint(row.source, "status", None, ", ".join(get_args(Status)))
+        # A truncated completion has no end token, and training must not append one.
         ended = row.keys.get("finish_reason") != "length"
         tokens = self.renderer.encode_rendered(prompt, text, ended)[1]
         if not len(tokens):

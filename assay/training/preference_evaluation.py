@@ -21,8 +21,9 @@ def record_pairs(run: Run, learner: PreferenceLearner, pairs: PreferenceBatch) -
 def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str) -> dict[str, Any]:
     """Return the evaluation row; ``eval/pass_at_1`` is the share of correctly ranked pairs.
 
-    For unpaired completions it is the probability that a desirable completion ranks above an
-    undesirable one, with the standard error of Hanley and McNeil (1982).
+    For unpaired completions, ``eval/pass_at_1`` is the AUROC: the probability that a desirable
+    completion ranks above an undesirable one. Its standard error is that of Hanley and McNeil
+    (1982).
     """
     started = time.perf_counter()
     metrics = learner.look(pairs)
@@ -39,17 +40,19 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
         "eval/num_problems": num_chosen + num_rejected,
         "eval/loss": metrics.pop("loss/total"),
     }
+    # beta is a setting and no result.
     kept = {key for key in metrics if key.startswith("preference/")} - {"preference/beta"}
     row |= {f"eval/{key.removeprefix('preference/')}": metrics[key] for key in sorted(kept)}
     return {**row, "eval/seconds": time.perf_counter() - started}
 
 
 def accuracy_error(accuracy: float, num_chosen: int, num_rejected: int = 0) -> float:
-    """Return the standard error of a proportion, or of an AUROC if both counts are given."""
+    """Return the standard error of a share, or of an AUROC if ``num_rejected`` is not 0."""
     variance = accuracy * (1 - accuracy)
     if num_rejected:
         above, below = accuracy / (2 - accuracy), 2 * accuracy**2 / (1 + accuracy)
         variance += (num_chosen - 1) * (above - accuracy**2)
         variance += (num_rejected - 1) * (below - accuracy**2)
+        # Rounding can make the variance of a perfect ranking slightly negative.
         return math.sqrt(max(0.0, variance) / (num_chosen * num_rejected))
     return math.sqrt(variance / num_chosen)

@@ -1,4 +1,4 @@
-"""Reference log-probabilities of preferences: a table in the run, or computed in each step."""
+"""Reference log-probabilities of preference examples, in a table of the run or per step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS_BETWEEN_SAVES = 20.0
 SCORING = "scoring by the policy at the start"
 
 Score = Callable[[Batch], Tensor]
-"""The log-probability of each row of a batch, [R] float64."""
+"""Function that returns the log-probability of each row of a batch, [R] float64."""
 
 
 def pack_examples(
@@ -53,10 +53,10 @@ def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
 
 
 class ReferenceTable:
-    """log pi_ref(y|x), keyed by prompt and completion, in one file of the run's folder.
+    """Table of log pi_ref(y|x) by prompt and completion, in one file of the run's folder.
 
     Values in the file are not computed again. Groups are scored in parts of fixed size, and the
-    file always holds whole parts, so that a resumed run gets bit-identical values.
+    file always holds complete parts, so that a resumed run gets bit-identical values.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class ReferenceTable:
                 pairs = zip(held["keys"], held["logprobs"].tolist(), strict=True)
                 self._known = {key.tobytes(): float(value) for key, value in pairs}
             except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-                # The file is truncated or has other shapes: compute all values again.
+                # A truncated or foreign file is no error: all values are computed again.
                 return
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class ReferenceTable:
     def fill(
         self, groups: Iterable[Group], score: Score, device: torch.device, clock: PhaseClock
     ) -> int:
-        """Score missing groups with the current policy; returns the number of new rows.
+        """Score missing groups with the current policy; return the number of new rows.
 
         Progress is reported to the clock. Scored values are saved even if the call fails.
         """
@@ -90,6 +90,7 @@ class ReferenceTable:
                     # An earlier part may have scored an equal group.
                     missing = self._missing(part)
                     if missing:
+                        # Between parts, so that an interrupt need not wait for all groups.
                         clock.check()
                         keys = [key for group in missing for key in keys_of(group)]
                         values = score(_packed(missing, device)).tolist()

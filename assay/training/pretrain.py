@@ -1,4 +1,4 @@
-"""Pretraining: next-token training on plain text; long documents are split into pieces."""
+"""Pretraining: next-token training on plain text, with long documents split into pieces."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from assay.training.sft import LOOKED_AT, RenderedRows, given_work, learn_given
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 
-# Characters of the first document that a dry run uses as its prompt.
+# Number of characters of the first document that a dry run uses as its prompt.
 SHOWN = 80
-# Held-out pieces per batch.
+# Number of held-out pieces per batch.
 AT_ONCE = 64
 
 
@@ -45,13 +45,13 @@ class Texts:
 
 
 def run_pretrain(stage: Stage) -> Path:
-    """Run the pretraining stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the pretraining stage; return the run's folder. Raises RunStopped, by a guard."""
     assert stage.config.pretrain is not None
     return learn_given(stage, stage.config.pretrain, read_texts, lay_out_texts)
 
 
 def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) -> Texts:
-    """Open the documents; bad rows raise DataError or are skipped."""
+    """Open the documents; a bad row raises DataError or is skipped (data.on_bad_row)."""
     settings, on_bad_row = config.pretrain, config.data.on_bad_row
     assert settings is not None
     heldout: Sequence[Document] = ()
@@ -70,6 +70,7 @@ def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
         return RenderedRows(learned, learned.lengths.tolist(), what)
     heldout = Pieces(texts.heldout, session.renderer, longest)
     notes = [f"{len(texts.heldout)} documents held out"]
+    # Only equal documents are found; near duplicates need assay data deduplicate.
     known = {document.text for document in texts.heldout}
     both = [one.source for one in texts.train if one.text in known]
     if both:
@@ -104,6 +105,7 @@ def longest_piece(session: Session) -> int:
     settings, most = session.config.pretrain, session.loaded.context_length
     assert settings is not None
     wanted = settings.max_tokens
+    # By default a piece is as long as a micro-batch allows: a longer one would not fit it.
     if wanted is None:
         kind = session.loaded.device.type
         wanted = micro_batch_tokens(settings.max_tokens_per_micro_batch, kind)
@@ -114,11 +116,12 @@ def longest_piece(session: Session) -> int:
 
 
 class Pieces(Sequence[Group]):
-    """Documents as pieces of at most ``max_tokens`` tokens; each piece is a group made on demand.
+    """Documents, split into pieces of at most ``max_tokens`` tokens; a piece is built on demand.
 
-    The prompt of a piece is the single token before it: the first token of the document, or the
-    last token of the previous piece. Every other token of a document, including its end token, is
-    trained on exactly once. lengths, document: number of tokens and document index of each piece.
+    The prompt of a piece is the single token before the piece: the first token of the document, or
+    the last token of the previous piece. So every token of a document after its first is trained on
+    exactly once, including the end token. lengths, document: number of tokens and document index of
+    each piece.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Pieces(Sequence[Group]):
             tokens.append(found)
             end += len(found)
             self.num_bytes += len(document.text.encode())
+        # One array and offsets: a Python object per piece would need more memory than the tokens.
         self._tokens = np.concatenate(tokens)
         self.document, self._first, self.lengths = np.array(pieces, np.int64).T
         self.num_tokens = int(self.lengths.sum())
@@ -154,7 +158,8 @@ class Pieces(Sequence[Group]):
 
 
 def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of as few pieces as possible, all of nearly equal size."""
+    """Yield (start, size) of the smallest number of pieces, which differ by at most one token."""
+    # Nearly equal sizes, because the tokens of a short last piece would have little context.
     count = -(-length // most)
     for n in range(count):
         start = n * length // count
@@ -163,11 +168,11 @@ def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
 
 @torch.no_grad()
 def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
-    """Evaluate the model on held-out documents; returns the evaluation row.
+    """Evaluate the model on held-out documents; return the evaluation row.
 
-    ``eval/nll``: nats per token. ``eval/stderr``: its standard error over documents.
-    ``eval/bits_per_byte`` is nearly independent of the tokenizer. It includes end tokens and
-    excludes the first token of a document, which has no context.
+    ``eval/nll``: negative log-likelihood in nats per token. ``eval/stderr``: standard error of
+    ``eval/nll`` over documents. ``eval/bits_per_byte`` is nearly independent of the tokenizer. The
+    metrics include end tokens and exclude the first token of a document, which has no context.
     """
     started = time.perf_counter()
     nll = np.zeros(len(pieces))
@@ -181,6 +186,7 @@ def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
     nll_of, tokens_of = (np.bincount(pieces.document, one) for one in (nll, pieces.lengths))
     count, mean = len(nll_of), float(nll.sum() / pieces.num_tokens)
     error = None
+    # Tokens of a document are not independent: the error of a ratio of sums over documents.
     if count > 1:
         squares = float(((nll_of - mean * tokens_of) ** 2).sum())
         error = math.sqrt(squares * count / (count - 1)) / pieces.num_tokens
@@ -188,6 +194,7 @@ def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
         "eval/kind": TEXTS,
         "eval/nll": mean,
         "eval/stderr": error,
+        # exp(710) overflows a float.
         "eval/perplexity": math.exp(min(mean, 700.0)),
         "eval/bits_per_byte": float(nll.sum()) / math.log(2) / pieces.num_bytes,
         "eval/num_documents": count,

@@ -24,9 +24,10 @@ UNITS = {"preference": "pairs", "outcome": "completions", "process": "steps"}
 class RewardEvaluation:
     """Metrics of a reward model on held-out rows.
 
-    accuracy: share of correct pairs (a tie counts half), completions or steps, at probability 0.5.
-    stderr: its standard error, with the steps of one solution as one cluster; None for a single
-    cluster. facts: further metrics by kind.
+    kind: ``preference``, ``outcome`` or ``process``. accuracy: share of correct pairs (a tie counts
+    half), completions or steps, at probability 0.5. stderr: standard error of the accuracy, with
+    the steps of one solution as one cluster; None for a single cluster. facts: further metrics of
+    the kind.
     """
 
     kind: str
@@ -62,13 +63,13 @@ def evaluate_reward_model(
     scores = learner.scores(groups)
     kind = learner.objective.kind
     facts: dict[str, float] = {}
-    # Cluster sizes of the standard error; None: every hit is independent.
+    # Cluster sizes for the standard error; None: all results are independent.
     sizes: list[int] | None = None
     if kind == "preference":
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
         difference = chosen - rejected
-        # Each pair is used in both orders, so that calibration does not depend on the order.
+        # Every pair is used in both orders, so that calibration does not depend on the order.
         predicted = _sigmoid(np.concatenate([difference, -difference]))
         observed = np.repeat([1.0, 0.0], len(difference))
         both = np.concatenate([chosen, rejected])
@@ -77,7 +78,7 @@ def evaluate_reward_model(
     else:
         labels = [text.labels for group in groups for text in group.texts]
         if kind == "outcome":
-            # Judging reads the score of the last token only.
+            # As a verifier, an outcome model reads only the score of the last token.
             labels = [each[-1:] for each in labels]
             scores = [each[-1:] for each in scores]
         else:
@@ -95,6 +96,7 @@ def evaluate_reward_model(
         accuracy=accuracy,
         stderr=clustered_stderr(hits, sizes or [1] * len(hits)),
         calibration=calibrate(predicted, observed),
+        # NaN is no JSON value: a metric without data is left out.
         facts={name: float(value) for name, value in facts.items() if value == value},
         seconds=time.perf_counter() - started,
     )
@@ -103,10 +105,10 @@ def evaluate_reward_model(
 def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> dict[str, float]:
     """Measure the length bias of a pairwise reward model.
 
-    ``length_correlation``: correlation of score and token count over all texts. ``chosen_longer``
-    and ``chosen_shorter``: accuracy on pairs whose better text is the longer or the shorter one. A
-    model that rewards length has a high first and a low second value. NaN values are left out of
-    the evaluation. scores: those of the better texts, then those of the others.
+    ``length_correlation``: correlation of score and token count over all texts. ``chosen_longer``,
+    ``chosen_shorter``: accuracy on pairs whose better text is longer, or shorter. A model that
+    rewards length has a high ``chosen_longer`` and a low ``chosen_shorter``. A metric without data
+    is NaN. scores: scores of the better texts, then scores of the worse texts.
     """
     chosen, rejected = np.array([[len(text.tokens) for text in pair.texts] for pair in pairs]).T
     lengths = np.concatenate([chosen, rejected]).astype(np.float64)
@@ -119,12 +121,12 @@ def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> di
 
 
 def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:
-    """Return how often the first wrong step of a completion is located exactly.
+    """Return the shares of completions whose first wrong step is located exactly.
 
-    ``first_error``: over all completions; for a correct one, no step may be predicted wrong.
-    ``first_error_wrong`` and ``first_error_right``: over completions with and without a wrong step.
-    ``first_error_f1``: harmonic mean of these two (Zheng et al., 2024, arXiv:2412.06559, section
-    4).
+    ``first_error``: share of all completions; in a completion without a wrong step, no step may be
+    predicted wrong. ``first_error_wrong`` and ``first_error_right``: shares of the completions with
+    and without a wrong step. ``first_error_f1``: harmonic mean of ``first_error_wrong`` and
+    ``first_error_right`` (Zheng et al., 2024, arXiv:2412.06559, section 4).
     """
     found = np.array(
         [
@@ -134,6 +136,7 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
     )
     wrong = np.array([bool((label < RIGHT).any()) for label in labels])
     facts = {"first_error": float(found.mean())}
+    # The harmonic mean needs completions with and without a wrong step.
     if wrong.any() and not wrong.all():
         of_wrong, of_right = float(found[wrong].mean()), float(found[~wrong].mean())
         both = of_wrong + of_right
@@ -146,14 +149,15 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
 
 
 def auroc(predicted: Array, right: np.ndarray) -> float:
-    """Area under the ROC curve; ties count half.
+    """Return the area under the ROC curve, where ties count half.
 
-    NaN if all labels are right or all are wrong.
+    The result is NaN if all labels are right or all labels are wrong.
     """
     num_right, num_wrong = int(right.sum()), int((~right).sum())
     if not num_right or not num_wrong:
         return math.nan
     _, places, counts = np.unique(predicted, return_inverse=True, return_counts=True)
+    # The Mann-Whitney form by mean ranks: sorting is O(n log n), comparing all pairs O(n^2).
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     total = mean_rank[places][right].sum()
     return float((total - num_right * (num_right + 1) / 2) / (num_right * num_wrong))
@@ -164,4 +168,5 @@ def _first(marks: np.ndarray) -> int | None:
 
 
 def _sigmoid(values: Array) -> Array:
+    # 1 / (1 + exp(-x)) would overflow for a large negative x.
     return np.exp(-np.logaddexp(0.0, -values))

@@ -36,7 +36,7 @@ PROBED_ROWS = 4
 
 
 def run_reward_model(stage: Stage) -> Path:
-    """Run the reward-model stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the reward-model stage; return the run's folder. Raises RunStopped, by a guard."""
     config, settings = stage.config, stage.config.reward_model
     assert settings is not None
     with ExitStack() as stack:
@@ -65,7 +65,7 @@ def run_reward_model(stage: Stage) -> Path:
 
         for step in steps_of(run, guard, evaluate_now):
             update = learner.update([rows[n] for n in schedule.draw(step)])
-            # Evaluate before the checkpoint, which stores the model with its calibration.
+            # Evaluated before the checkpoint, which stores the model together with its calibration.
             found = None
             if heldout and evaluation_due(run, step + 1):
                 with run.phase("evaluate"):
@@ -132,11 +132,10 @@ def make_reward_learner(
 
 
 class SavedRewardModel:
-    """The part of a checkpoint that saves the learner, with the verifier's options and the model's
-    calibration.
+    """State of a checkpoint: the learner, the verifier's options and the model's calibration.
 
-    options: options of its verifier. trained: description of the training data. calibration: of the
-    latest evaluation.
+    options: options of the verifier that loads the model. trained: description of the training
+    data. calibration: metrics of the latest evaluation.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class SavedRewardModel:
         return self.learner.state_version
 
     def evaluate(self, heldout: Sequence[ScoredGroup], step: int) -> RewardEvaluation:
-        """Evaluate the model after a step, and store the result for the next checkpoint."""
+        """Evaluate the model after ``step`` steps; the next checkpoint stores the result."""
         found = evaluate_reward_model(self.learner, heldout)
         row = found.as_row()
         kept = {key.removeprefix("eval/"): row[key] for key in row if key != "eval/seconds"}
@@ -174,13 +173,13 @@ class SavedRewardModel:
         write_json(folder / FACTS_FILE, facts)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote. Raises RunError."""
+        """Restore the state that `save_state` wrote. Raises RunError."""
         self.learner.load_state(folder)
         self.calibration = (read_facts(folder / FACTS_FILE) or {}).get("calibration")
 
 
 def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
-    """Return the unit that is scored (pair, text or step), and the number of labels."""
+    """Return the scored unit, ``text`` or ``token``, and the number of labels of the head."""
     if settings.kind != "process":
         return "text", 1
     return "token", 2 if settings.head == "two_labels" else 1
@@ -190,6 +189,7 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
     """Return the description of the training data for ``reward_model.json``."""
     settings = config.reward_model
     assert settings is not None
+    # Defaults are left out, so that the file shows the choices of the user.
     kept = {
         name: value
         for name, value in settings.model_dump(mode="json", exclude_none=True).items()
@@ -202,7 +202,7 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
 def read_all(
     reader: RowReader, opened: OpenedRows
 ) -> tuple[list[ScoredGroup], list[ScoredGroup], list[str]]:
-    """Render all rows; returns (rows, held-out rows, notes)."""
+    """Render all rows; return (rows, held-out rows, notes)."""
     rows, complaints = reader.read_all(opened.rows)
     heldout, more = reader.read_all(opened.heldout) if opened.heldout else ([], [])
     complaints = [*complaints, *more]
@@ -215,6 +215,7 @@ def read_all(
         found.append(
             f"warning: {len(leaked)} held-out rows are also trained on, the first: {leaked[0]}"
         )
+    # A reward model without calibration can still be used, so this is a warning and no error.
     if not heldout:
         found.append(
             "warning: no reward_model.heldout: neither accuracy nor calibration is measured"
@@ -223,4 +224,5 @@ def read_all(
 
 
 def _content(group: ScoredGroup) -> tuple[bytes, ...]:
+    # Sorted: a pair with swapped labels is the same content.
     return tuple(sorted(text.tokens.tobytes() for text in group.texts))

@@ -22,14 +22,14 @@ SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
 
 @dataclass(frozen=True)
 class OpenedRows:
-    """Rows of one kind, validated without a model. heldout: None if there are none."""
+    """Rows of one kind, validated without a model. heldout: None without held-out rows."""
 
     rows: RowSet[Any]
     heldout: RowSet[Any] | None
 
 
 def open_rows(config: TrainConfig) -> OpenedRows:
-    """Open the rows of a reward-model stage; bad rows raise DataError or are skipped."""
+    """Open the rows of a reward-model stage; a bad row raises DataError or is skipped."""
     settings = config.reward_model
     assert settings is not None
     load, on_bad_row = LOADERS[settings.kind], config.data.on_bad_row
@@ -63,13 +63,14 @@ class RowReader:
             format=settings.format,
             plain_template=settings.plain_template,
             max_tokens=settings.max_tokens or max_positions,
+            # Not truncated: a shorter text would be scored at another end than the verifier scores.
             too_long="not_judged",
             step_tag=settings.step_tag if is_process else "",
         )
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that make the verifier render text in the same format."""
+        """Verifier options with which a trained model reads texts in the format of its training."""
         settings = self.settings
         options: dict[str, Any] = {"format": self.encoder.format, "reads": "all"}
         if self.encoder.format == "plain":
@@ -82,7 +83,7 @@ class RowReader:
         return options | {"style": "classifier"} | {name: getattr(settings, name) for name in names}
 
     def read_all(self, rows: RowSet[Any]) -> tuple[list[ScoredGroup], list[str]]:
-        """Render every row; returns (groups, errors of skipped rows).
+        """Render every row; return (groups, errors of skipped rows).
 
         Raises DataError for a bad row if ``data.on_bad_row`` is ``stop``, and if no row is valid.
         """
@@ -133,8 +134,9 @@ class RowReader:
         return encoded.tokens
 
     def _num_prompt_tokens(self, row: LabelledCompletion, tokens: Sequence[int]) -> int:
-        """Return the index of the completion's first token: after the shared prompt tokens."""
+        """Return the index of the completion's first token, after the tokens of the prompt."""
         before = self.encoder.prompt_tokens(Problem("row", row.prompt), self.think)
+        # A tokenizer may merge the end of the prompt with the completion, so tokens are compared.
         same = (a == b for a, b in zip(before, tokens[:-1], strict=False))
         return next(
             (index for index, equal in enumerate(same) if not equal),
@@ -148,6 +150,7 @@ class RowReader:
         problem = Problem("row", row.prompt, spec)
         completion = Completion.from_text(text, think=self.think)
         if self.settings.step_ends_in == "tokens" and row.step_ends is not None:
+            # Without special tokens: `step_ends` of a row count the tokens of the text alone.
             ids = self.encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             completion = replace(completion, tokens=np.array(ids, np.int32))
         places = Places(completion, self.encoder.tokenizer)

@@ -1,4 +1,4 @@
-"""Reinforcement learning: the step page. `train_step` and `collect` are the whole algorithm."""
+"""One step of reinforcement learning: `train_step` and `collect` are the whole algorithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Loop:
-    """The parts of a training step. Each implements its own protocol."""
+    """The parts of a training step, each behind a protocol."""
 
     curriculum: Draws
     generator: Generator
@@ -32,6 +32,7 @@ class Loop:
 def train_step(loop: Loop) -> None:
     """Collect one batch, update the policy, and record the step."""
     groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
+    # A ratio compares probabilities at one temperature, so the learner uses that of the samples.
     temperature = loop.plan.sampling_at(loop.run.step).temperature
     batch = loop.learner.score(groups, verdicts, temperature)
     advantages = compute_advantages(batch, loop.learner.algorithm)
@@ -44,15 +45,14 @@ def train_step(loop: Loop) -> None:
 def collect(
     curriculum: Draws, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Draw problems, sample and judge their groups, and record them before they are used.
+    """Draw problems, sample and judge their groups, and record the groups before the update.
 
-    Under dynamic sampling (DAPO equation 11) groups whose judged completions are all right or all
-    wrong are replaced by fresh draws, at most ``max_refills`` times; replaced groups are recorded
-    too. If no group is mixed, the uniform groups are returned: they are measured but give no
-    gradient.
+    Dynamic sampling (DAPO, equation 11) replaces groups whose judged completions are all right or
+    all wrong by fresh draws, at most ``max_refills`` times. Replaced groups are also recorded. If
+    no group is mixed, the uniform groups are returned: they are measured but give no gradient.
 
     A curriculum that oversamples draws more problems than needed. The groups that finish first are
-    used; the other problems wait in the curriculum until they fill a step of their own.
+    used. The remaining problems wait in the curriculum until they fill a step of their own.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
@@ -62,7 +62,7 @@ def collect(
         problems = curriculum.draw(wanted, refill=number > 0)
         sizes = curriculum.group_sizes(problems, plan.group_size)
         groups, verdicts = sample_groups(*parts, problems, sizes, sampling, plan, wanted)
-        # Groups that are replaced below are observations of their problems too.
+        # Before the selection, because replaced groups are observations of their problems, too.
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
@@ -71,7 +71,8 @@ def collect(
     if not kept:
         # Without a mixed group the step is still measured and recorded, but it trains on nothing.
         kept, passed_over = passed_over, []
-    # The update needs the generator's memory.
+    # The generator frees its key-value cache: the update needs the memory.
     generator.sleep()
+    # Recorded before the update, so that a killed run resumes with these groups.
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)
     return unzip(kept)

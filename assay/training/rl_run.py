@@ -36,7 +36,7 @@ from assay.training.rl import Loop, train_step
 
 
 def run_rl(stage: Stage) -> Path:
-    """Run the RL stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the RL stage; return the run's folder. Raises RunStopped, by a guard."""
     with ExitStack() as stack:
         loop, evaluate_now = open_loop(stage, stack)
         for _ in steps_of(loop.run, loop.guard, evaluate_now):
@@ -45,22 +45,21 @@ def run_rl(stage: Stage) -> Path:
 
 
 def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]:
-    """Open the parts of an RL run, which ``stack`` closes, and return them with the evaluation."""
+    """Open the parts of an RL run, which ``stack`` closes; return (loop, evaluation function)."""
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
-    # The guard is opened first, so that a rule that cannot be imported is reported before anything
-    # is loaded.
+    # Opened first, so that a rule that cannot be imported is reported before a model is loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems
     teacher = open_reference(session, algorithm)
     layout = choose_layout(session, problems.train, config.largest_group, model_of(teacher))
+    # Samples of an inexact generator need importance weights, which the preset then includes.
     row = for_generator(algorithm, session.sampler.exact)
     make = partial(rl_learner, row=row, layout=layout, teacher=teacher)
     ranks = open_learner_ranks(session, make, stack)
-    # The ranks were started before, so that they load their models while this process builds its
-    # learner.
+    # The other ranks start first and load their models while this process builds its learner.
     learner = make(session.config, session.loaded, ranks)
     started = opened.start(config.rl.steps, learner, layout, notes_on(teacher))
     run, curriculum, generator, judge = started

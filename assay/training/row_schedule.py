@@ -19,10 +19,10 @@ BAD = Verdict.of_score(0.0, "given@1")
 
 
 class RowSchedule:
-    """Rows of each step, fixed before the first step; the step number is the whole state.
+    """Rows of each step, fixed before the first step; the step number is the only state.
 
-    Every epoch is a fresh seeded shuffle. A step takes rows until the sum of their sizes reaches
-    ``per_step``. Without sizes every row counts 1.
+    Every epoch has a new shuffle with a seed. A step takes rows until the sum of their sizes
+    reaches ``per_step``. Without sizes, the size of a row is 1.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class RowSchedule:
         sizes: Sequence[int] | None = None,
     ) -> None:
         passes = int(np.ceil(epochs))
+        # Seeded by epoch, so that a resumed run can build the same order without replaying draws.
         orders = [np.random.default_rng((seed, n)).permutation(num_rows) for n in range(passes)]
         order = np.concatenate(orders)[: max(1, round(epochs * num_rows))]
         size_of_row = np.ones(num_rows, np.int64) if sizes is None else np.asarray(sizes)
@@ -58,11 +59,12 @@ def check_length(where: str, length: int, longest: int | None, accepted: str, re
 
 
 def keys_of(group: Group) -> list[bytes]:
-    """Return a key of each completion: a hash of everything that determines its score."""
+    """Return a key of each completion: a hash of its prompt, its tokens and its mask."""
     keys: list[bytes] = []
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)
         for array in (group.prompt.tokens, completion.tokens, completion.sampled):
+            # With lengths, because a token may move from the prompt to the completion.
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(array).tobytes())
         keys.append(digest.digest())
@@ -70,7 +72,7 @@ def keys_of(group: Group) -> list[bytes]:
 
 
 def parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield the items in parts of ``size``."""
+    """Yield lists of ``size`` items; the last list may be shorter."""
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part

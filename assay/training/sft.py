@@ -1,4 +1,4 @@
-"""Supervised fine-tuning for the cold start: loss on completions only, without padding."""
+"""Supervised fine-tuning: the loss covers completions only, and batches have no padding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from assay.training.row_schedule import GOOD, RowSchedule, check_length
 from assay.types import Completion, Group, Problem
 from assay.verify.service import VerifierService
 
-# Traces whose lengths a dry run measures.
+# Number of traces whose lengths a dry run measures.
 LOOKED_AT = 64
 
 
@@ -38,10 +38,11 @@ LOOKED_AT = 64
 class RenderedRows:
     """Training data of a supervised stage, as tokens.
 
-    lengths: trained tokens of each group. what: description of the data. notes: further lines to
-    report in the run. evaluate: the stage's own held-out evaluation; None: held-out problems only.
-    cross_entropy: see `SFTLearner`. beside: further models, which score the same batches as the
-    policy. teach: opens the teacher once the run is open; None: there is no teacher.
+    lengths: number of trained tokens of each group. what: description of the data. notes: further
+    lines to report in the run. evaluate: the stage's own held-out evaluation; None: held-out
+    problems only. cross_entropy: see `SFTLearner`. beside: further models that score the same
+    batches as the policy. teach: function that opens the teacher when the run is open; None: there
+    is no teacher.
     """
 
     groups: Sequence[Group]
@@ -55,7 +56,7 @@ class RenderedRows:
 
 
 def run_sft(stage: Stage) -> Path:
-    """Run the supervised stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the supervised stage; return the run's folder. Raises RunStopped, by a guard."""
     assert stage.config.sft is not None
     return learn_given(stage, stage.config.sft, read_traces, lay_out_traces)
 
@@ -66,10 +67,10 @@ def learn_given(
     read: Callable[[TrainConfig, VerifierService], Any],
     lay_out: Callable[[Session, Any], RenderedRows],
 ) -> Path:
-    """Run a stage that trains on fixed rows; returns the run's folder.
+    """Run a stage that trains on fixed rows; return the run's folder.
 
-    read: opens the rows, before a model is loaded. lay_out: renders them to tokens. Raises
-    RunStopped by a guard.
+    read: opens the rows, before a model is loaded. lay_out: renders the rows to tokens. Raises
+    RunStopped if a guard stops the run.
     """
     config = stage.config
     with ExitStack() as stack:
@@ -87,8 +88,8 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        # Checked on this model: a model with a logit multiplier that its head does not show would
-        # otherwise be trained on another distribution.
+        # Checked on this model: some models multiply their logits in a place that no head shows.
+        # The lean path would train such a model on another distribution.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
@@ -130,14 +131,14 @@ def sft_learner(
 
 
 def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:
-    """Open the traces; bad rows raise DataError or are skipped."""
+    """Open the traces; a bad row raises DataError or is skipped (data.on_bad_row)."""
     return load_traces(config.rows, on_bad_row=config.data.on_bad_row)
 
 
 def lay_out_traces(
     session: Session, traces: Sequence[Trace], context_length: int | None = None
 ) -> RenderedRows:
-    """Render all traces to tokens. context_length: further limit, that of a teacher."""
+    """Render all traces to tokens. context_length: context of a teacher, which also limits them."""
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
     groups = trace_groups(traces, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
@@ -164,9 +165,9 @@ def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -
 def given_work(
     groups: Sequence[Group], count: int, settings: SFTConfig | PretrainConfig | DistillConfig
 ) -> GivenWork:
-    """Return the number of steps and tokens for ``count`` rows, extrapolated from ``groups``."""
+    """Estimate the steps and tokens of a run with ``count`` rows from the lengths of ``groups``."""
     learned = sum(len(one.completions[0].tokens) for one in groups) / len(groups)
-    # Prompt tokens cost a forward and a backward pass as well, although they carry no loss.
+    # Prompt tokens cost a forward and a backward pass too, although they carry no loss.
     prompt = sum(len(one.prompt.tokens) for one in groups) / len(groups)
     tokens = settings.epochs * count * learned
     steps = max(1, round(tokens / settings.tokens_per_step))
@@ -192,6 +193,7 @@ def trace_groups(
         problem = Problem(
             id=f"trace-{number}", prompt=trace.prompt, source=trace.source, think=trace.think
         )
+        # Tokens that the policy does not write, such as tool results, carry no loss.
         learned = Completion.from_tokens(f"trace-{number}/0", completion, trace.completion)
         groups.append(Group(problem, prompt, (replace(learned, sampled=said),)))
     return groups

@@ -32,11 +32,11 @@ from assay.session.teachers import divergence_of, head_size, open_teacher
 from assay.training.row_schedule import GOOD, check_length, keys_of, parts
 from assay.types import Group
 
-# Traces per file.
+# Number of traces per file.
 PART = 256
 ABOUT = b"assay"
 FORMAT = 1
-# Bytes of one cached token id with its log-probability.
+# Bytes of one cached token: a 4-byte id and a 4-byte log-probability.
 TOKEN_BYTES, GIB = 8, 2**30
 SCHEMA = pa.schema(
     [
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 )
 
 Ask = Callable[[Sequence[Group]], list[TopK]]
-"""Queries the teacher; returns one result per group."""
+"""Function that queries the teacher and returns one result per group."""
 
 
 class CachedTeacher:
@@ -67,27 +67,28 @@ class CachedTeacher:
 class LogitCache:
     """Cache of teacher logits: a folder of Parquet files with `PART` traces each.
 
-    Traces are keyed by their tokens, including the prompt, so a changed template misses the cache.
-    Files are written atomically and the teacher is queried in the same parts, so that a resumed run
-    gets bit-identical values.
+    The key of a trace is a hash of its tokens, including the prompt, so a trace under a changed
+    template is scored again. Files are written atomically, and the teacher is queried in parts of
+    one file, so that a resumed run gets bit-identical values.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        # Each instance has its own cache, because the folder may be deleted and created again.
+        # Per instance and not per module, because the folder may be deleted and created again.
         self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
 
     def lacks(self, groups: Sequence[Group]) -> list[int]:
-        """Return the indices of groups that are not cached; of equal groups, the first."""
+        """Return the indices of groups that are not cached; among equal groups, only the first."""
+        # Reversed, because a later entry of a dictionary would replace the first of equal groups.
         first = {key: n for n, key in reversed([*enumerate(map(_key, groups))])}
         return sorted(n for key, n in first.items() if key not in self._places)
 
     def fill(self, groups: Sequence[Group], ask: Ask) -> int:
-        """Query and store all missing groups; returns their number."""
+        """Query the teacher for all missing groups and store them; return their number."""
         lacking = self.lacks(groups)
         for part in parts(lacking, PART):
             asked = [groups[n] for n in part]
@@ -95,7 +96,7 @@ class LogitCache:
         return len(lacking)
 
     def of(self, groups: Sequence[Group], device: torch.device) -> TopK:
-        """Return the cached logits of these groups, concatenated."""
+        """Return the cached logits of the given groups, concatenated."""
         rows = [self._row(*self._places[_key(group)]) for group in groups]
         tokens, logprobs, rest = (np.concatenate(column) for column in zip(*rows, strict=True))
         found = (tokens.astype(np.int64), logprobs, rest)
@@ -103,6 +104,7 @@ class LogitCache:
         return one, two, three
 
     def _row(self, path: Path, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        # One row group per trace, so that a step reads only its own traces.
         table = self._opened(str(path)).read_row_group(number, use_threads=False)
         tokens, logprobs, rest = (
             table.column(name).chunk(0).flatten().to_numpy() for name in SCHEMA.names[1:]
@@ -123,6 +125,7 @@ class LogitCache:
             remedy = "remove it, and its traces are scored again"
             raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
         for name, value in self.about.items():
+            # Without [teacher] the name of the teacher is None, and any teacher's logits are accepted.
             if value is not None and about.get(name) != value:
                 found = f"{name} {about.get(name)}, and not {value}"
                 remedy = "set distill.keep to another folder, or remove it"
@@ -147,6 +150,7 @@ class LogitCache:
         path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
         schema = SCHEMA.with_metadata({ABOUT: json.dumps(self.about).encode()})
         buffer = pa.BufferOutputStream()
+        # Dictionaries do not help: log-probabilities hardly repeat.
         how: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
         with pq.ParquetWriter(
             buffer, schema, **how, write_statistics=False, write_page_checksum=True
@@ -172,7 +176,7 @@ def _open(path: str) -> pq.ParquetFile:
 
 
 class TeacherCache:
-    """The cache of a run's traces, and the teacher for missing traces until they are scored.
+    """The cache of a run's traces, and the teacher until all missing traces are scored.
 
     Raises UserError if the cache is unusable or cannot be filled.
     """
@@ -193,7 +197,7 @@ class TeacherCache:
         self.cache.check_room([groups[n] for n in lacking], settings.keep_gib)
         self.teacher: OpenTeacher | None = None
         lengths = [len(groups[n].completions[0].tokens) for n in lacking]
-        # Tokens of each file that the teacher must score.
+        # Number of tokens of each file that the teacher must score.
         self.asked = [sum(part) for part in parts(lengths, PART)]
         if not lacking:
             return
@@ -215,14 +219,14 @@ class TeacherCache:
             check_length(traces[n].source, length, longest, accepted, "shorten it")
 
     def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], CachedTeacher]:
-        """Score missing traces and release the teacher; returns a lookup by trace indices."""
+        """Score missing traces, release the teacher, and return a lookup by trace indices."""
         if (teacher := self.teacher) is not None:
             own = copy.copy(passes)
             if teacher.model is not None:
                 own.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[TopK]:
-                # Earlier parts are already on disk, so an interrupt loses only this part.
+                # Earlier parts are on disk already, so an interrupt loses only this part.
                 run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
                 found = teacher.top_k(batch, own, self.settings.keep_top, self.size)
@@ -233,12 +237,13 @@ class TeacherCache:
             with run.clock.working("asking the teacher", lacking, "traces") as work:
                 asked = self.cache.fill(self.groups, ask)
             run.note(f"{asked} traces were scored by the teacher: {self.cache.folder}")
+            # Frees the teacher's memory before training begins.
             self.teacher = None
         run.event("kept", traces=len(self.groups))
         return self.of
 
     def of(self, rows: Sequence[int]) -> CachedTeacher:
-        """Return the cached logits of some traces."""
+        """Return the cached logits of the traces with these indices."""
         found = self.cache.of([self.groups[n] for n in rows], self.device)
         return CachedTeacher(found, self.divergence)
 
@@ -249,6 +254,7 @@ def _name_of(teacher: TeacherConfig) -> str:
 
 def tokens_hash(tokenizer: Any) -> str:
     """Return twelve hexadecimal digits over a tokenizer's tokens and their ids."""
+    # Sorted by id, because the order of a vocabulary's dictionary has no meaning.
     known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 
