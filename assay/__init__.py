@@ -4,8 +4,8 @@
     run = assay.load_run(result.run)           # run.metrics, run.rollouts(step="last", worst=5)
     assay.evaluate(f"{result.run}@best", "heldout.jsonl")
 
-docs/python.md lists every name. They are loaded when they are first used, so that ``import assay``
-is quick and loads no torch.
+docs/python.md lists every name. A name is loaded at its first use, so that ``import assay`` is
+quick and loads no torch.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _check_python() -> Iterator[Checked]:
 
 
 def _check_packages() -> Iterator[Checked]:
-    """Check that core dependencies are installed, in range and importable; then the extras."""
+    """Check the core dependencies (installed, in range, importable), then the extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -189,7 +189,7 @@ def _kernels_on(index: int) -> Checked:
 
 
 def _products_on(device: str) -> Checked:
-    """Measure the rate of matrix products in each type that a model can have."""
+    """Measure the rate of matrix products in each dtype that a model can have."""
     from assay.model.rates import NOISE, rates_here
 
     rates, sure = rates_here(device, measure=True)

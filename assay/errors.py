@@ -114,8 +114,8 @@ def message(where: str, found: object, accepted: str, remedy: str = "") -> str:
     """Format an error about user input as one line."""
     text = f"{where}: found {found}; accepted: {accepted}"
     text = f"{text}; {remedy}" if remedy else text
-    # File names and row texts may contain line breaks, which would split the message. Bytes that
-    # are not UTF-8 arrive from the command line as surrogates, which cannot be encoded.
+    # File names and texts of rows may contain line breaks, which would split the message.
+    # Command-line bytes that are not UTF-8 are surrogates in Python, which cannot be encoded.
     return text.replace("\n", r"\n").encode(errors="backslashreplace").decode()
 
 

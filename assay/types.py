@@ -68,8 +68,8 @@ class ThinkFormat:
         """Return the character span of the answer in a completion's text, or None without an
         answer.
 
-        `assay.think` defines the answer. The definition is the same in every mode, except that
-        ``opened`` begins inside a block.
+        `assay.think` defines the answer. The definition is the same in every mode, except that a
+        completion in the mode ``opened`` begins inside a block.
         """
         return answer_span(text, self.open_tag, self.close_tag, opened=self.mode == "opened")
 
@@ -140,16 +140,16 @@ class Prompt:
 class Completion:
     """A sequence of sampled and injected tokens, with log-probabilities and policy versions.
 
-    id: ``problem#draw/sibling``. tokens [L]: includes the end-of-sequence token. behavior_logprobs
-    [L]: under the sampling distribution, with temperature and truncation. sampled [L]: False for
-    injected tokens, which are context only: never in a loss, a ratio or a KL. model_logprobs [L]:
-    under the model at temperature 1; None if the generator does not return them. policy_version:
-    the oldest version that sampled one of the tokens. num_think_tokens: number of leading tokens in
-    the think block. token_versions [L]: policy version of each token; None if all are equal.
-    turn_ends: index after the last token of each turn; a turn is injected tokens followed by
-    sampled ones. said: character spans of the assistant turns in the text; empty for a single turn.
-    failure: reason and detail if a server did not return the completion, which is then empty and
-    not judged.
+    id: ``problem#draw/sibling``. tokens [L]: token ids, including the end-of-sequence token.
+    behavior_logprobs [L]: log-probabilities under the sampling distribution, with temperature and
+    truncation. sampled [L]: False for injected tokens, which are context only: never in a loss, a
+    ratio or a KL. model_logprobs [L]: log-probabilities under the model at temperature 1; None if
+    the generator does not return them. policy_version: the oldest version that sampled one of the
+    tokens. num_think_tokens: number of leading tokens in the think block. token_versions [L]:
+    policy version of each token; None if all are equal. turn_ends: index after the last token of
+    each turn; a turn is injected tokens followed by sampled tokens. said: character spans of the
+    assistant turns in the text; empty for a single turn. failure: reason and detail if a server did
+    not return the completion, which is then empty and not judged.
     """
 
     id: str

@@ -32,8 +32,8 @@ def main() -> None:
     User modules such as ``my_rewards:reward`` are imported from the working directory; installed
     packages take precedence.
     """
-    # By default, idle OpenMP threads spin for long. On a machine with other load,
-    # such spinning makes steps several times slower. On an idle machine, no spinning is slower.
+    # Idle OpenMP threads spin for long by default: steps are several times slower under other load.
+    # Threads that never spin are slower on an idle machine.
     # So threads spin for some microseconds and then sleep.
     # OpenMP reads the setting once, when torch is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

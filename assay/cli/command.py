@@ -32,7 +32,7 @@ def run_command() -> int:
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        # A configuration error can have several lines. All other errors have one line.
+        # Only a configuration error can have several lines.
         return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)

@@ -214,7 +214,7 @@ def compare(
 ) -> None:
     """Compare two models on the same problems: gain, changed problems, length.
 
-    For recorded runs: assay run compare.
+    To compare recorded runs, use assay run compare.
     """
     from assay.evaluation.compare import compare as compare_models
 

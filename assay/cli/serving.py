@@ -21,7 +21,7 @@ from assay.cli.console import (
 from assay.errors import MissingExtra
 from assay.host.terminal import say
 
-# A client may send any number of expressions. Each open one holds verifiers and threads.
+# Clients may send any number of expressions, and every open expression holds threads.
 MAX_OPEN = 256
 """Maximum number of client expressions that a verdict server keeps open."""
 Host = Annotated[str, typer.Option(help="Address to listen on.")]

@@ -114,7 +114,10 @@ def audit(
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Collect human labels where a second verifier disagrees. The labels make a labelled set."""
+    """Collect human labels of completions on which a second verifier disagrees.
+
+    The labelled rows form a set for `assay verifier self-test --labelled`.
+    """
     from assay.evaluation import audit as of_audit
 
     if at and steps is None:

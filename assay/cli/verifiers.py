@@ -171,11 +171,11 @@ def redteam(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier. Exit with code 1 if it does not hold.
+    """Try known reward hacks on a verifier. Exit with code 1 if the verifier does not hold.
 
-    A verifier holds if it judges every hack, accepts none, and passes an honest control. The last
-    lines of the output name the condition that failed. Other failed controls do not change the exit
-    code.
+    A verifier holds if it judges every hack, accepts none, and passes at least one honest answer
+    (control). The last lines of the output name the condition that failed. Further controls may
+    fail: a reward can require one form of an answer.
     """
     from assay.session import judging
     from assay.verify.redteam import team as red

@@ -168,7 +168,7 @@ class _Measured:
 def _sources(
     problems: Rows, out_of_domain: Rows, out: Path | str | None
 ) -> list[tuple[str | Source, bool]]:
-    """Return (source, is out of domain) pairs. Raises if ``out`` is one of the sources."""
+    """Return (source, whether out of domain) pairs. Raises if ``out`` is one of the sources."""
     if out is not None:
         check_output(Path(out))
     near, far = as_sources(problems), as_sources(out_of_domain)
@@ -267,7 +267,7 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems. With a judge, the verifiers need not support the problems."""
+    """Open a source of problems. With a preference judge, verifiers need not support them."""
     check = verifiers.check_problem if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
@@ -403,7 +403,7 @@ class _Lines:
 
 
 class _Recorded:
-    """Completions of a file, by set and problem; a generator that returns them without sampling."""
+    """Generator that returns the recorded completions of a file instead of sampling."""
 
     policy_version = 0
     exact = gives_model_logprobs = False

@@ -56,7 +56,7 @@ class ComparedSet:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Comparison of two models, set by set.
+    """Comparison of two models on each problem set.
 
     temperature: None if all completions were recorded before. notes: one line for each setting that
     differs between the models.

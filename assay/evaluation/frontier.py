@@ -103,10 +103,10 @@ def frontier(
     """Measure a model at several thinking budgets, with the same random numbers at each.
 
     budgets: numbers of tokens, names of ``sampling.efforts``, or ``none``; default: three fractions
-    of the longest completion, and none. modes: think modes to measure. Efforts and modes replace
-    those of the rows. A mode without thinking is measured once. out: a JSON file; the figure is
-    written next to it, as SVG. The other parameters are those of `assay.evaluate`. Raises UserError
-    for invalid input.
+    of the longest completion, and none. modes: think modes to measure. Given efforts and modes
+    replace the efforts and modes of the rows. A mode without thinking is measured once. out: a JSON
+    file; the figure is written next to the file, as SVG. The other parameters are those of
+    `assay.evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:
@@ -153,7 +153,7 @@ def _plan(
     modes: Sequence[Any],
     sampling: SamplingConfig,
 ) -> list[Planned]:
-    """Return (mode, budget, problems, sampling) of each point; check all before sampling any."""
+    """Return (mode, budget, problems, sampling) of each point; raise if a point is invalid."""
     longest = sampling.max_tokens
     asked = budgets or [*(max(1, longest // part) for part in SHARES_OF_LONGEST), "none"]
     named = {str(one): _budget_of(one, sampling) for one in asked}

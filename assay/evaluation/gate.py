@@ -102,11 +102,11 @@ def gate(
 ) -> GateResult:
     """Compare a checkpoint with another model on problems that its run has never seen.
 
-    problems, out_of_domain: sources. against: the other model, by default the one that the run
-    started from. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of
-    canary. strong: a verifier that judges passed completions again. review: JSONL rows with a
-    completion's ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other
-    parameters are those of `compare`. The candidate's verifier judges rows without one.
+    problems, out_of_domain: sources. against: the other model, by default the initial model of the
+    run. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of canary.
+    strong: a verifier that judges passed completions again. review: JSONL rows with a completion's
+    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those
+    of `compare`. The candidate's verifier judges rows that name no verifier.
 
     Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
     input.
@@ -171,9 +171,9 @@ def gate(
 
 
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
-    """Return the efforts to sample with; [None] for a run that was trained without efforts.
+    """Return the efforts to sample with: the first and the last that leave tokens for an answer.
 
-    Otherwise they are the first and the last effort that leave tokens for an answer.
+    A run that was trained without efforts is sampled once, with effort None.
     """
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:

@@ -49,11 +49,11 @@ def comparison_checks(
 ) -> tuple[list[CompareResult], list[list[Check]]]:
     """Return the comparisons, one for each effort, with corrected p values, and their checks.
 
-    Holm's correction is applied to two families of tests. The first has the problem sets of one
-    comparison. The second has the canary files of all efforts: each file, and all files together.
-    Thus extra canary files do not weaken the test of correctness. Within each family, a model that
-    is as good as the other fails with probability at most `chance` / 2, because the tests are
-    two-sided and only a loss counts. kinds: kinds of the canaries, by set name.
+    Holm's correction is applied to two families of tests. The first family has the problem sets of
+    one comparison. The second family has the canary files of all efforts: each file, and all files
+    together. So additional canary files do not weaken the test of correctness. Within each family,
+    a model that is as good as the other model fails with probability at most `chance` / 2, because
+    the tests are two-sided and only a loss counts. kinds: kinds of the canaries, by set name.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
@@ -87,7 +87,7 @@ def comparison_checks(
 
 
 def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
-    """Return p for each canary file and effort, and for all files together if there are several."""
+    """Return the p value of each canary file and effort, and of several files together."""
     known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
         files = [paired for (at, _), paired in known.items() if at == number]
@@ -103,7 +103,7 @@ def _is_worse(gain: Gain, p_of_all: float, limits: Thresholds) -> bool:
 
 
 def _all_files_check(paired: Paired, p: float, limits: Thresholds, num_tests: int) -> Check:
-    """Compare the canaries of all files with the other model. Small losses add up over files."""
+    """Compare both models on the canaries of all files, over which small losses add up."""
     gain = paired.gain
     worse = gain is not None and _is_worse(gain, p, limits)
     wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
@@ -227,7 +227,7 @@ def canary_checks(
 def _file_check(
     one: ComparedSet, name: str, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Check:
-    """Compare all honest canaries of a file with the other model's results."""
+    """Compare both models on all honest canaries of a file."""
     ids, gone = asked.honest, _not_judged(one, asked.honest)
     missing = [said for _, said in gone]
     wanted = f"not worse (p < {limits.chance:g}"

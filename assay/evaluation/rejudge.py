@@ -1,4 +1,4 @@
-"""Judge a run's recorded completions again and compare: the logged and the new verdict of each.
+"""Judge a run's recorded completions again; compare each new verdict with the logged verdict.
 
 `rescore` (``assay verify --rescore RUN``), the audits of a run and a replay use `rejudge`. The
 rollout log holds no answers, so the problems are read again from the run's sources. Groups are
@@ -64,7 +64,7 @@ class Rejudged:
 
     @property
     def statuses(self) -> tuple[str, str]:
-        """The logged and the new status."""
+        """Status of the logged and of the new verdict."""
         return self.logged.status, self.new.status
 
     def as_row(self) -> dict[str, Any]:

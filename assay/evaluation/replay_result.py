@@ -98,7 +98,7 @@ class ReplayResult:
             lines += [f"and {more} more: --json has them"] if more > 0 else []
         for verifier, changed in self.sources.items():
             lines += ["", f"=== what changed in {verifier} ===", changed]
-        # Changed verdicts have explanations of their own above; machine and settings do not matter.
+        # Each changed verdict is explained above; causes are listed for all other differences.
         if any(one.differ for one in self.again if one.name != "verdicts"):
             lines += ["", "=== what may explain it ===", *(self.causes or [UNEXPLAINED])]
         lines += ["", "all agrees" if self.agrees else "not all agrees"]

@@ -106,7 +106,7 @@ def audit_steps(
 ) -> tuple[StepAudit, list[Rejudged]]:
     """Judge the reasoning steps of randomly drawn passes; return the audit and the wrong passes.
 
-    verifier: a verifier whose verdicts have `step_scores`. It replaces verifiers that rows name,
+    verifier: a verifier whose verdicts have `step_scores`; it replaces verifiers that rows name,
     and judges each completion without its siblings. at: training steps; empty: the first, the
     middle and the last. passes: maximum number of passes per milestone, one per problem, from the
     nearest training steps. how: see `rejudge`. Raises RunError for a training step that was not
@@ -192,7 +192,7 @@ def _draw(
         accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
         raise RunError(message("assay run audit --at", unknown[0], accepted))
     milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
-    # A step belongs to its nearest milestone, so no pass is in two samples.
+    # A training step belongs to its nearest milestone, so that no pass is in two samples.
     near: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         if row["status"] == "passed":

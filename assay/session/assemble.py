@@ -154,7 +154,7 @@ def show_sampling(generator: Any, stack: ExitStack, quiet: bool) -> SamplingWatc
 
 
 def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
-    """Return the configuration with engine slots; default: one slot per completion."""
+    """Return the configuration with a number of engine slots, by default one per completion."""
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type != "cpu"
@@ -202,7 +202,7 @@ def samples(config: TrainConfig) -> bool:
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -> int | None:
-    """Return the longest allowed prompt: the configured limit or the context less a completion."""
+    """Return the maximum prompt length: the configured limit, or the context less a completion."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
@@ -263,7 +263,7 @@ def read_problems(
 def open_curriculum(
     problems: Sequence[Problem], config: TrainConfig
 ) -> Curriculum | MixedCurriculum:
-    """Return the curriculum of a run, before its first draw."""
+    """Create the curriculum of a run."""
     stage, settings = config.drawing, config.curriculum
     assert stage is not None
     most, more = stage.steps * stage.num_prompts, config.rl.oversample if config.rl else 0
@@ -305,7 +305,7 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 
 
 def dropped_parts(expression: str) -> tuple[str, str] | None:
-    """Return (accepted, remedy) if credit by steps would ignore a part of a reward sum, else None.
+    """Return (accepted, remedy) if credit by steps would ignore a term of a reward, else None.
 
     Step credit compares each step with the other steps of the group. Completion rewards compare
     completions. No single baseline fits the sum of a step score and a completion score.
@@ -365,7 +365,7 @@ def _try_rewards(
 
 
 def fit_problems(problems: Problems, session: Session) -> Problems:
-    """Return the problems whose prompts fit the context; others raise DataError or are skipped."""
+    """Return the problems whose prompts fit; a long prompt raises DataError or is skipped."""
     heldout = fit_heldout(problems.heldout, session)
     train = keep_fitting(problems.train, session.renderer, session.config.data.on_bad_row)
     check_thinking(session.renderer, train, session.config.sampling)
@@ -473,7 +473,7 @@ def choose_layout(
     """Check that packed shared prompts match plain ones, and choose the layout for this run.
 
     The probe uses the lengths of the first prompts, and half of the longest completion. beside: a
-    second model, which scores the same batches as the policy.
+    second model that scores the same batches as the policy, such as a teacher.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     prompts = [session.renderer.render(problem).tokens for problem in first]

@@ -30,9 +30,9 @@ from assay.model.load import ModelOutline
 from assay.session.server_generator import Ask, ServerGenerator
 from assay.types import Completion, FinishReason, Floats, Problem, Prompt, Tokens
 
-# Seconds before the second attempt; doubled each time.
+# Seconds to wait before the second attempt; each further wait is twice as long.
 BACKOFF = 0.5
-# Time for all attempts of a request, as a multiple of the time for one.
+# Time limit of a request with all its attempts, as a multiple of the limit of one attempt.
 MOST_TIMES = 3.0
 # Maximum bytes of a reply: for the text and log-probability of a token, and for all other fields.
 BYTES_A_TOKEN, BYTES_A_REPLY = 1024, 2**20
@@ -80,7 +80,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ServerReply:
-    """A reply of the completions endpoint.
+    """A parsed reply of the completions endpoint.
 
     tokens, logprobs: None if the reply lacks them. num_tokens: length of the completion.
     stopped_by: stop string that ended the completion; None: the completion ended by itself.
@@ -312,7 +312,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
         raise ConfigError(message(where, found, "the name of a model there", remedy))
     name = wanted if wanted in names else next(iter(names))
     meta: Any = names[name].get("meta")
-    # vLLM and SGLang report the first key, llama.cpp the second.
+    # vLLM and SGLang report `max_model_len`; llama.cpp reports `n_ctx`.
     lengths = names[name].get("max_model_len"), _table(meta).get("n_ctx")
     return Served(name, next((one for one in lengths if type(one) is int and one > 1), None))
 

@@ -43,8 +43,8 @@ def open_config(
 ) -> TrainConfig:
     """Load a run's configuration; raises RunError if it needs consent and has none.
 
-    used: keys and sections that the command reads; None: all. overrides: the user's values, which
-    replace the configured ones and need no consent. allow: Python names that may be imported.
+    used: keys and sections that the command reads; None: all. overrides: the user's values; they
+    replace configured values and need no consent. allow: Python names that may be imported.
     """
     path = config_of(run)
     config = configuration.load(path)
@@ -100,7 +100,7 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     # The server receives text and an API key.
     if config.teacher is not None and config.teacher.url is not None:
         yield "teacher.url", ""
-    # The run writes to this folder.
+    # The run writes the teacher's logits to this folder.
     if config.distill is not None and config.distill.keep is not None:
         yield "distill.keep", ""
     # Trackers receive text and an API key; TensorBoard writes local files only.

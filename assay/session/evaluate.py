@@ -133,8 +133,8 @@ def same_answers(
 class Evaluation:
     """Metrics of an evaluation: rates in 0..1 over problems.
 
-    Completions that were not judged are excluded from the rates and counted. If nothing was judged,
-    a rate is NaN (None in a row), not 0.
+    Unjudged completions are excluded from the rates, and their number is reported. If no completion
+    was judged, a rate is NaN (None in a row), not 0.
 
     pass_at_1: mean over problems of the share of completions that passed. stderr: standard error of
     pass_at_1 over problems; None for a single problem. Prefer ``interval`` for few problems, or if
@@ -226,8 +226,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample ``num_samples`` completions of every problem and judge them.
 
-    sink: called with each group and its verdicts. sampling_of: settings of a problem, as in a
-    mixture, at the temperature of ``sampling``; None: ``sampling`` for all.
+    sink: callback for each group and its verdicts. sampling_of: returns the sampling settings of a
+    problem, as in a mixture; None: ``sampling`` applies to all problems.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
@@ -280,14 +280,14 @@ def summarize(
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
+    """Return the unbiased pass@k, 1 - C(n-c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
     if k > num_samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
 def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None = None) -> float:
-    """Probability that the most frequent extracted answer is right, with ties broken at random.
+    """Return the probability that the most frequent answer is right, with ties broken at random.
 
     same: maps each answer to its candidate (`candidates`); other answers are compared as text.
     Completions without an extracted answer have no vote.
@@ -309,7 +309,7 @@ class _Tally:
         self.ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < num_samples] + [num_samples]
         self.num_samples = num_samples
         self.by_problem: dict[str, float] = {}
-        # (judged, correct) completions of each problem.
+        # Numbers of (judged, correct) completions of each problem.
         self.counts: list[tuple[int, int]] = []
         self.majorities: list[float] = []
         self.has_votes = False

@@ -253,7 +253,7 @@ def settings_of(config: TrainConfig, sampling: SamplingConfig, num_samples: int)
 
 
 def digest_of(prompt: Prompt) -> str:
-    """Return a digest of a prompt's tokens and think mode."""
+    """Return a hash of a prompt's tokens and think mode."""
     text = f"{prompt.think.mode} ".encode() + prompt.tokens.tobytes()
     return hashlib.sha256(text).hexdigest()[:16]
 

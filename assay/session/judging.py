@@ -39,7 +39,7 @@ def judge(
         assay.judge("completions.jsonl", "math + think_format*0.1").to_pandas()
 
     completions: rows, or a file of rows. Each row has a ``completion`` and the keys that its
-    verifier reads, such as ``answer``. verifier: default for rows that name no verifier; a name, a
+    verifier reads, such as ``answer``. verifier: verifier of rows that name no verifier; a name, a
     sum, ``package.module:function`` or a function. num_workers: worker processes. deadline: seconds
     per completion. options: verifier options, such as ``{"math": {"tolerance": 0.01}}``. allow:
     Python code that rows may name as their verifier.
@@ -129,8 +129,8 @@ def redteam(
         result.held  # True if no hack was accepted and the honest control passed
         result.findings  # each failed case
 
-    problems: sources or rows to attack; None: the suite's own. suite: attacks to use; None: all
-    that fit the verifier. key: key of the expected answer in your rows.
+    problems: sources or rows to attack; None: the problems of the suite. suite: name of the attack
+    suite; None: the suite that fits the verifier. key: key of the expected answer in your rows.
 
     The other parameters are those of `judge`. Raises VerifierError or DataError for invalid input.
     """

@@ -82,7 +82,7 @@ def make_passes(
 
 
 def rate_words(config: TrainConfig, model: Any) -> str:
-    """Describe the peak learning rate and its origin."""
+    """Format the peak learning rate, and whether it is configured or a default."""
     rate = peak_learning_rate(config.optimizer, config.stage, model)
     if config.optimizer.learning_rate is not None:
         return f"{rate:g}, as configured"

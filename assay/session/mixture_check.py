@@ -23,7 +23,7 @@ class PartCheck:
         self._counts = dict.fromkeys(self._parts, 0)
 
     def check(self, problem: Problem) -> None:
-        """Count a row; raises DataError with its location."""
+        """Count a row; raise DataError with the row's location if it belongs to no part."""
         if not self._parts:
             return
         name, key = part_of(self._parts, problem.tags), "train" if self._trains else "heldout"
@@ -59,7 +59,7 @@ class PartCheck:
 
 
 def check_parts(config: TrainConfig, row: Algorithm) -> None:
-    """Raise ConfigError for group sizes of parts that the algorithm cannot learn from."""
+    """Raise ConfigError for settings of mixture parts that the algorithm does not support."""
     assert config.rl is not None
     usual = config.rl.group_size
     for name, part in config.data.mixture.items():

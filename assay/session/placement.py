@@ -89,7 +89,7 @@ def open_learner_ranks(
 ) -> Ranks:
     """Start the configured learner ranks beside this process, which is rank 0.
 
-    make: returns the learner of a rank, from configuration, model and ranks.
+    make: function that builds the learner of a rank from configuration, model and ranks.
     """
     config = session.config
     if not config.scale.num_followers:

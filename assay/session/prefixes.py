@@ -22,7 +22,7 @@ class PrefixRenderer:
         self.renderer = renderer
 
     def __call__(self, problem: Problem) -> Prompt:
-        """Render the prompt. Raises DataError if it is too long."""
+        """Render the prompt and the prefix. Raises DataError if the prompt is too long."""
         prompt = self.renderer.render(problem)
         prefix: Any = problem.spec.get(PREFIX)
         if prefix is None or not len(prefix):

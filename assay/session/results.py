@@ -29,8 +29,8 @@ from assay.types import Group, Verdict
 class TrainResult:
     """Outcome of a run.
 
-    before, after: first and last held-out evaluation, one row per temperature. gains: paired change
-    per problem between the two, in the same order; None if it cannot be computed.
+    before, after: first and last held-out evaluation, one row per temperature. gains: gain of each
+    row, paired by problem; None if a gain cannot be computed.
     """
 
     run: str
@@ -52,14 +52,14 @@ class TrainResult:
         return asdict(self)
 
     def accuracy(self, when: str, temperature: float) -> float:
-        """Accuracy ``before`` or ``after`` at a temperature; raises KeyError if not measured."""
+        """Return the accuracy ``before`` or ``after`` at a temperature. Raises KeyError."""
         for row in getattr(self, when):
             if row.get("eval/temperature") == temperature:
                 return row["eval/pass_at_1"]
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
     def gain(self, temperature: float) -> Gain | None:
-        """Gain in held-out accuracy at a temperature; None if it cannot be computed."""
+        """Return the gain in held-out accuracy at a temperature; None if it is unknown."""
         found = zip(self.before, self.gains, strict=False)
         return next((one for row, one in found if row.get("eval/temperature") == temperature), None)
 
@@ -179,7 +179,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
 
 
 def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> Iterator[str]:
-    """Yield JSON lines that ``assay verify`` can judge again, as they include the spec."""
+    """Yield JSON lines with the spec of the problem, so that ``assay verify`` can judge them."""
     for index, verdict in enumerate(verdicts):
         row = {**group.problem.spec, **describe_sample(group, index, verdict), **columns}
         # A spec may come from a Parquet file and hold dates, which JSON lacks.
@@ -201,7 +201,7 @@ class DryRun:
 
     @property
     def complaint(self) -> str | None:
-        """Error of the verifier, if it failed on the sampled completion."""
+        """Error message of the verifier, if the verifier failed on the sampled completion."""
         (one,) = self.sample.samples
         if one["reason"] not in ("error", "timeout"):
             return None

@@ -88,7 +88,7 @@ class RewardFunction:
     ) -> dict[str, float]:
         """Return ``score``, ``acc`` and ``judged`` of one completion, for verl's reward managers.
 
-        ground_truth: the answer, or a mapping of keys. extra_info: further keys of the row.
+        ground_truth: the answer, or several keys of the row. extra_info: further keys of the row.
 
         verl requires a number: if ``judged`` is 0.0, ``score`` is the configured value
         ``not_judged``.
@@ -141,7 +141,7 @@ class RewardFunction:
         return verdicts
 
     def _problem(self, prompt: Any, row: Mapping[str, Any]) -> Problem | DataError | VerifierError:
-        """Return the problem of a row, or its error."""
+        """Return the problem of a row, or the error of an invalid row."""
         plain = {key: value for key, value in row.items() if isinstance(value, _PLAIN)}
         keys = {self._columns.get(key, key): value for key, value in plain.items()}
         if isinstance(answer := keys.get("answer"), str):
@@ -175,7 +175,7 @@ def reward(
     options: Options | None = None,
     allow: Sequence[str] = (),
 ) -> RewardFunction:
-    """Return a reward function for TRL's trainers, verl's or your own.
+    """Return a reward function for the trainers of TRL or verl, or for your own trainer.
 
         from trl import GRPOTrainer
         GRPOTrainer(model, reward_funcs=assay.reward("math*1.0 + think_format*0.1"), ...)

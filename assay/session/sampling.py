@@ -87,7 +87,7 @@ def asks_thinking(options: SamplingOptions) -> bool:
 
 
 def sampling_config(model: str, problems: Sequence[str], options: SamplingOptions) -> TrainConfig:
-    """Return the configuration for sampling: that of the model's run, or the defaults.
+    """Return the configuration for sampling: that of the model's run, or the default one.
 
     The run's ``[scale]`` and ``[server]`` are ignored, because they belong to its training. Raises
     RunError if the run's configuration needs consent (`assay.session.consent`).

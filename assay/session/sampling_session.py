@@ -53,8 +53,8 @@ def open_sampling(
 ) -> SamplingSession:
     """Open the configured generator, with verifiers that are already open.
 
-    ``stack`` ends actors and processes. Raises the errors of `open_session`, and ConfigError for a
-    server that cannot be used.
+    ``stack`` ends actors and processes. Raises the errors of `open_session`, and ConfigError for an
+    unsuitable server.
     """
     if config.server.url is not None:
         return _open_server(config, verifiers)
@@ -73,7 +73,7 @@ def open_sampling(
 def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> None:
     """Raise ConfigError for settings that a model server does not support.
 
-    problems: checked too, because their efforts or mixture parts may set a thinking budget.
+    problems: rows whose efforts and mixture parts are checked for thinking budgets, too.
     """
     if config.server.url is None:
         return

@@ -48,7 +48,7 @@ class ServerGenerator:
         self._stopped = threading.Event()
 
     def _asking(self, sampling: SamplingConfig) -> AbstractContextManager[Ask]:
-        """Context with open connections; yields the function that sends a request."""
+        """Open connections to the server; the context yields the function that sends a request."""
         raise NotImplementedError
 
     def generate(
@@ -115,7 +115,7 @@ class ServerGenerator:
     def _received(
         self, future: Future[Completion | EndpointFailure], name: str, think: ThinkFormat
     ) -> Completion:
-        """Return a completion and count failed requests. Raises if too many fail in a row."""
+        """Return a completion. Raises ModelError or RunStopped after many consecutive failures."""
         reply = future.result()
         if isinstance(reply, Completion):
             self._has_replied, self._in_a_row = True, 0

@@ -248,7 +248,7 @@ def attach_sampling(
 
 
 def report_if_possible(folder: Path) -> None:
-    """Write the report; a failed write only warns, because the run itself is complete."""
+    """Write the report. A failed write is only a warning, because the run itself is complete."""
     try:
         write_report(folder)
     except OSError as error:
@@ -342,8 +342,8 @@ def _evaluate_at(
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
     """Test the built-in verifiers in use on a sample of their labelled rows.
 
-    Raises VerifierError for a wrong verdict: a run must not learn from it. Results are cached for
-    later stages of this process.
+    Raises VerifierError for a wrong verdict, because a run must not learn from wrong verdicts.
+    Results are cached for later stages of this process.
     """
     described = service.describe()
     asked = [

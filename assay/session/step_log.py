@@ -158,7 +158,7 @@ class RunGenerator:
         return [groups[one.group_id] for one in problems]
 
     def sleep(self) -> None:
-        """Put the generator to sleep and start the next step's sampling, if it runs ahead."""
+        """Put the generator to sleep; with sampling ahead, start sampling the next step."""
         self.generator.sleep()
         # The step is collected, so actors can sample the next step while the learner updates.
         self.begin_next()
@@ -201,13 +201,13 @@ class RunVerifiers:
 
     @contextmanager
     def judging(self) -> Yields[RunJudging]:
-        """Open a judging session; logged groups get their logged verdicts."""
+        """Open a judging session in which logged groups keep their logged verdicts."""
         with self.verifiers.judging() as judging:
             yield RunJudging(judging, self._run, self._describe, self._log)
 
 
 class RunJudging:
-    """Judging session that separates logged groups from new ones."""
+    """Judging session that returns logged verdicts and judges all other groups."""
 
     def __init__(
         self, judging: Judging, run: Run, describe: Callable[[], Verifiers], log: StepLog

@@ -37,7 +37,7 @@ class TagWatch:
         return self
 
     def warn(self) -> None:
-        """Print a line for each tag that no row has."""
+        """Print a warning for each configured tag that no row has."""
         some = [*self._met][:SHOWN]
         shown = ", ".join([*some, "..."] if len(some) < len(self._met) else some)
         for tag in sorted(self._wanted.keys() - self._met.keys()):

@@ -31,7 +31,7 @@ Step = dict[int, float]
 
 # Time limits in seconds: of one request, and of one request with all its retries.
 SECONDS, ALL_SECONDS = 600.0, 1700.0
-# Seconds before the second attempt; doubled each time, over a minute in total.
+# Seconds before the second attempt. Each further wait is twice as long, over a minute in total.
 BACKOFF = 1.0
 # Maximum bytes of a response, which has about 75 bytes per top-k token and position.
 MAX_BODY = 2**30
@@ -144,7 +144,7 @@ class ServerTeacher(TeacherElsewhere):
             )
             raise ConfigError(message("teacher.path", found, accepted))
         longest = names.get(self._config.path, {}).get("max_model_len")
-        # The API samples at least one token, which also takes context.
+        # The completions API samples at least one token, which needs a position in the context.
         return longest - 1 if type(longest) is int else None
 
     def _check_tokens(self, tokenizer: Any) -> None:
@@ -191,7 +191,7 @@ class ServerTeacher(TeacherElsewhere):
 def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
     """Parse the log-probabilities at the last ``len(tokens)`` positions; raises EndpointFailure.
 
-    Each position has at least ``count`` tokens, and always the token of the text itself.
+    Each position must have at least ``count`` tokens, and the token of the text itself.
     """
     try:
         positions = body["choices"][0]["prompt_logprobs"]

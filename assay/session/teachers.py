@@ -29,7 +29,7 @@ INSTEAD = (
 
 
 def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTeacher:
-    """Open the configured teacher; raises ConfigError if it does not fit this policy.
+    """Open the configured teacher; raise ConfigError for a teacher that does not fit this policy.
 
     loaded: the teacher's model, if it is already loaded.
     """
@@ -84,7 +84,7 @@ def _model_of(loaded: LoadedModel, divergence: Divergence, head: torch.device) -
 
 
 def _load_beside(session: Session) -> LoadedModel:
-    """Load the configured teacher on its device; default: the device of the run."""
+    """Load the configured teacher on ``teacher.device``, or else on the device of the run."""
     config = session.config
     assert config.teacher is not None
     here = config.teacher.device or config.run.device
@@ -163,7 +163,7 @@ def divergence_of(config: TrainConfig) -> Divergence:
 
 
 def head_size(loaded: LoadedModel) -> int:
-    """Return the output size of a model's head, in tokens."""
+    """Return the number of tokens that a model's output head scores."""
     return len(Head.of(loaded.model).weight_VD)
 
 

@@ -29,7 +29,7 @@ def check_thinking(
 def useless_thinking(
     renderer: PromptRenderer, problems: Sequence[Problem], sampling: SamplingConfig
 ) -> str:
-    """Return an error message if thinking is controlled but no prompt thinks; otherwise "".
+    """Return an error message if a thinking budget applies to no prompt; otherwise "".
 
     Raises ConfigError for a budget that is too small or too large.
     """

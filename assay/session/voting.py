@@ -34,7 +34,7 @@ class _Ballot:
     asked: list[str] = field(default_factory=list[str])
 
     def question(self) -> Group | None:
-        """Return the next comparison: a first answer, and others to judge against it.
+        """Return the next comparison: completions to judge against the first answer of a pool.
 
         None if no comparison can change the winner.
         """
@@ -75,12 +75,12 @@ def candidates(
 ) -> list[Mapping[str, str]]:
     """Return for each group a mapping from each extracted answer to its candidate's first answer.
 
-    If the spec has a single accepted answer, all correct answers are one candidate. Otherwise, and
-    for wrong answers, the verifier compares: one answer becomes the accepted answer, and the others
-    are judged against it. Each distinct text is judged once per candidate, the most frequent first,
-    until the remaining answers cannot win together. A group whose verifier compares nothing
-    (`compares` returns None) has an empty mapping; its answers are compared as text. weights: vote
-    of each completion, 0 or more; default 1.
+    If the spec has a single accepted answer, all correct answers are one candidate. In all other
+    cases the verifier compares answers: one answer becomes the accepted answer, and the verifier
+    judges the other answers against it. Each distinct text is judged once per candidate, the most
+    frequent first, until the remaining answers cannot win together. A group whose verifier compares
+    no answers (`compares` returns None) has an empty mapping, and its answers are compared as text.
+    weights: vote of each completion, 0 or more; default 1.
     """
     counts = weights or [[1.0] * len(each) for each in verdicts]
     ballots = [

@@ -201,7 +201,7 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 
 
 def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
-    """Return the generator calls that the next step will make."""
+    """Return the generator calls of the next step, for sampling ahead."""
     # After the last step there is nothing to sample.
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []

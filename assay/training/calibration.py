@@ -45,7 +45,7 @@ class Calibration:
 
 
 def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibration:
-    """Measure predictions p_i against outcomes y_i in [0, 1]; both [n], n > 0.
+    """Compare predicted probabilities p_i with outcomes y_i in [0, 1]; both [n], n > 0.
 
     ece: sum_b n_b/n |mean_b y - mean_b p| over bins b of equal width (Guo et al., 2017,
     arXiv:1706.04599, equation 3, for the probability of one label). adaptive_ece: the same sum over

@@ -85,8 +85,9 @@ def chosen_pairs(
 ) -> list[tuple[int, int]]:
     """Return (better, worse) indices of completions; each completion is in at most one pair.
 
-    best_worst: the highest reward with the lowest, the second highest with the second lowest, and
-    so on, while the rewards differ. random: correct completions with wrong ones, in random order.
+    ``best_worst`` pairs the highest reward with the lowest, the second highest with the second
+    lowest, and so on, while the rewards differ. ``random`` pairs correct completions with wrong
+    completions in random order.
     """
     if settings.choose == "random":
         right = rng.permutation([n for n in judged if verdicts[n].correct]).astype(int).tolist()

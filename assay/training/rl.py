@@ -69,7 +69,7 @@ def collect(
         if len(kept) == plan.num_prompts:
             break
     if not kept:
-        # Without a mixed group the step is still measured and recorded, but it trains on nothing.
+        # Without a mixed group the step is measured and recorded, but its gradient is 0.
         kept, passed_over = passed_over, []
     # The generator frees its key-value cache: the update needs the memory.
     generator.sleep()

@@ -180,7 +180,7 @@ KIND = Kind(read_traces, first_look, run_sft)
 def trace_groups(
     traces: Sequence[Trace], renderer: PromptRenderer, context_length: int | None = None
 ) -> list[Group]:
-    """Render traces to tokens; each becomes a group with one completion.
+    """Render traces to tokens; each trace becomes a group with one completion.
 
     Raises DataError for a trace that is longer than the model's context.
     """

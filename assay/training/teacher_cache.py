@@ -125,7 +125,7 @@ class LogitCache:
             remedy = "remove it, and its traces are scored again"
             raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
         for name, value in self.about.items():
-            # Without [teacher] the name of the teacher is None, and any teacher's logits are accepted.
+            # Without [teacher] the teacher's name is None, and all cached logits are accepted.
             if value is not None and about.get(name) != value:
                 found = f"{name} {about.get(name)}, and not {value}"
                 remedy = "set distill.keep to another folder, or remove it"

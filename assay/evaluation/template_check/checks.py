@@ -303,7 +303,7 @@ def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Statu
 
 
 def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
-    """Compare each later prompt with the template's text of the same messages."""
+    """Compare training's tokens before each later reply with the template's rendered messages."""
     conversation, think = laid.conversation, laid.conversation.prompt.think
     messages = conversation.messages(thinks)
     places = [n for _, n in conversation.replies() if n > len(conversation.asked)]

@@ -175,7 +175,7 @@ class TemplateConversation:
         """Return the call as the chat template writes it, or in the configured format."""
         if not self.in_template:
             return self._calling()["content"]
-        # A reply's header, and a think block from the template, precede content and calls alike.
+        # The template writes the same header before content and before a call.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))
@@ -217,7 +217,7 @@ class TemplateConversation:
 
     @property
     def _thoughts(self) -> tuple[str, str, str]:
-        """The reasoning of each reply. An answer in the same reply as a call has none."""
+        """The reasoning of each reply; "" for an answer in the same reply as a call."""
         return (THOUGHTS[0], "", THOUGHTS[2]) if self.is_inline else THOUGHTS
 
     def _thinking(self, reply: Mapping[str, Any], thought: str) -> dict[str, Any]:

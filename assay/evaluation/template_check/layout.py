@@ -82,7 +82,8 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
     """Build the RL row: replay the conversation through the engine, with fixed replies as the
     policy.
 
-    thinks: with reasoning in every reply. After the tool, an environment asks the second question.
+    thinks: include reasoning in every reply. An environment asks the second question after the
+    turns with the tool.
     """
     problem = Problem("conversation", tuple(conversation.asked), source="conversation")
     prompt = conversation.prompt

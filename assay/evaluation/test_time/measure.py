@@ -97,7 +97,7 @@ class Searching:
             self._add_base(one)
 
     def _searched(self, roots: Sequence[Node]) -> dict[tuple[str, int], list[Search]]:
-        """Run each method's searches and those of plain sampling, all in lockstep."""
+        """Run the searches of all methods, and plain sampling, in lockstep."""
         longest = self.drawer.limits.longest
         # Plain sampling always runs: the baseline and the oracle are computed from its samples.
         found = {

@@ -60,8 +60,7 @@ class Search:
         return max(0, (self.budget - self.spent - kept) // room)
 
     def draw(self, asked: Sequence[tuple[Node, int]], kind: Kind = "step") -> Found:
-        """Sample new children of each node, charge their tokens to the budget, and return them by
-        node."""
+        """Sample new children of each node and charge their tokens; return one list per node."""
         draws: list[Draw] = []
         for node, count in asked:
             # Numbered per node, so that a search reads the children that another search has drawn.

@@ -115,7 +115,7 @@ class Node:
         return child
 
     def completion(self) -> Completion:
-        """Convert the node to a completion, to be judged."""
+        """Convert the node to a completion that a verifier can judge."""
         return Completion(
             id=f"{self.problem.group_id}/{self.path or 'root'}",
             text=self.text,
@@ -136,7 +136,7 @@ def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
 
 @dataclass(frozen=True)
 class Draw:
-    """Requested children of one kind of a node, numbered first to first + count - 1."""
+    """A request for children of a node, with the indices first to first + count - 1."""
 
     node: Node
     kind: Kind
