@@ -142,8 +142,7 @@ def _check_packages() -> Iterator[Checked]:
             import_module(wanted.name.replace("-", "_"))
         except PackageNotFoundError:
             yield Checked(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
-        # An import runs foreign code, which may raise anything.
-        except Exception as error:
+        except Exception as error:  # an import runs foreign code, which may raise anything
             found = f"cannot be imported: {type(error).__name__}: {error}"
             yield Checked(wanted.name, "broken", found, remedy)
         else:
@@ -324,8 +323,7 @@ def _check_learning() -> Iterator[Checked]:
         start = time.perf_counter()
         try:
             gradient, difference, limit = _try_tiny_model(device)
-        # Torch, Transformers and the driver are foreign code, which may raise anything.
-        except Exception as error:
+        except Exception as error:  # Torch, Transformers and the driver are foreign code
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
             yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue
@@ -361,7 +359,6 @@ def _torch() -> Any:
     """Import torch; return None if that fails, which `diagnose` reports."""
     try:
         import torch
-    # A broken driver can make the import raise other errors than ImportError.
-    except Exception:
+    except Exception:  # a broken driver can make the import raise other errors than ImportError
         return None
     return torch

@@ -123,8 +123,7 @@ def cause(error: BaseException) -> str:
     """Format an error as its type and first line, for use inside another message."""
     try:
         text = str(error).strip().partition("\n")[0]
-    # The `__str__` of a foreign exception may raise, too.
-    except Exception:
+    except Exception:  # the `__str__` of a foreign exception may raise, too
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

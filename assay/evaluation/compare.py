@@ -94,9 +94,8 @@ def compare(
             verifiers = open_verifiers(common, stack, actors=True)
             judging = None if judge is None else open_judge(judge, common, stack)
             about = (common, verifiers, max_problems, judging, fitting)
-            # The sets are opened once, so that both models see the same rows in the same order.
+
             sets = [_open_set(*one, *about) for one in sources]
-        # With two different verifiers, a gain could come from the verifier.
         if options.get("verifier") is None:
             _check_one_verifier(configs, sets)
         kept = None
@@ -113,7 +112,6 @@ def compare(
             if recorded is not None:
                 found.append([asked.measure(*recorded.of(one), one) for one in sets])
                 continue
-            # One model after the other: two models may not fit in memory.
             with _engine(config, verifiers, sets, num_samples, quiet) as sampler:
                 found.append([sampler(asked, one) for one in sets])
         each = zip(sets, found[0], found[1], strict=True)
@@ -246,6 +244,7 @@ def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
 
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
     """Raise ConfigError if rows name no verifier and the runs' verifiers differ."""
+    # With two different verifiers, a gain could come from the verifier.
     first, second = (
         " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
         for config in configs
@@ -343,6 +342,7 @@ def _engine(
     quiet: bool,
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
     """Load a model and yield a function that samples from it; free its memory on exit."""
+    # Closed before the next model is loaded: two models may not fit in memory.
     with ExitStack() as stack:
         # One engine for all sets, with enough slots for the largest set.
         most = max(len(one.problems) for one in sets) * num_samples

@@ -112,10 +112,8 @@ def gate(
     input.
     """
     limits = read_thresholds(thresholds)
-    # Read before sampling: a missing review must not be reported after minutes of sampling.
     reviewed = None if review is None else _read_review(Path(review))
     allow = options.get("allow", ())
-    # The candidate's own run knows the training data. With an adapter, it is the adapter's run.
     checkpoint = find_checkpoint(str(options.get("adapter") or model))
     config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
     if options.get("verifier") is None and not config.data.verifier_by_tag:
@@ -125,14 +123,12 @@ def gate(
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
     kinds = _kinds_of(files, max_problems)
     far = [*out_of_domain, *files]
-    # All inputs are checked before the first completion, because sampling may take hours.
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
     check_unseen(config, [*problems, *far])
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
-    # Announced before sampling, because canaries are sampled in addition to the given problems.
     if kinds and not quiet:
         say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
@@ -149,7 +145,7 @@ def gate(
                 max_problems=max_problems,
                 out=file,
                 quiet=quiet,
-                # Shipped canaries may be too long for a small model; given problems must fit.
+
                 fitting=[*map(str, CANARIES.values())],
                 **options,
             )
@@ -201,6 +197,7 @@ def _other_model(name: str) -> str:
 
 def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
     """Return a notice of the number of canaries, shown before sampling."""
+    # Canaries are sampled in addition to the given problems, and so multiply the time.
     counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
@@ -213,6 +210,7 @@ def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
 def _run_config(
     checkpoint: Path | None, model: str, allow: Sequence[str], trust_run: bool
 ) -> TrainConfig:
+    # Only the run that trained the candidate knows the data that the gate must not repeat.
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose training data are known"
         raise RunError(message("assay gate", model, accepted))
@@ -243,6 +241,7 @@ def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
     """Raise VerifierError if the stronger verifier is unusable."""
     if strong is None:
         return
+    # Tested before the first completion, because sampling may take hours.
     with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
         service.check([strong])
 
@@ -346,6 +345,7 @@ def kl_check(
 
 
 def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
+    # Read before sampling: a missing review must not be reported after minutes of sampling.
     if not path.is_file():
         raise DataError(message(f"--review {path}", "no such file", "a JSONL file of reviews"))
     rows = list(read_rows(path))

@@ -114,9 +114,8 @@ def _described(source: ModelSource) -> Any:
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        # Transformers raises many types for a damaged or absent file.
         # A folder with only a tokenizer can be checked, too.
-        except Exception:
+        except Exception:  # Transformers raises many types for a damaged or absent file
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])
 
