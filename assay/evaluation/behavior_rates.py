@@ -192,6 +192,7 @@ def _read_run(
         # One small column gives the number of rows without reading any text.
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
+        # Equal shares: the many rollouts of training would leave few completions for evaluations.
         share = max(1, among // len(logs))
         steps = thinned_steps(sizes, share)
         total = sum(sizes[step] for step in steps)

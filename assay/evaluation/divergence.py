@@ -23,6 +23,7 @@ from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import SamplingOptions, sampling_config
 from assay.training.row_schedule import GOOD
 
+# Bounds the memory of a forward pass, whatever the number of completions.
 TOKENS_AT_ONCE = 4096
 
 

@@ -145,7 +145,6 @@ def gate(
                 max_problems=max_problems,
                 out=file,
                 quiet=quiet,
-
                 fitting=[*map(str, CANARIES.values())],
                 **options,
             )

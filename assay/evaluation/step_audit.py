@@ -201,6 +201,7 @@ def _draw(
     for milestone in milestones:
         # A random stream per milestone, so that another milestone does not change the sample.
         chance = random.Random(f"{seed} steps of {milestone}")
+        # Shuffled before the stable sort, so that passes of one training step are in random order.
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))
         # One pass per problem: passes of one problem repeat the same mistakes.
