@@ -1,4 +1,4 @@
-"""Client of one OpenAI-compatible endpoint: chat completions, their dialects, budget and cost."""
+"""Client of one OpenAI-compatible endpoint: chat completions, request dialects, budget, cost."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ Read = TypeVar("Read")
 
 # Longest backoff in seconds, unless the endpoint requests another delay.
 MAX_WAIT = 60.0
-# Status codes that are retried, in addition to every 5xx.
+# HTTP status codes that are retried, in addition to every 5xx.
 TRY_AGAIN = frozenset({408, 409, 425, 429})
+# Servers reject an unsupported request key with one of these status codes.
 REFUSES_A_KEY = frozenset({400, 415, 422, 501})
 REMINDER = "Your reply is read by a program: it must be one JSON object of the form asked for."
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Request features that the endpoint supports. A rejected request is retried with fewer.
+    """Request features that an endpoint supports. The client drops features after a rejection.
 
-    format: reply format: ``json_schema``, ``json_object`` or ``text``.
+    format: reply format, one of ``json_schema``, ``json_object`` and ``text``. tokens_key: request
+    key of the completion length. temperature, system: whether the endpoint accepts a temperature
+    and a system message.
     """
 
     format: str = "json_schema"
@@ -48,13 +51,18 @@ class Dialect:
     system: bool = True
 
     def simpler(self, complaint: str) -> Dialect | None:
-        """Return the next simpler dialect after a rejected request; None: none is left."""
+        """Return the next simpler dialect after a rejected request; None if there is none.
+
+        complaint: error message of the endpoint.
+        """
+        # OpenAI's reasoning models reject max_tokens and every temperature except the default.
         if self.tokens_key == "max_tokens" and "max_completion_tokens" in complaint:
             return replace(self, tokens_key="max_completion_tokens")
         if self.temperature and re.search(
             r"unsupported[^:]*: '?temperature|'temperature' (does not|is not)", complaint, re.I
         ):
             return replace(self, temperature=False)
+        # The chat templates of some models, such as Gemma, have no system role.
         if self.system and re.search(r"system role|role[^a-z]{1,3}system", complaint, re.I):
             return replace(self, system=False)
         if self.format == "json_schema":
@@ -87,8 +95,8 @@ class Dialect:
 class EndpointClient:
     """Client of one judge. Thread-safe, with at most ``concurrency`` simultaneous requests.
 
-    Each request reads the API key from the environment. The client stores no copy, and removes the
-    key from everything that the endpoint returns. read: parses a response body into a reply.
+    Each request reads the API key from the environment. The client stores no copy of the key, and
+    removes the key from every response. read: parses a response body into a `Reply`.
     """
 
     def __init__(
@@ -115,7 +123,7 @@ class EndpointClient:
         deadline: float,
         seed: str,
     ) -> tuple[Read, Reply, dict[str, Any]]:
-        """Ask for a judgement with retries. Raises EndpointFailure.
+        """Request one judgement, with retries. Raises EndpointFailure.
 
         Returns the result of ``read`` on the reply, the reply, and the response body.
 
@@ -127,7 +135,7 @@ class EndpointClient:
 
         def once(before: EndpointFailure | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
-                # An identical request would often get an identical reply.
+                # An identical request would often get the same malformed reply again.
                 asked[-1] = _reminded(asked[-1])
             try:
                 reply, body = self._once(asked, schema, deadline)
@@ -150,10 +158,9 @@ class EndpointClient:
         deadline: float,
         seed: str,
     ) -> Read:
-        """Send a body and return the result of ``read`` on the answer.
+        """Send one request, with retries, and return the result of ``read`` on the parsed reply.
 
-        Raises EndpointFailure as `ask` does. body: content of a POST request; None sends a GET
-        request.
+        Raises EndpointFailure. body: JSON body of a POST request; None sends a GET request.
         """
 
         def once(_: EndpointFailure | None) -> Read:
@@ -178,6 +185,7 @@ class EndpointClient:
     def _once(
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], deadline: float
     ) -> tuple[Reply, dict[str, Any]]:
+        # The slot is acquired before the budget, so that a waiting request reserves no money.
         if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise EndpointFailure("timeout", "no request slot came free in time", retry=False)
         try:
@@ -194,7 +202,7 @@ class EndpointClient:
     def _answer(
         self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any], deadline: float
     ) -> Any:
-        """Return the parsed body of a 200, in the richest dialect that the endpoint accepts."""
+        """Send the request in the richest dialect that the endpoint accepts; return the reply."""
         dialect = self.dialect
         while True:
             body = dialect.body(self.judge, messages, schema)
@@ -206,6 +214,7 @@ class EndpointClient:
             if simpler is None:
                 raise self._refused(status, headers, said)
             dialect = simpler
+        # A failed request leaves the dialect unchanged, because its fault may have another cause.
         self.dialect = dialect
         return self._parsed(raw)
 
@@ -243,7 +252,7 @@ class EndpointClient:
         return EndpointFailure("unavailable", detail, retry=again, wait=wait, status=status)
 
     def _complaint(self, raw: bytes) -> str:
-        """Return the endpoint's error message, shortened: it may quote the text under judgement."""
+        """Return the endpoint's error message, which may quote the examined text."""
         text: Any = raw.decode("utf-8", "replace")
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             error: Any = json.loads(text)["error"]
@@ -251,6 +260,7 @@ class EndpointClient:
         return shown(self._without_key(text))
 
     def _without_key(self, value: Any) -> Any:
+        # A placeholder key such as "EMPTY" may be an ordinary word of the reply.
         key = self.judge.key()
         return without_key(value, key) if len(key) >= KEEP_SECRET else value
 
@@ -265,7 +275,7 @@ def _reminded(turn: Mapping[str, str]) -> dict[str, str]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header (number or date); None: no header."""
+    """Return the seconds of a Retry-After header (number or date); None: no valid header."""
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d+)?", text):
         return float(text)

@@ -1,4 +1,4 @@
-"""Costs of judges: requests, tokens and money by model, with a budget that is never exceeded."""
+"""Cost accounting of judges: requests, tokens and money by model, and a spending limit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from assay.endpoint.http_client import EndpointFailure
 from assay.endpoint.replies import read_usage
 from assay.endpoint.settings import Endpoint
 
-# Assumed characters per token, for endpoints without token counts. A low value overestimates the
-# cost.
+# Assumed characters per token, where an endpoint reports no token counts.
+# English text has about 4 characters per token. The lower value overestimates the cost.
 CHARS_PER_TOKEN = 3
 COUNTS = (
     *("requests", "failures", "reused", "unstructured"),
@@ -26,12 +26,12 @@ _costs: dict[str, dict[str, float]] = {}
 def judge_costs() -> dict[str, dict[str, float]]:
     """Return the requests and costs of all judges in this process, by model.
 
-    requests: answered requests.
-    failures: requests without a usable answer, including attempts that were retried.
-    reused: replies from the store.
-    unstructured: requests without a reply schema, because the endpoint rejected it.
-    estimated: requests without token counts from the endpoint.
-    cost: in the currency of ``price_input`` and ``price_output``.
+    requests: number of requests with a reply.
+    failures: number of requests without a usable reply, including attempts that were retried.
+    reused: number of replies that were read from the file of stored replies.
+    unstructured: number of requests without a JSON schema, because the endpoint rejected it.
+    estimated: number of requests whose token counts are estimated from characters.
+    cost: total cost, in the currency of ``price_input`` and ``price_output``.
     """
     with _lock:
         return {model: dict(costs) for model, costs in sorted(_costs.items())}
@@ -52,7 +52,7 @@ def count(model: str, **amounts: float) -> None:
 
 
 class Budget:
-    """Spending limit. Each request first reserves its maximum cost. Thread-safe."""
+    """Spending limit. Each request reserves its maximum cost before it is sent. Thread-safe."""
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit
@@ -62,7 +62,7 @@ class Budget:
 
     @contextmanager
     def request(self, judge: Endpoint, input_chars: int) -> Generator[list[float]]:
-        """Reserve the maximum cost of a request inside the context.
+        """Reserve the maximum cost of one request while the ``with`` block runs.
 
         The caller appends the actual cost to the yielded list. Raises EndpointFailure if the
         reservation would exceed the limit.
@@ -81,6 +81,7 @@ class Budget:
         try:
             yield expenses
         finally:
+            # A failed request appended no cost, so its whole reservation becomes free again.
             with self._lock:
                 self._reserved -= most
                 self._spent += sum(expenses)

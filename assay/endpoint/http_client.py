@@ -1,8 +1,8 @@
 """HTTP client of judges, teachers, verifier servers and the router's models.
 
-`HttpClient` returns only complete replies and is thread-safe. `AsyncHttpClient` streams a reply.
-Both have one time limit for everything that a request does, bound the size of a reply, and raise
-`EndpointFailure`. `with_retries` repeats requests.
+`HttpClient` returns complete replies and is thread-safe. `AsyncHttpClient` streams a reply.
+Both clients limit the time and the size of a reply, and raise `EndpointFailure`. `with_retries`
+repeats failed requests.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 Read = TypeVar("Read")
 
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
-# Size limit of a reply, and of one event of a stream, in bytes.
+# Size limit of a reply, and of one event of a reply stream, in bytes.
 MAX_BODY = 8 * 2**20
-# Length of a server's error message that the router reports, in characters.
+# Length of a server's message that an error quotes, in characters.
 SHOWN = 200
 
 
 class EndpointFailure(Exception):
     """Failure of a request: the reason, and whether a retry may succeed.
 
-    wait: delay in seconds that the server requests before a retry; None: no request. status: HTTP
-    status of the reply; 0: there was no reply, or it could not be used.
+    wait: seconds that the server asks a client to wait before a retry; None: not specified.
+    status: HTTP status of the reply; 0: no reply, or an unusable reply.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class EndpointFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays between attempts, unless the server requests another: doubled each time.
+    """Exponential backoff: the delay doubles after each attempt, unless the server sets a delay.
 
-    first, longest: in seconds. seed: seed of the jitter. Each delay is multiplied by a number in
-    [0.5, 1) that depends on seed and attempt; None: no jitter.
+    first, longest: first and maximum delay in seconds. seed: seed of the jitter; None: no jitter.
+    The jitter multiplies each delay by a number in [0.5, 1).
     """
 
     first: float
@@ -81,6 +81,7 @@ class Backoff:
         delay = min(self.longest, self.first * 2 ** (attempt - 1))
         if self.seed is None:
             return delay
+        # A hash instead of `random`: equal seeds give equal delays, and no shared state changes.
         digest = hashlib.sha256(f"{self.seed} {attempt}".encode()).digest()
         return delay * (0.5 + int.from_bytes(digest[:4]) / 2**33)
 
@@ -91,14 +92,16 @@ def with_retries(
     deadline: float,
     retries: int | None = None,
 ) -> Read:
-    """Call ``once`` until it succeeds. Its argument is the failure of the previous attempt.
+    """Call ``once`` until a call succeeds or a limit is reached. Raises EndpointFailure.
 
-    deadline: time on the `time.monotonic` clock, for all attempts together. retries: maximum number
-    of retries; None: only the deadline limits them. Raises EndpointFailure, whose detail says how
-    often it was tried.
+    The detail of the raised error contains the number of attempts.
+
+    once: receives the failure of the previous attempt, or None in the first attempt.
+    deadline: time on the `time.monotonic` clock, for all attempts together.
+    retries: maximum number of retries; None: only the deadline limits the number.
     """
-    # A library such as tenacity would need a stop rule, a wait rule and a formatter of ours, since
-    # a failure carries its own delay and the last message says which limit ended the attempts.
+    # The library tenacity would need a custom stop rule, a custom wait rule and a custom message.
+    # A failure can carry the server's delay, and the last message names the limit that was reached.
     failure, note = None, ""
     for attempt in count(1):
         try:
@@ -129,15 +132,15 @@ class HttpReply(NamedTuple):
 class HttpClient:
     """Connections to servers. Thread-safe. A forked process opens its own connections.
 
-    concurrency: number of connections kept open. proxies: use those of the environment, except for
-    local addresses.
+    concurrency: number of idle connections that stay open. proxies: whether requests to other
+    machines use the proxies of the environment.
     """
 
     def __init__(self, concurrency: int, proxies: bool = True) -> None:
         self._concurrency, self._proxies = concurrency, proxies
         self._http: httpx2.Client | None = None
         self._process = 0
-        # Also runs when the client is deleted, and when the process ends.
+        # `_client` sets a finalizer here, which also runs when the client is deleted.
         self._close: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
@@ -152,10 +155,11 @@ class HttpClient:
         seconds: float,
         max_body: int = MAX_BODY,
     ) -> HttpReply:
-        """Send a JSON body, None: none, and return the whole reply. Raises EndpointFailure.
+        """Send a request and return the whole reply. Raises EndpointFailure.
 
-        key: bearer token; "": none. seconds: time limit of this request, until ``deadline`` at
-        most. max_body: size limit of the reply in bytes.
+        body: JSON value; None: no body. key: bearer token; "": no token. deadline: latest end of
+        the request, on the `time.monotonic` clock. seconds: time limit of the request. max_body:
+        size limit of the reply in bytes.
         """
         client = self._client()
         import httpx2
@@ -174,16 +178,18 @@ class HttpClient:
                 chunks = bytearray()
                 for chunk in response.iter_bytes():
                     chunks += chunk
+                    # `iter_bytes` decompresses, so a small reply could fill the memory.
                     if len(chunks) > max_body:
                         said = f"the endpoint's reply exceeds {max_body} bytes"
                         raise EndpointFailure("error", said)
+                    # httpx2 applies the read timeout to each chunk, not to the reply.
                     if time.monotonic() > limit:
                         raise httpx2.ReadTimeout("")
                 return HttpReply(response.status_code, response.headers, bytes(chunks))
         except httpx2.TimeoutException:
             raise EndpointFailure("timeout", f"no reply within {seconds:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            # The message is replaced: it quotes the invalid header, which may be the key.
+            # The error of an invalid header quotes the header, which contains the key.
             said = str(without_key(str(error), key))[:SHOWN]
             cause = type(error).__name__ + (f": {said}" if said else "")
             raise EndpointFailure("unavailable", cause) from None
@@ -212,16 +218,16 @@ class HttpClient:
 
 
 def _close(http: httpx2.Client, process: int) -> None:
-    # A forked process inherits the call, but must not close its parent's connections.
+    # A forked process inherits this finalizer, but must not close its parent's connections.
     if process == os.getpid():
         http.close()
 
 
 class _TimeLeft(dict[str, float]):
-    """Timeouts that share one limit. Each phase of a request gets the remaining time.
+    """Timeouts of a request that share one deadline. Each phase gets the remaining time.
 
-    httpx2 applies its own timeouts to each phase separately, so that a request could take several
-    times as long.
+    httpx2 applies its own timeouts to each phase (connect, write, read) separately, so a request
+    could take several times as long.
     """
 
     def __init__(self, limit: float) -> None:
@@ -230,13 +236,14 @@ class _TimeLeft(dict[str, float]):
 
     def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
         """Return the seconds until the limit."""
+        # A socket timeout of 0 means non-blocking mode, not an immediate timeout.
         return max(0.001, self._limit - time.monotonic())
 
 
 class AsyncHttpClient:
     """Connections to one server in an event loop.
 
-    seconds: timeout of a complete reply, or of the next event of a stream.
+    seconds: timeout for a complete reply, or for each event of a reply stream.
     """
 
     def __init__(self, concurrency: int, seconds: float) -> None:
@@ -247,9 +254,9 @@ class AsyncHttpClient:
 
     @asynccontextmanager
     async def asking(self, url: str, body: Any, key: str) -> AsyncGenerator[ReplyStream]:
-        """Send a JSON body; the context manager yields the reply stream.
+        """Send a JSON body. The context manager yields the reply stream.
 
-        Raises EndpointFailure, also while the ``with`` block reads the stream.
+        Raises EndpointFailure, also while the ``with`` block reads the reply stream.
         """
         import httpx2
 
@@ -280,23 +287,23 @@ class AsyncHttpClient:
 
 
 class Clock:
-    """Timeout for a server's next complete reply or event. Partial data does not reset it."""
+    """Timeout for a server's next reply or event. Partial data does not restart the timeout."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.wind()
 
     def wind(self) -> None:
-        """Reset the timeout."""
+        """Restart the timeout."""
         self._end = asyncio.get_running_loop().time() + self._seconds
 
     def running(self) -> asyncio.Timeout:
-        """Return a context manager that raises TimeoutError when the time is up."""
+        """Return a context manager that raises TimeoutError when the timeout expires."""
         return asyncio.timeout_at(self._end)
 
 
 class ReplyStream:
-    """A reply as it arrives."""
+    """Reader of a reply while its data arrives."""
 
     def __init__(self, response: httpx2.Response, clock: Clock) -> None:
         self._response, self._clock = response, clock
@@ -311,7 +318,10 @@ class ReplyStream:
         return bytes(found)
 
     async def events(self) -> AsyncGenerator[tuple[bytes, Any]]:
-        """Yield each event of a stream as (raw bytes, parsed JSON); None if it is not JSON."""
+        """Yield each server-sent event as (raw bytes, JSON object).
+
+        The object is None for an event without a JSON object. Raises EndpointFailure.
+        """
         pending, data = b"", b""
         async for chunk in self._chunks():
             *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
@@ -325,9 +335,9 @@ class ReplyStream:
                 said = json.loads(data) if b"{" in data[:1] else None
                 yield event + b"\n\n", said
                 if said is not None:
-                    # The timeout restarts after the event was forwarded, so that a slow client's
-                    # time does not count.
+                    # Restart the timeout after the yield: a slow client's time does not count.
                     self._clock.wind()
+        # A connection that breaks between two events looks like a complete reply.
         if data != b"[DONE]":
             raise EndpointFailure("error", "the stream ended before its [DONE]")
 
@@ -335,6 +345,7 @@ class ReplyStream:
         async with aclosing(self._response.aiter_bytes()) as chunks:
             while True:
                 try:
+                    # A timeout around the yield would interrupt the code that reads the chunks.
                     async with self._clock.running():
                         chunk = await anext(chunks)
                 except StopAsyncIteration:
@@ -357,7 +368,7 @@ def certificates() -> ssl.SSLContext:
     """Return the trusted certificates."""
     import httpx2
 
-    # Cached, because loading them takes longer than a reply.
+    # Loading the certificates takes longer than a local server's reply, hence the cache.
     return httpx2.create_ssl_context()
 
 
@@ -367,7 +378,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def without_key(value: Any, key: str) -> Any:
-    """Replace a key in all texts of a JSON value, so that messages and logs do not contain it."""
+    """Replace an API key in all strings of a JSON value, to keep it out of messages and logs."""
     if not key:
         return value
     if isinstance(value, str):

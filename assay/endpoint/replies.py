@@ -1,8 +1,8 @@
-"""Parse a judge's reply: the one JSON object that contains the key of this request.
+"""Parse a judge's reply: find the one JSON object with the verdict key of its request.
 
-A judge quotes the texts that it examines, and a candidate may contain text that looks like a
-verdict. The verdict key therefore contains a hash of the quoted texts, which occurs in none of
-them.
+A judge quotes the texts that it examines, and a completion may contain text that looks like a
+verdict. The verdict key therefore contains a hash of the examined texts. The hash occurs in none
+of these texts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any, cast
 
 from assay.endpoint.http_client import EndpointFailure
 
-# Number of characters at the end of a reply that are searched.
+# Length of the searched end of a reply, in characters.
 MAX_REPLY = 200_000
-# Number of opening braces tried as the start of an object. Each try may scan the remaining text.
+# Number of opening braces that the search tries as the start of a JSON object.
+# Each attempt may scan the rest of the text, so a reply full of braces would take quadratic time.
 MAX_TRIES = 500
-# Number of characters of a judge's reasoning that a verdict keeps.
+# Length of a judge's reasoning in a verdict, in characters.
 MAX_REASONING = 600
-# Number of characters of a reply in an error message.
+# Length of a quoted reply in an error message, in characters.
 _WORDS = 200
 CUT_OFF: Mapping[str, str] = {
     "length": "the judge's reply was cut at max_tokens (raise max_tokens)",
     "content_filter": "the endpoint's filter cut the judge's reply",
 }
-"""Error messages by finish reason, for replies that are incomplete."""
+"""Error messages for incomplete replies, by finish reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Reply:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return a JSON object unchanged, and an empty one for any other value."""
+    """Return a JSON object unchanged; return an empty dict for any other value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -64,7 +65,7 @@ def read_usage(body: Any) -> Usage:
 def read_body(body: Any) -> Reply:
     """Return the reply in the body of a chat completion. Raises EndpointFailure.
 
-    Reasoning, in its own field or in a think block, is removed before the search for a verdict.
+    The reply excludes the judge's reasoning, whether in a separate field or in a think block.
     """
     message, content, finish = read_message(body)
     text = _without_reasoning(content)
@@ -89,7 +90,7 @@ def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
         raise EndpointFailure("error", "the endpoint's reply holds no message")
     message = _table(choice["message"])
     content = message.get("content")
-    # Some endpoints return the content as a list of parts.
+    # Some endpoints return the content as a list of text parts instead of a string.
     if isinstance(content, list):
         texts = [_table(part).get("text") for part in cast("list[Any]", content)]
         content = "".join(text for text in texts if isinstance(text, str))
@@ -98,14 +99,12 @@ def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return the text after the think block; empty if the block never closes.
-
-    A reply that begins with its JSON object has no think block, although the object may quote the
-    tags.
-    """
+    """Return the text after the think block, or "" if the think block never closes."""
     start = text.lstrip()
+    # A reply that begins with a JSON object has no think block, but may quote think tags.
     if start.startswith("{"):
         return text
+    # Some chat templates end the prompt with <think>, so the reply has only the closing tag.
     _, closed, after = text.partition("</think>")
     if closed:
         return after
@@ -124,18 +123,19 @@ def why_empty(message: Mapping[str, Any], finish: str) -> str:
 
 
 def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
-    """Return the value under a key, and the beginning of the judge's reasoning.
+    """Return the verdict or score under ``key``, and the start of the judge's reasoning.
 
-    key: contains a code of this request that occurs in no examined text. Exactly one object of the
-        reply must contain the key, once. Objects without the key are quotations. Raises
-        EndpointFailure, also for a truncated reply, because its end might have changed the verdict.
+    Raises EndpointFailure, also for a truncated reply. Exactly one JSON object of the reply must
+    contain the key, once. Objects without the key are treated as quotations.
+
+    key: verdict key of the request, with a code that occurs in no examined text.
     """
-    # The missing end might have changed the verdict.
+    # The missing end of a truncated reply might have changed the verdict.
     if reply.finish_reason in CUT_OFF:
         raise EndpointFailure("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
     found = [each for each in objects_of(reply.text) if key in each]
-    # The pattern also matches an escaped key: a reply that quotes itself is as ambiguous as a reply
-    # with two objects.
+    # The pattern also matches a key in an escaped JSON string.
+    # A reply that quotes its own verdict is as ambiguous as a reply with two verdicts.
     if len(re.findall(rf"{re.escape(key)}[\\\"'`*\s]{{0,9}}:", reply.text)) > 1 or len(found) > 1:
         raise EndpointFailure("error", f"the judge gave more than one verdict: {shown(reply.text)}")
     if not found:
@@ -148,8 +148,8 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
 def objects_of(text: str) -> list[dict[str, Any]]:
     """Return the outermost JSON objects of a text, in order.
 
-    The search tries the beginning of the text and its last `MAX_TRIES` opening braces. NaN and
-    infinities become None. An object with a duplicate key becomes an empty object.
+    An object may start at the beginning of the text or at one of its last `MAX_TRIES` opening
+    braces. NaN and infinities become None. An object with a duplicate key becomes an empty object.
     """
     text = text[-MAX_REPLY:]
     decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=lambda _: None)
@@ -166,6 +166,7 @@ def objects_of(text: str) -> list[dict[str, Any]]:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Python's JSON parser would silently keep the last of several equal keys.
     found = dict(pairs)
     return found if len(found) == len(pairs) else {}
 
@@ -182,7 +183,7 @@ def read_choice(value: Any, choices: Sequence[str]) -> str:
 
 
 def read_score(value: Any, low: float, high: float) -> float:
-    """Return a number from ``low`` to ``high``. Raises EndpointFailure."""
+    """Return the value as a float from ``low`` to ``high``. Raises EndpointFailure."""
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
     accepted = f"a number from {low:g} to {high:g}"

@@ -1,4 +1,4 @@
-"""Judge options from ``[verification.options.judge]`` and the environment, with their checks."""
+"""Options of judges: read and check ``[verification.options.judge]`` and environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from assay.host.fields import is_flag, is_text, number, option, whole
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
-# Shorter keys are placeholders of local servers and may be ordinary words of a reply.
+# Shorter API keys are placeholders of local servers, and may be ordinary words of a reply.
 KEEP_SECRET = 12
 MAX_PATIENCE = 1700.0
 
@@ -38,9 +38,9 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-# Options that each judge in the list has for itself. All judges share the other options.
+# Options that each judge of ``judges`` sets separately. Judges share all other options.
 JUDGE_FIELDS = (
-    # No check here, because its error message would show a password in the URL.
+    # No check here: the error message of a check would show a password in the URL.
     option("url", ADDRESS),
     option("model", "the model's name, as the endpoint knows it", None, is_text),
     option("api_key_env", "the name of an environment variable", KEY),
@@ -83,7 +83,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """The address for messages, without path and query."""
+        """Scheme and host of the URL, for messages."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
@@ -98,7 +98,10 @@ class Endpoint:
         return (self.prices[0] * input_tokens + self.prices[1] * output_tokens) / 1e6
 
     def key(self) -> str:
-        """Return the API key, or an empty string. Raises VerifierError without showing the key."""
+        """Return the API key, or "" if there is none.
+
+        Raises VerifierError for an invalid key. The error message does not show the key.
+        """
         key = os.environ.get(self.api_key_env, "").strip()
         if not key.isascii() or not key.isprintable() or " " in key:
             raise VerifierError(
@@ -144,6 +147,7 @@ def read_settings(spec: Mapping[str, Any]) -> Settings:
         raise VerifierError(
             message(OPTIONS, str(error), "text, numbers, lists and tables")
         ) from error
+    # The cached settings depend on the environment and the folder, so both are arguments.
     environment = tuple(os.environ.get(name, "").strip() for name in (URL, MODEL))
     return _read_settings(text, environment, os.getcwd())
 
@@ -158,7 +162,7 @@ def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Sett
         where = f"{OPTIONS}.judges[{index}]" if listed else OPTIONS
         judges.append(_judge({**options, **table}, where, environment))
         accepted = [field.name for field in JUDGE_FIELDS]
-        # The message omits the value, which may be an API key.
+        # The error message omits the value, which may be an API key.
         for name in {*table} - {*accepted}:
             raise VerifierError(message(where, f"the key {name!r}", ", ".join(accepted)))
     if shared["budget"] is not None and not all(judge.cost(1, 1) for judge in judges):
@@ -179,13 +183,13 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         if not found[name]:
             remedy = f"set it, or the environment variable {variable}"
             raise VerifierError(f"{where}.{name}: the judge has no {name}; {remedy}")
-    # The message omits the value, which may contain a password.
+    # The error message omits the URL, which may contain a password.
     if not is_url(found["url"]):
         place = f"{where}.url" if options.get("url") else f"environment {URL}"
         raise VerifierError(f"{place}: accepted: {ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # The message omits the value, which may be the API key itself.
+        # The error message omits the value, which may be the API key instead of its variable.
         raise VerifierError(
             f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
         )
@@ -209,14 +213,15 @@ def is_url(value: Any) -> bool:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except (ValueError, TypeError, AttributeError):
         return False
+    # Azure requires the query key api-version. Any other query may contain a key.
     query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
     whole = not re.search(r"\s", value.strip())
-    # Credentials in a URL would appear in logs.
+    # Credentials in a URL would appear in messages and logs.
     return known and whole and "@" not in parts.netloc and bool(query) and not parts.fragment
 
 
 def completions_url(url: str) -> str:
-    """Return the URL of chat completions, under ``/v1`` unless the URL names a version."""
+    """Return the URL of chat completions. ``/v1`` is added unless the path names a version."""
     base, mark, query = url.strip().partition("?")
     base = base.rstrip("/")
     if not base.endswith("/chat/completions"):

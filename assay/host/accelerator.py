@@ -1,6 +1,6 @@
 """The accelerator that torch uses: CUDA, Apple's mps, or a backend that another package registers.
 
-Everything here works without torch: a process that has not imported it has no accelerator.
+Queries work without torch: a process that has not imported torch reports no accelerator.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ MIB = 2**20
 
 def registered_backend() -> str | None:
     """Return the device type that another package registered with torch, or None."""
+    # Not an import: torch takes seconds to load, and many commands never need it.
     torch: Any = sys.modules.get("torch")
     name = None if torch is None else torch._C._get_privateuse1_backend_name()
+    # privateuseone is torch's placeholder until a package registers a backend name.
     return None if name == "privateuseone" else name
 
 
@@ -29,12 +31,12 @@ def accelerator_type() -> str | None:
 
 
 def default_type() -> str:
-    """Return the device type of runs that name none."""
+    """Return the device type of runs whose configuration names no device."""
     return "cuda" if accelerator_type() == "cuda" else "cpu"
 
 
 def synchronize(device: Any) -> None:
-    """Wait until a device has finished its work; nothing to do for the CPU."""
+    """Wait until a device has finished its queued work. A CPU has no queue."""
     import torch
 
     if torch.device(device).type != "cpu":
@@ -42,10 +44,10 @@ def synchronize(device: Any) -> None:
 
 
 def device_memory_mib(device: Any) -> tuple[float, float] | None:
-    """Return a device's (free, total) memory in MiB; None if it has no memory of its own."""
+    """Return a device's (free, total) memory in MiB; None if the device reports no memory."""
     import torch
 
-    # mps shares the machine's memory, and reports none.
+    # Apple's mps shares the machine's memory, and raises an error here.
     with suppress(RuntimeError, NotImplementedError):
         free, total = torch.accelerator.get_memory_info(device)
         return free / MIB, total / MIB
@@ -53,7 +55,7 @@ def device_memory_mib(device: Any) -> tuple[float, float] | None:
 
 
 def free_device_memory() -> None:
-    """Return the memory that torch keeps for reuse to the accelerator."""
+    """Release the accelerator memory that torch caches for reuse."""
     torch: Any = sys.modules.get("torch")
     if accelerator_type() is not None:
         with suppress(RuntimeError, NotImplementedError):
@@ -61,11 +63,12 @@ def free_device_memory() -> None:
 
 
 def random_states() -> tuple[str, list[Any]] | None:
-    """Return the accelerator's type and the state of the generator of each device.
+    """Return the accelerator's type, and the random generator state of each device.
 
-    None if there is no accelerator, or if this process has not used it.
+    None if there is no accelerator, or if this process has not used the accelerator.
     """
     module = _module()
+    # A query of the state would initialize CUDA, which takes device memory.
     if module is None or not getattr(module, "is_initialized", lambda: True)():
         return None
     every = getattr(module, "get_rng_state_all", None)
@@ -81,10 +84,11 @@ def restore_random_states(states: list[Any]) -> None:
         if number:
             module.set_rng_state(state, number)
         else:
+            # torch.mps.set_rng_state accepts no device number.
             module.set_rng_state(state)
 
 
 def _module() -> Any:
-    """Return torch's module of the accelerator, such as torch.cuda."""
+    """Return torch's module for the accelerator, such as torch.cuda, or None."""
     kind, torch = accelerator_type(), sys.modules.get("torch")
     return None if kind is None or torch is None else torch.get_device_module(kind)

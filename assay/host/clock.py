@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Work:
-    """A unit of work for progress displays. total: 0 if unknown."""
+    """Current work of a progress display. total: number of units of the work; 0: unknown."""
 
     what: str
     total: int = 0
@@ -37,9 +37,9 @@ class Work:
 
 
 class PhaseClock:
-    """Accumulates the seconds spent in named phases. `drain` returns and resets them.
+    """Accumulates the seconds spent in named phases. `drain` returns and resets these seconds.
 
-    ``check`` is called before each item of `each`, and raises to stop the work.
+    `each` calls ``check`` before each item. ``check`` raises an exception to stop the work.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,14 @@ class PhaseClock:
 
         For nested work, the row describes the outermost work of known size, or else the innermost.
         """
+        # A copy, because the heartbeat thread calls this method while the list changes.
         at_hand = [*self._at_hand]
         known = [one for one in at_hand if one.total]
         return (known[0] if known else at_hand[-1]).as_row() if at_hand else None
 
     @contextmanager
     def working(self, what: str, total: int = 0, unit: str = "") -> Generator[Work]:
-        """Register the work inside the context. The caller updates ``done``."""
+        """Register the work of the ``with`` block. The caller updates ``done`` of the `Work`."""
         work = Work(what, total, unit)
         self._at_hand.append(work)
         try:
@@ -71,9 +72,9 @@ class PhaseClock:
     def each(
         self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
     ) -> Generator[Item]:
-        """Yield micro-batches and count them.
+        """Yield micro-batches and count them for the progress display.
 
-        part: (index, number of parts) if this work is one of several parts of equal size.
+        part: (index, number) of this loop, if the work consists of several loops of equal length.
         """
         number, parts = part
         with self.working(what, parts * len(items), "micro-batches") as work:
@@ -84,7 +85,8 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Measure the time inside the context, without nested phases."""
+        """Add the time of the ``with`` block to a phase, without the time of nested phases."""
+        # One stack per thread: phases of different threads overlap instead of nesting.
         stack: list[float] = self._local.__dict__.setdefault("nested_seconds", [])
         stack.append(0.0)
         started = time.perf_counter()
@@ -107,10 +109,10 @@ class PhaseClock:
 
 
 class RunClock(PhaseClock):
-    """Per-step clock of a run. elapsed_before: seconds of earlier starts of the run.
+    """Clock of a run and its steps. elapsed_before: seconds of the run before the last resume.
 
-    A metrics row cannot contain the time of its own write or of the checkpoint that follows. The
-    row of the next step includes both.
+    A metrics row cannot contain the time of its own write or of the checkpoint that follows. These
+    times count in the row of the next step.
     """
 
     def __init__(self) -> None:
@@ -121,23 +123,26 @@ class RunClock(PhaseClock):
 
     @property
     def seconds(self) -> float:
-        """Seconds since this start of the run."""
+        """Seconds since the run was started or resumed."""
         return time.perf_counter() - self._started
 
     def begin_step(self) -> None:
-        """Start the next step. Time since the last step is excluded, except for `after_row`."""
+        """Start the next step. Time between two steps counts only inside `after_row`."""
         self._step_started = time.perf_counter()
 
     @contextmanager
     def after_row(self, name: str) -> Generator[None]:
-        """Measure the time inside the context, and add it to the next step."""
+        """Measure the time of the ``with`` block, and add that time to the next step."""
         started = time.perf_counter()
         with self.phase(name):
             yield
         self._after_row += time.perf_counter() - started
 
     def end_step(self) -> tuple[dict[str, float], float, float]:
-        """Return seconds by phase, of the step, and of the run, and start the next step."""
+        """Start the next step.
+
+        Return (seconds by phase, seconds of the ended step, seconds of the run).
+        """
         now = time.perf_counter()
         seconds = now - self._step_started + self._after_row
         self._step_started, self._after_row = now, 0.0

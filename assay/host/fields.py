@@ -14,17 +14,17 @@ from assay.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A key of the spec or of a verifier's options.
+    """A key of a problem's spec or of a verifier's options.
 
     accepts: description of accepted values, for error messages.
-    needed: the spec must contain the key.
+    needed: whether the spec must contain the key.
     default: value if neither the spec nor ``[verification.options.NAME]`` sets the key.
-    check: predicate on values. It runs in the trainer's process, so only built-in verifiers have
-        checks.
-    from_row: False for keys that only the configuration may set (a URL, a price). In a problem row
-        such a key is metadata.
-    equates: the field accepts an answer extracted from a completion as the reference answer, so
-        that the verifier can compare two answers (majority@k).
+    check: predicate on values. Checks run in the trainer's process, so only built-in verifiers
+        have checks.
+    from_row: False for keys that only the configuration may set (a URL, a price). A problem row
+        may use the same key for metadata.
+    equates: whether the field accepts a completion's extracted answer as the reference answer. The
+        verifier can then compare the answers of two completions (majority@k).
     """
 
     name: str
@@ -70,6 +70,7 @@ def is_flag(value: Any) -> bool:
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     """Whether a value is a finite number in [low, high]."""
+    # isinstance would accept true and false, because bool is a subclass of int.
     return type(value) in (int, float) and abs(value) < math.inf and low <= value <= high
 
 

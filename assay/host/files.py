@@ -1,4 +1,4 @@
-"""Crash-safe files: complete or absent, with separate errors for a full disk."""
+"""Crash-safe files: each file is complete or absent. A full disk raises `DiskFull`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ _FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "D
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error or its cause reports a full disk or an exhausted quota.
-
-    A library that wraps the system error may keep only its text. See also `has_room`.
-    """
+    """Return whether an error or its cause reports a full disk or an exhausted quota."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
-    # safetensors and tokenizers are written in Rust and raise the text only.
+    # Errors of safetensors and tokenizers (written in Rust) contain only the system's text.
     if any(text in str(error) for text in _FULL_TEXTS):
         return True
     cause = error.__cause__ or error.__context__
@@ -42,7 +39,7 @@ def is_disk_full(error: BaseException) -> bool:
 def has_room(folder: Path) -> bool:
     """Return whether the folder has space for 1 MiB.
 
-    Some libraries report a failed write without the cause.
+    Some libraries report a failed write without its cause, so `is_disk_full` cannot know.
     """
     probe = folder / f".probe-{os.getpid()}"
     try:
@@ -56,22 +53,24 @@ def has_room(folder: Path) -> bool:
 
 @contextmanager
 def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
-    """Convert any error of a full disk to DiskFull with the message ``complaint()``."""
+    """Convert an error of a full disk in the ``with`` block to DiskFull(complaint())."""
     try:
         yield
     except DiskFull:
         raise
-    except Exception as error:  # tensor libraries raise their own types: re-raised unless full
+    # Tensor libraries raise their own exception types when the disk is full.
+    except Exception as error:
         if is_disk_full(error):
             raise DiskFull(complaint()) from error
         raise
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Create a new folder. If the name is taken, append a number."""
+    """Create a new folder. If the name already exists, append a number to the name."""
     parent.mkdir(parents=True, exist_ok=True)
     folder, number = parent / name, 1
     while True:
+        # mkdir is atomic: two runs that start at the same time cannot get the same folder.
         try:
             folder.mkdir()
             break
@@ -99,14 +98,13 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            # Without it, a power failure after the renaming can leave an empty file under the final
-            # name.
+            # Without fsync, a power failure after the renaming can leave an empty file.
             os.fsync(file.fileno())
         put_in_place(temporary, path)
     except BaseException:
         remove_file(temporary)
         raise
-    # The new name is an entry of the folder, which has to be flushed on its own.
+    # The new name is an entry of the folder, so the folder needs an fsync too.
     sync_file(path.parent)
 
 
@@ -135,6 +133,7 @@ def check_output(path: Path, where: str = "--out") -> None:
 def open_output(path: Path) -> TextIO:
     """Open a file for results. Raises RunError if the file is not writable."""
     check_output(path)
+    # A model's text can contain unpaired surrogates, which UTF-8 cannot encode.
     return path.open("w", encoding="utf-8", errors="replace")
 
 
@@ -162,7 +161,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
-    # JSON has no NaN. Python would write one that other parsers reject.
+    # JSON has no NaN. Python's json module writes the word NaN, which other parsers reject.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):
@@ -173,7 +172,7 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file; None: the file is absent or has no JSON object."""
     with suppress(OSError):
-        # Only regular files: reading a pipe or a device may never end.
+        # Only regular files, because reading a pipe or a device may never end.
         return as_object(path.read_bytes()) if path.is_file() else None
     return None
 
@@ -181,12 +180,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def state_folder() -> Path:
     """Return Assay's state folder of this user. Raises RuntimeError without a home directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification says that a relative path is invalid and ignored.
     home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
     return home / "assay"
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file; None: absent. Raises RunError for a damaged file."""
+    """Return a JSON object from a file, or None for an absent file. Raises RunError."""
     return read_record(path, dict[str, Any])
 
 
@@ -204,10 +204,11 @@ class Journal:
         self._lock = threading.Lock()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append one row. The operating system has the row when this method returns."""
+        """Append one row. The row survives a crash of the process; see `sync` for power loss."""
         line = (json.dumps(plain(row)) + "\n").encode()
         with self._lock:
             if self._file is None:
+                # Unbuffered, because a buffer would lose its rows when the process is killed.
                 self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
                 line = self._end_last_line() + line
             self._file.write(line)
@@ -217,7 +218,7 @@ class Journal:
         return list(read_rows(self.path))
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the selected rows, without an incomplete last line."""
+        """Rewrite the file with only the rows for which ``wanted`` is true."""
         rows = [row for row in self.rows() if wanted(row)]
         with self._lock:
             self._close()
@@ -237,7 +238,7 @@ class Journal:
     def _end_last_line(self) -> bytes:
         """Remove an incomplete last line, which would corrupt the next row.
 
-        Returns the line break that a complete last line lacks, or nothing.
+        Returns a line break if the last line is complete except for its line break, and else b"".
         """
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""
@@ -265,10 +266,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class DirectoryLock:
-    """An exclusive lock on a run directory. The system releases it at the end of the process.
+    """An exclusive lock on a run directory. The system releases the lock when the process ends.
 
-    A child process that starts while its parent is killed holds the lock slightly longer. The
-    constructor waits up to `LOCK_PATIENCE` seconds for its release.
+    A child process that starts while its parent is killed keeps the lock slightly longer. The
+    constructor therefore waits up to `LOCK_PATIENCE` seconds for the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -283,14 +284,14 @@ class DirectoryLock:
         try:
             while not self._take():
                 owner = self._owner()
-                # Only a lock whose owner is dead is worth waiting for.
+                # Waiting makes sense only for the lock of a dead process, which is released soon.
                 if (owner is not None and is_alive(owner)) or time.monotonic() > give_up:
                     self._file.close()
                     who = f"process {owner}" if owner else "another process"
                     raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
                 time.sleep(0.01)
         except OSError:
-            # Some network file systems have no locks. Continue without one.
+            # Some network file systems have no locks. The run continues without a lock.
             return
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")
@@ -309,5 +310,5 @@ class DirectoryLock:
         return int(number) if number.isdecimal() else None
 
     def release(self) -> None:
-        """Let another process write the run."""
+        """Release the lock, so that another process can write the run."""
         self._file.close()

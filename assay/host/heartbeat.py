@@ -1,4 +1,4 @@
-"""Report the current phase to a run's listeners every second, however long the phase takes."""
+"""Report the current phase to a run's listeners every second, from a separate thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SECONDS = 1.0
 
 
 class Heartbeat(threading.Thread):
-    """Thread that reports ``progress`` rows.
+    """Thread that reports the progress of the current phase.
 
-    now: returns the current row, or None if there is nothing to report. notify: receives the kind
-    and the row.
+    now: returns the current progress row, or None if there is nothing to report. notify: receives
+    the event kind ``progress`` and the row.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(SECONDS):
             row = self._now()
+            # A phase of less than a second would only flicker on the display.
             if row is not None and row["seconds"] >= SECONDS:
                 self._notify("progress", row)
 

@@ -1,4 +1,4 @@
-"""Pause verifier deadlines during heavy imports, which are unrelated to the completion."""
+"""Pause verifier deadlines during slow imports: import time is no property of a completion."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _listeners: list[Callable[[bool], None]] = []
 
 
 def on_slow_import(listener: Callable[[bool], None]) -> None:
-    """Call ``listener(True)`` before and ``listener(False)`` after each heavy import."""
+    """Call ``listener(True)`` before and ``listener(False)`` after each slow import."""
     _listeners.append(listener)
 
 
 @contextmanager
 def slow_import() -> Generator[None]:
-    """Pause deadlines during the imports inside the context."""
+    """Pause verifier deadlines while the ``with`` block imports modules."""
     for listener in _listeners:
         listener(True)
     try:

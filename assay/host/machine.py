@@ -23,7 +23,7 @@ CGROUP_LIMITS = (
 def c_compiler() -> tuple[str, str] | None:
     """Return the path and the version line of the C compiler; None: no compiler.
 
-    The compiler is ``CC`` of the environment, or else ``cc``.
+    The environment variable ``CC`` names the compiler. The default is ``cc``.
     """
     path = shutil.which(os.environ.get("CC") or "cc")
     if path is None:
@@ -69,6 +69,7 @@ def memory_mib() -> float | None:
     found = _physical_mib()
     if found is None:
         return None
+    # In a container, sysconf reports the memory of the whole machine.
     for path in CGROUP_LIMITS:
         try:
             found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
@@ -85,6 +86,7 @@ def free_mib() -> float | None:
     except OSError:
         return None
     facts = dict(line.split(":", 1) for line in lines)
+    # MemFree would exclude the page cache, which the kernel releases on demand.
     found = int(facts["MemAvailable"].split()[0]) / 1024
     return min(found, memory_mib() or found)
 
@@ -97,9 +99,9 @@ def _physical_mib() -> float | None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit, branch and whether there are uncommitted changes.
+    """Return commit, branch, and whether tracked files have uncommitted changes.
 
-    None outside a repository.
+    Return None for a folder outside a git repository.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:

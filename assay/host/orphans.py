@@ -1,12 +1,12 @@
 """Cleanup after killed workers: orphaned processes and temporary files.
 
-All descendants of a worker inherit a mark in their environment, whatever process group or session
-they move to. On Linux, /proc shows the environment and thereby finds them. The name of a worker's
-temporary folder contains the parent's process number, so that a later run can delete the folders of
-a killed parent.
+All descendants of a worker inherit a mark in their environment, even in another process group or
+session. On Linux, /proc shows the environment of each process, and thereby the marked processes.
+The name of a worker's temporary folder contains the parent's process number, so that a later run
+can delete the folders of a killed parent.
 
 If the parent of the workers is killed, a small watcher process in its own session (`watch`) cleans
-up. The watcher knows the common prefix of the marks of a pool's workers.
+up. The marks of a pool's workers have a common prefix, which the watcher knows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from assay.host.removal import remove_temporary
 
 VARIABLE = "ASSAY_WORKER"
 UNKNOWN = "x"
-# Repeated scans find processes that fork during a scan.
+# Number of scans of /proc. Repeated scans find processes that fork during a scan.
 ROUNDS = 5
 # Seconds between two checks of the parent.
 WATCH_SECONDS = 1.0
-# The watcher imports this package from its folder, without site-packages, which start slowly.
+# The watcher imports `assay` from its folder, because loading site-packages is slow.
 _WATCH = """import sys
 sys.path.insert(0, sys.argv[1])
 from assay.host.orphans import watch
@@ -71,20 +71,20 @@ def end_orphans(marks: Collection[WorkerMark]) -> None:
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
     """Start the process that cleans up if this process is killed."""
     return subprocess.Popen(
-        # -I ignores environment variables, with which a user could change what the watcher imports.
+        # -I ignores variables such as PYTHONPATH, which could change the watcher's imports.
         [sys.executable, "-I", "-S", "-c", _WATCH, _ROOT, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
+        # In a session of its own, the watcher survives signals to this process's group.
         start_new_session=True,
     )
 
 
 @contextmanager
 def watched(mark: WorkerMark) -> Generator[None]:
-    """Kill worker processes that carry the mark when the ``with`` block exits or this process
-    dies."""
+    """Kill the processes with a mark when the ``with`` block ends or when this process dies."""
     watcher = start_watcher(mark.family)
     try:
         yield
@@ -96,6 +96,7 @@ def watched(mark: WorkerMark) -> Generator[None]:
 
 def watch(family: str, parent: int) -> None:
     """Wait for the end of the parent, then kill its orphaned processes and delete their folders."""
+    # The kernel gives an orphaned process another parent, so the number changes.
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     _end_marked((f"{VARIABLE}={family}-",))
@@ -103,7 +104,7 @@ def watch(family: str, parent: int) -> None:
 
 
 def clear_of_dead_parents() -> None:
-    """Delete the folders of workers whose parent is dead, within this process namespace."""
+    """Delete the folders of workers whose parent process, in this process namespace, is dead."""
     if _namespace() == UNKNOWN:
         return
     mine = re.compile(rf"assay-worker-{_namespace()}-(\d+)-")
@@ -125,11 +126,11 @@ def _end_marked(marks: tuple[str, ...]) -> None:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        # Two empty scans in a row, because a process can be missed while it starts a program.
+        # Two empty scans in a row, because one scan can miss a process that starts a program.
         if was_empty and not found:
             break
         was_empty = not found
-        # A process has no environment for a moment while it starts a program.
+        # A process has no readable environment for a moment while it starts a program.
         time.sleep(0.005 if was_empty else 0.0)
 
 

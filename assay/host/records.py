@@ -21,6 +21,7 @@ from assay.errors import RunError, message
 from assay.validation import toml_words
 
 T = TypeVar("T")
+# Larger integers lose digits in JSON readers that store numbers as doubles.
 MOST_STEPS = 2**53
 MOST_NESTED = 64
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
@@ -80,10 +81,10 @@ def numbered(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def whole_rows(
     path: Path, check: Callable[[dict[str, Any], str], object]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the valid rows of a JSON Lines file, and the faults of the others. Never raises.
+    """Return the valid rows of a JSON Lines file, and a message for each invalid row. Never raises.
 
-    check: raises RunError for an invalid row. An absent file, and an incomplete last line, are no
-    faults.
+    check: raises RunError for an invalid row. An absent file has no rows. An incomplete last line
+    is skipped.
     """
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
@@ -140,7 +141,8 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def _is_deep(value: Any, text: bytes) -> bool:
-    """Whether a value is nested more deeply than any file of Assay, too deeply to traverse."""
+    """Whether a value has more than `MOST_NESTED` levels, and could overflow recursive code."""
+    # Almost all texts have few brackets, and counting brackets is fast.
     if text.count(b"{") + text.count(b"[") <= MOST_NESTED:
         return False
     level = [value]
@@ -173,14 +175,15 @@ def check_regular(path: Path) -> None:
 
 
 def _check_absent(path: Path, error: OSError) -> None:
-    """Raise RunError if a path exists, possibly as a broken link, and is not readable."""
+    """Raise RunError unless the error says that the file does not exist."""
     if not isinstance(error, FileNotFoundError):
         found = f"a file that cannot be read ({error.strerror or error})"
         raise RunError(message(str(path), found, "a file", _REMEDY)) from error
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a line may be an incomplete write. A power failure can leave zero bytes."""
+    """Whether a line may be an incomplete write."""
+    # A power failure can leave zero bytes at the end of a file.
     return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
 
 

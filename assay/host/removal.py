@@ -2,9 +2,9 @@
 
 Each function first checks that it may change the file. A folder is removed only if it has a
 temporary name of Assay or contains a list of files that Assay wrote. A move never overwrites a
-file. A name from a file must refer to one entry of one folder. `tests/host/test_removal.py` finds
-all other calls. (`assay/verify/sandbox/isolation.py` runs without the package and removes its own
-files.)
+file. A name that a file contains must refer to one entry of one folder. No other module may remove
+or rename files, which `tests/host/test_removal.py` checks. The exception is
+`assay/verify/sandbox/isolation.py`, which runs without the package.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 def child_of(folder: Path, name: Any, where: str) -> Path:
     """Return the path of an entry of a folder, or of a file in an entry.
 
-    name: ``NAME`` or ``NAME/FILE``, from a file. Raises RunError for an invalid name, and for a
-        name that leaves the folder: through ``..``, an absolute path, or a link.
+    name: ``NAME`` or ``NAME/FILE``, as read from a file. Raises RunError for an invalid name, and
+        for a name that leaves the folder: through ``..``, an absolute path, or a link.
     """
     parts = name.split("/") if isinstance(name, str) else []
     plain = bool(parts) and all(part not in ("", ".", "..") for part in parts)
@@ -58,24 +58,25 @@ def temporary_beside(path: Path) -> Path:
 def scratch_beside(path: Path, use: str) -> Path:
     """Return the name of this process's temporary folder beside a path. The folder is not created.
 
-    First remove the temporary folders that killed processes left for this use and path. Those of
-    running processes stay. use: a word, such as ``export``.
+    The function first removes the temporary folders that killed processes left for this use and
+    path. Folders of running processes stay. use: word in the folder's name, such as ``export``.
     """
     prefix = f".saving-{use}-{crc32(path.name.encode())}-"
     for left in path.parent.glob(f"{prefix}*"):
         process = left.name.removeprefix(prefix)
-        # In a container the killed process often had the same number as this one.
+        # In a container, the killed process often had the same number as this process.
         is_own = process == str(os.getpid())
         if is_own or (process.isdecimal() and not is_alive(int(process))):
             remove_temporary(left)
+    # The checksum stands for the name, which can contain characters that `_TEMPORARY` rejects.
     return path.with_name(f"{prefix}{os.getpid()}")
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process exists, also one of another user."""
+    """Return whether a process of any user has this number."""
     try:
         os.kill(process, 0)
-    # OverflowError: a number in a damaged file can be larger than any process's.
+    # OverflowError: a number in a damaged file can be larger than any process number.
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
@@ -95,7 +96,7 @@ def remove_file(path: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove an empty folder. Raises OSError for any other folder."""
+    """Remove an empty folder. Raises OSError for a folder with entries."""
     folder.rmdir()
 
 
@@ -109,11 +110,11 @@ def remove_temporary_files(*folders: Path) -> None:
 def remove_temporary(folder: Path) -> None:
     """Remove a temporary folder of Assay. Links and folders of other users stay.
 
-    Raises ValueError for a folder with another name.
+    Raises ValueError for a folder without a temporary name.
     """
     if not _TEMPORARY.fullmatch(folder.name):
         raise ValueError(f"{folder} is not a temporary folder of Assay")
-    # In a shared folder such as /tmp another user could prepare a link of this name.
+    # In a shared folder such as /tmp, another user could create a link with this name.
     if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.geteuid():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,11 +128,12 @@ def move(path: Path, target: Path) -> None:
     """Rename a file or folder. Raises FileExistsError if the target exists."""
     if os.path.lexists(target):
         raise FileExistsError(17, "File exists", str(target))
+    # os.rename alone would silently replace an existing file.
     os.rename(path, target)
 
 
 def move_aside(path: Path, prefix: str) -> Path:
-    """Rename to ``PREFIX-NAME`` in the same folder, numbered if taken. Return the new path."""
+    """Rename to ``PREFIX-NAME`` in the same folder, with a number if this name exists."""
     number, aside = 1, path.with_name(f"{prefix}-{path.name}")
     while os.path.lexists(aside):
         number += 1
@@ -141,13 +143,13 @@ def move_aside(path: Path, prefix: str) -> Path:
 
 
 def list_written(folder: Path) -> None:
-    """Write a list of a folder's files into the folder, so that Assay may replace it later."""
+    """Write the list of a folder's files into the folder. Assay may later replace these files."""
     text = json.dumps(_digests(folder), indent=1)
     (folder / WRITTEN).write_text(f"{text}\n", encoding="utf-8")
 
 
 def not_ours(folder: Path) -> str:
-    """Describe the first entry of a folder that Assay did not write or that changed since.
+    """Describe the first entry of a folder that Assay did not write or that changed afterwards.
 
     Returns "" if Assay wrote the whole folder.
     """
@@ -165,7 +167,10 @@ def not_ours(folder: Path) -> str:
 
 
 def move_out_of_sight(folder: Path) -> Path:
-    """Rename a folder of Assay to a temporary name in the same parent, to restore or remove it."""
+    """Rename a folder of Assay to a temporary name in the same parent folder.
+
+    The caller later removes or restores the renamed folder.
+    """
     names = (f".assay-replaced-{os.getpid()}-{number}" for number in count())
     aside = next(one for name in names if not os.path.lexists(one := folder.with_name(name)))
     move(folder, aside)

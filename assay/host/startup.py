@@ -1,4 +1,4 @@
-"""Labels the startup work (loading the model, probing it) for the open progress display."""
+"""Labels of startup work, such as loading and probing the model, on the progress display."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextvars import ContextVar
 
 from assay.host.clock import PhaseClock
 
+# A context variable, so that functions which load a model need no clock as an argument.
 shown_on: ContextVar[PhaseClock | None] = ContextVar("startup", default=None)
 """Clock of the open progress display. `assay.run.startup.show_startup` sets it."""
 
 
 @contextmanager
 def doing(what: str) -> Generator[None]:
-    """Label the work inside the context for the startup display, if one is open."""
+    """Label the work of the ``with`` block on the startup display, if a display is open."""
     clock = shown_on.get()
     if clock is None:
         yield

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
-# Control characters except tab and line break; bidirectional controls; line and paragraph
-# separators; unpaired surrogates, which cannot be printed; invisible tag characters.
+# Control characters except tab and line break; bidirectional controls; invisible tag characters;
+# line and paragraph separators; unpaired surrogates, which cannot be printed.
 _NOT_SHOWN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -52,7 +52,7 @@ def one_line(text: str) -> str:
 
 
 def lined(lines: Iterable[str]) -> str:
-    """Join lines after escaping, so that none becomes two."""
+    """Join lines after escaping the line breaks and control characters in each line."""
     return "\n".join(map(one_line, lines))
 
 
@@ -95,7 +95,7 @@ def warn(line: str) -> None:
 @contextmanager
 def guarded_python() -> Generator[None]:
     """Escape the interpreter's own output: tracebacks, also of threads, and library warnings."""
-    # Not restored: the interpreter prints the last traceback after this context has ended.
+    # This hook stays: the interpreter prints the last traceback after the ``with`` block.
     sys.excepthook = _show_exception
     of_threads = threading.excepthook
     # Threads do not use sys.excepthook.

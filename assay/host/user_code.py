@@ -1,7 +1,7 @@
 """Import of user code, named as ``package.module:object``.
 
-A user module may raise, exit or hang during import. Each case is reported in one line and never
-ends the process silently.
+A user module may raise, exit or hang during import. Each of these faults raises an error with a
+one-line message, so that no fault ends the process silently.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ OBJECT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """Import the object ``package.module:object``. Raises ``error`` with a one-line message.
 
-    where: location of the name, such as ``guard.rules my_rules:stop``. The working directory is
-        searched last, whereas `python -m` searches it first. A module next to the configuration is
-        found, and cannot shadow an installed package.
+    where: location of the name, such as ``guard.rules my_rules:stop``. Python searches the working
+        directory last, so that a module there cannot shadow an installed package.
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), "package.module:object"))
@@ -39,14 +38,14 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 @contextmanager
 def _exit_raises() -> Generator[None]:
     """Convert ``os._exit`` in this thread to SystemExit."""
-    # A module that calls ``os._exit`` during import would end the command silently with an
-    # arbitrary exit code, and 0 would mean success.
+    # A module that calls ``os._exit`` during import would end the command silently.
+    # Such an exit could even have code 0, which means success.
     end, importing = os._exit, True
     thread = threading.get_ident()
 
     def raised(status: int) -> NoReturn:
-        # A module may keep a reference to this function. After the import, and in other threads,
-        # it calls the real one.
+        # A module may keep this function, and call it later or in another thread.
+        # Such a call must reach the real ``os._exit``.
         if importing and threading.get_ident() == thread:
             raise SystemExit(f"os._exit({status})")
         end(status)
@@ -60,11 +59,11 @@ def _exit_raises() -> Generator[None]:
 
 @contextmanager
 def deadline(seconds: float, what: str) -> Generator[None]:
-    """Raise TimeoutError inside the context after ``seconds``, with a notice before.
+    """Raise TimeoutError in the ``with`` block after ``seconds``. Print a notice earlier.
 
-    In other threads the context has no effect.
+    The context manager has no effect outside the main thread.
     """
-    # Applies in the main thread only, because Python delivers signals there.
+    # Python delivers signals in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,12 +73,12 @@ def deadline(seconds: float, what: str) -> Generator[None]:
 
     def ring(number: int, frame: object) -> None:
         nonlocal notified
-        # The timer can ring slightly before the time that `monotonic` measures.
+        # The timer can fire slightly early by the clock of `time.monotonic`.
         if time.monotonic() - started >= 0.99 * seconds:
             raise TimeoutError(f"not done after {seconds:g} s")
         if not notified:
             notified = True
-            # print() is not reentrant, and the signal may interrupt one.
+            # `print` is not reentrant, and this signal may have interrupted a `print`.
             os.write(2, f"{one_line(what)}: not done yet; given up after {seconds:g} s\n".encode())
 
     handler = signal.signal(signal.SIGALRM, ring)
@@ -90,6 +89,6 @@ def deadline(seconds: float, what: str) -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if outer:
-            # Restart an outer timer with the rest of its time. A value of 0 would turn it off.
+            # Restart an outer timer with its remaining time. A value of 0 would stop the timer.
             left = max(0.001, outer - (time.monotonic() - started))
             signal.setitimer(signal.ITIMER_REAL, left, interval)

@@ -1,8 +1,8 @@
-"""The side of a worker process that handles requests. `worker_process` is the other side.
+"""Request loop inside a worker process. `worker_process` is the parent's side of the connection.
 
-Standard output and errors are discarded, so the code that runs here may print. The process ends
-with its process group when the socket closes, or when a watching thread sees a new parent. If
-foreign code blocks that thread, the watcher in `orphans` ends the process.
+Standard output and standard error are discarded, so the code of a worker may print. The process and
+its process group end when the socket closes, or when a watching thread sees that the parent died.
+If foreign code blocks the watching thread, the watcher process of `orphans` ends the worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.host.imports import on_slow_import
 
 
 class WorkerLoop:
-    """The loop of a worker process. Subclasses handle its requests."""
+    """Request loop of a worker process. Subclasses implement `handle`."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -38,7 +38,7 @@ class WorkerLoop:
                 self.handle(*request)
 
     def handle(self, kind: str, *rest: Any) -> None:
-        """Handle a request. Calls `answer` once for each reply that the owner expects."""
+        """Handle a request. Call `answer` once for each reply that the parent process expects."""
         raise NotImplementedError
 
     def answer(self, data: Any) -> None:
@@ -62,15 +62,19 @@ def end_with_children() -> None:
 
 
 def watch(parent: int) -> None:
-    """Wait for the end of the parent. A fork of the parent can keep the socket open."""
-    # A dead parent is replaced by another process, so its number changes.
+    """End this process as soon as the parent process is dead."""
+    # The socket can stay open after the parent's death, if a fork of the parent holds it.
+    # The kernel gives an orphaned process another parent, so the number changes.
     while os.getppid() == parent:
         time.sleep(1.0)
     end_with_children()
 
 
 def run_worker(kind: type[WorkerLoop]) -> None:
-    """Run a loop until its socket closes. The arguments of the process: socket and parent."""
+    """Run a request loop until its socket closes.
+
+    The process arguments are the socket's file descriptor and the parent's process number.
+    """
     descriptor, parent = map(int, sys.argv[1:])
     # Programs started by foreign code must not keep the socket open.
     os.set_inheritable(descriptor, False)
@@ -80,7 +84,7 @@ def run_worker(kind: type[WorkerLoop]) -> None:
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     loop = kind(socket.socket(fileno=descriptor))
     with open(os.devnull, "wb") as nowhere:
-        # Errors at the start are reported to the parent.
+        # Standard error stays open until here, because the parent reads errors of the start.
         os.dup2(nowhere.fileno(), 2)
     with suppress(OSError):
         loop.run()

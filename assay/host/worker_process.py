@@ -1,10 +1,11 @@
-"""One worker process as seen by its owner: start, requests, deadlines, termination.
+"""Parent's side of one worker process: start, requests, deadlines, termination.
 
-Requests are pickled, because workers trust their owner. A reply is one line of JSON, so that no
-data from a worker is executed, whatever ran in it. `worker_loop` is the other side.
+Requests are pickled, because a worker trusts its parent. A reply is one line of JSON, because
+unpickling could execute code that an untrusted program in the worker sent. `worker_loop` is the
+worker's side of the connection.
 
-Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``,
-    numbered over the worker's life.
+Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``.
+    The number counts the replies over the worker's life.
 """
 
 from __future__ import annotations
@@ -25,21 +26,20 @@ from typing import Any, Literal
 
 from assay.host.orphans import WorkerMark
 
-# Seconds to start an interpreter.
+# Seconds until a new interpreter must be ready.
 START_DEADLINE = 120.0
 # Seconds for an import inside a worker.
 IMPORT_DEADLINE = 60.0
-# Seconds between detecting an overdue worker and giving it up.
+# Seconds between the detection of an overdue worker and its termination.
 CONFIRMATION = 0.25
-# Seconds that a worker may use for work that is no longer needed.
+# Seconds that a worker may spend on a request whose result is no longer needed.
 STALE = 1.0
-# Seconds to wait per outstanding reply before reading. Waking up for each single reply would cost
-# more.
+# Seconds to wait per outstanding reply before reading: waking up for each reply costs more.
 GATHER = 1e-5
-# Seconds between two checks whether the work is still needed.
+# Seconds between two checks whether the result is still needed.
 LOOK = 0.25
 
-# Bytes. Verdicts are truncated to much less, but a group can be large.
+# Size limit of a reply in bytes. Verdicts are much shorter, but a group can be large.
 MAX_REPLY = 256 * 2**20
 # Exceptions for a malformed reply.
 NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)
@@ -48,7 +48,7 @@ NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)
 class Lost(Exception):
     """Raised if a worker is unusable: overdue, dead, sending invalid data, or doing unneeded work.
 
-    idle: whether the worker had no call.
+    idle: whether the worker had no outstanding request.
     """
 
     def __init__(
@@ -58,40 +58,42 @@ class Lost(Exception):
         self.kind = kind
         self.idle = idle
 
+    # By default, unpickling would call the exception class with the message only.
     def __reduce__(self) -> Any:
         return Lost, (self.kind, str(self), self.idle)
 
 
 class WorkerProcess:
-    """A fresh interpreter that runs a module, and a socket to it.
+    """A new interpreter that runs a module, and a socket to this interpreter.
 
-    module: calls `run_worker`. family: prefix of the mark by which the worker's child processes are
-    found. since: start time of its current work. num_waiting: number of outstanding replies.
+    module: name of a module that calls `run_worker`. family: prefix of the environment mark that
+    identifies the worker's descendants. since: start time of the worker's current request.
+    num_waiting: number of outstanding replies.
     """
 
     def __init__(self, module: str, family: str) -> None:
         self.mark = WorkerMark(family)
         self.channel, theirs = socket.socketpair()
+        # A file instead of a pipe: a full pipe would block the worker.
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
         environment = {
             **os.environ,
             **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            # Workers already run in parallel. More threads in each would only compete with each
-            # other.
+            # Workers already run in parallel. More threads per worker would only compete.
             "OMP_NUM_THREADS": "1",
         }
         arguments = [str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self.process = subprocess.Popen(
-                # -P: Python would otherwise import modules from the working directory first.
+                # Without -P, Python would search modules in the working directory first.
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self.errors,
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                # Ctrl-C is for the parent only, and a kill must reach child processes too.
+                # In its own session a worker gets no Ctrl-C, and its group can be killed.
                 start_new_session=True,
             )
         self.channel.settimeout(START_DEADLINE)
@@ -128,7 +130,7 @@ class WorkerProcess:
             raise Lost("died", "the worker died") from error
 
     def reply(self, seconds: float, is_stale: Callable[[], bool] = lambda: False) -> Any:
-        """Return the data of the next reply. Raises Lost if it takes longer than ``seconds``.
+        """Return the data of the next reply. Raises Lost after ``seconds`` without a reply.
 
         The time of a slow import does not count. is_stale: returns whether the work is no longer
         needed.
@@ -136,7 +138,7 @@ class WorkerProcess:
         while True:
             try:
                 kind, clock, *rest = self._message(seconds, is_stale)
-                # On one machine, both processes read the same clock.
+                # All processes of one machine read the same monotonic clock.
                 self.since = min(float(clock), time.monotonic())
                 if kind == "reply":
                     number, data = rest
@@ -150,13 +152,13 @@ class WorkerProcess:
                 raise Lost("nonsense", f"a worker sent nonsense: {error}") from error
 
     def _message(self, seconds: float, is_stale: Callable[[], bool] = lambda: False) -> Any:
-        """Return the next line from the worker."""
+        """Return the next message of the worker, parsed."""
         searched = 0
         while (end := self._inbox.find(b"\n", searched)) < 0:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
             if self.num_waiting > 1:
-                # Replies to fast calls arrive one by one, and each would wake this thread.
+                # Replies to short requests arrive one by one, and each would wake this thread.
                 time.sleep(GATHER * self.num_waiting)
             chunk = b""
             with suppress(OSError):
@@ -171,14 +173,11 @@ class WorkerProcess:
         return json.loads(line)
 
     def _wait(self, seconds: float, is_stale: Callable[[], bool]) -> None:
-        """Wait until data has arrived.
-
-        An overdue worker gets a little more time. After a pause of this process, its reply may be
-        on the way.
-        """
+        """Wait until data arrives. Raises Lost."""
         allowed = IMPORT_DEADLINE if self._loading else seconds
         while True:
             left = self.since + allowed - time.monotonic()
+            # An overdue worker gets CONFIRMATION seconds more: this process may have been paused.
             if self._poll.poll(1000 * (CONFIRMATION if left <= 0 else min(left, LOOK))):
                 return
             taken = time.monotonic() - self.since
@@ -193,19 +192,19 @@ class WorkerProcess:
         return self.errors.read()[-2000:].decode(errors="replace").strip()
 
     def kill(self) -> int:
-        """Kill the process and its group, and return its exit code.
+        """Kill the process and its process group, and return the exit code.
 
-        `end_orphans` kills its other descendants.
+        Descendants in other process groups stay; `end_orphans` kills these.
         """
         with suppress(ProcessLookupError, PermissionError):
-            # SIGTERM could be caught or ignored by the program that hangs.
+            # A hanging program could ignore SIGTERM.
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         self.release()
         return code
 
     def release(self) -> None:
-        """Close this process's ends."""
+        """Close the socket and the file of the worker's errors."""
         self.channel.close()
         self.errors.close()
 

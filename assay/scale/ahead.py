@@ -14,6 +14,7 @@ from assay.model.weights import Weights
 from assay.scale.rollouts import ActorGenerator, Prepared
 from assay.types import Group, Problem
 
+# Seconds to wait for the background thread at the end of a run.
 JOIN_SECONDS = 30.0
 
 Key = tuple[str, str, int]
@@ -47,8 +48,8 @@ class AheadGenerator:
 
     New weights are loaded before the next sampling starts. max_age: maximum policy age of a group
     in versions; older groups are sampled again. The generator is not exact: its completions come
-    from an older policy, so the loss needs importance weights. watch: called as by the engine, but
-    only while `generate` waits.
+    from an older policy, so the loss needs importance weights. watch: progress callback, called
+    only while `generate` samples.
     """
 
     exact = False
@@ -94,7 +95,7 @@ class AheadGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return the groups sampled ahead; sample now if any of them is missing or too old."""
+        """Return the groups sampled ahead, or sample now if a group is missing or too old."""
         batch, call = self._wait(), AheadCall(problems, sampling, group_size)
         keys = [call.key(problem) for problem in problems]
         if batch is not None and not first_sibling and all(key in batch.found for key in keys):
@@ -111,14 +112,15 @@ class AheadGenerator:
             rest = (sampling, group_size, first_sibling, on_group, cutoff)
             return self.actors.generate(problems, *rest)
         finally:
-            # Sampling ahead has no caller that waits, so it reports no progress.
+            # No caller waits for sampling ahead, so it reports no progress.
             self.actors.watch = None
 
     def sleep(self) -> None:
         """Do nothing: this process holds no memory that the learner could use."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Copy the weights. Actors load them after the calls in progress have ended."""
+        """Copy the weights. Actors load the copy after the calls in progress have ended."""
+        # The learner changes its weights in place before the actors can load them.
         self._newest = self.actors.prepare(weights)
         if self._batch is None:
             self._load()
@@ -131,6 +133,7 @@ class AheadGenerator:
 
     def close(self) -> None:
         """Stop the actors and the background thread."""
+        # Actors are stopped first, because the background thread waits for their results.
         self.actors.close()
         if self._batch is not None and self._batch.thread is not None:
             self._batch.thread.join(JOIN_SECONDS)
@@ -161,7 +164,8 @@ class AheadGenerator:
                 groups = self.actors.generate(call.problems, call.sampling, call.group_size)
                 pairs = zip(call.problems, groups, strict=True)
                 batch.found |= {call.key(problem): group for problem, group in pairs}
-        except BaseException as error:  # `_wait` raises it in the thread that requests the groups
+        # `_wait` raises the exception in the thread that requests the groups.
+        except BaseException as error:
             batch.error = error
 
 

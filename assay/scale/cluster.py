@@ -23,28 +23,28 @@ from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
 from assay.host.orphans import VARIABLE, WorkerMark, new_family, watched
 from assay.host.removal import remove_temporary
 
-# Timeout of a connection to the cluster's port.
+# Seconds for a connection to the cluster's port.
 CONNECT_SECONDS = 5.0
-# Maximum number of logical CPUs per physical one, in a local cluster.
+# Maximum number of Ray CPUs per processor core, in a local cluster.
 MOST_A_CORE = 4
-# Timeout for a machine of the cluster to report its package versions.
+# Seconds for a machine of the cluster to report its package versions.
 FACTS_SECONDS = 120.0
-# Short, because the path of a Unix socket in this folder has at most 107 bytes.
+# Prefix of the cluster's folder: short, because a Unix socket's path has at most 107 bytes.
 FOLDER = "assay-ray-"
 OWNER = "owner"
-# Ray starts its workers at niceness 15, behind every other process of a busy machine, while the
-# command waits for them. Actors of a local cluster keep the niceness of the command.
+# Ray starts its workers at niceness 15, so that every other process of a busy machine runs first.
+# Actors of a local cluster keep the niceness of the command, because the command waits for them.
 NICENESS = "RAY_worker_niceness"
-# Timeout of the request to stop actors.
+# Seconds to wait until actors are stopped.
 END_SECONDS = 10.0
-# Timeout of a connection to the head's port. Ray itself stops a process after 60 s without a head.
+# Seconds until a silent head counts as lost. Ray ends a process after 60 s without a head.
 HEAD_SECONDS = 20.0
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 COMPARED = ("torch", "transformers", "numpy")
 
 
 class ActorLost(Exception):
-    """Raised for an unusable actor, which died, did not answer in time, or reported an error."""
+    """Raised for an actor that died, did not answer in time, or has stale weights."""
 
 
 def import_ray() -> Any:
@@ -57,7 +57,7 @@ def import_ray() -> Any:
 
 
 def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
-    """Join the cluster, or start a local one that ends with ``stack``. Raises ConfigError.
+    """Join a cluster, or start a local cluster that ends with ``stack``. Raises ConfigError.
 
     A process has at most one cluster. An existing connection is reused and stays open.
     """
@@ -68,9 +68,9 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     address = settings.address or os.environ.get("RAY_ADDRESS")
     if address not in (None, "auto", "local"):
         _check_port(address)
-    # Ray would send usage statistics to its authors.
+    # By default, Ray sends usage statistics to its authors.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray would print the output of its processes among the lines of the command.
+    # By default, Ray prints the output of its processes between the lines of the command.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     marks: dict[str, str] = {}
     if is_local(settings):
@@ -81,7 +81,8 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _restored_signals(), environment(marks):
         try:
             ray.init(**options)
-        except Exception as error:  # ray raises a plain Exception for a node that starts too late
+        # Ray raises a plain Exception for a node that starts too late.
+        except Exception as error:
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
@@ -94,12 +95,12 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
 
 
 def is_local(settings: ScaleConfig) -> bool:
-    """Whether this process starts the cluster, on this machine."""
+    """Whether this process starts a cluster of its own on this machine."""
     return (settings.address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
 
 def answer(ref: Any, who: str, seconds: float) -> Any:
-    """Wait for an actor's result. Raises ActorLost if it does not arrive in time.
+    """Wait for an actor's result. Raises ActorLost if the result is late.
 
     Exceptions from the actor's own code are raised unchanged.
     """
@@ -108,6 +109,7 @@ def answer(ref: Any, who: str, seconds: float) -> Any:
         return ray.get(ref, timeout=seconds)
     except ray.exceptions.GetTimeoutError as error:
         raise ActorLost(f"no answer in {seconds:g} s") from error
+    # Ray wraps exceptions of the actor's code, with the original exception as the cause.
     except ray.exceptions.RayTaskError as error:
         raise (error.cause or error) from error
     except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
@@ -115,7 +117,7 @@ def answer(ref: Any, who: str, seconds: float) -> Any:
 
 
 def end(handles: Sequence[Any]) -> None:
-    """Stop actors. Gives up after a short time if the cluster does not answer."""
+    """Stop actors. Returns after `END_SECONDS` even if the cluster does not answer."""
     ray = import_ray()
 
     def stop() -> None:
@@ -124,7 +126,7 @@ def end(handles: Sequence[Any]) -> None:
             with suppress(Exception):
                 ray.kill(handle)
 
-    # `ray.kill` has no timeout, and waits for a head that is gone.
+    # `ray.kill` has no timeout, and waits even for a head that no longer runs.
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(END_SECONDS)
@@ -133,6 +135,7 @@ def end(handles: Sequence[Any]) -> None:
 def check_alive() -> None:
     """Raise WorkerDied if the cluster's head does not answer, or a local Ray process is dead."""
     ray = import_ray()
+    # Ray has no public function for the state of its own processes.
     node = getattr(getattr(getattr(ray, "_private", None), "worker", None), "_global_node", None)
     if node is None:
         return
@@ -171,8 +174,8 @@ def strategy(settings: ScaleConfig) -> str:
 
 
 def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
-    """Start an actor that holds a model. arguments: arguments of its constructor."""
-    # Ray's restarts are off: a restarted actor would have no model. Its owner spawns a new actor.
+    """Start an actor that holds a model. arguments: arguments of the actor's constructor."""
+    # Ray's restarts are off, because a restarted actor would have no model.
     actor = ray.remote(kind).options(
         num_cpus=settings.cpus_per_actor,
         num_gpus=settings.gpus_per_actor,
@@ -199,25 +202,24 @@ def _why(error: BaseException) -> str:
 
 
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
-    """Prepare a local cluster. Returns the options of ``ray.init`` and the processes' environment.
+    """Prepare a local cluster. Returns options of ``ray.init``, and environment variables.
 
-    The environment contains the mark by which the cluster's processes are found.
+    The variables contain the mark that identifies the cluster's processes.
     """
     _clear_of_dead()
-    # TMPDIR can be a long path.
+    # /tmp instead of TMPDIR, whose path can be too long for a Unix socket.
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
-    # Marked processes are stopped with ``stack``, or when this process is killed, because Ray
-    # leaves some of its processes running.
+    # Ray leaves some of its processes running after a shutdown or a kill of the command.
+    # `watched` kills all marked processes at the end of ``stack``, or when this process dies.
     mark = WorkerMark(new_family(), "cluster", str(folder))
     stack.enter_context(watched(mark))
     cores = os.cpu_count() or 1
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
-        # Actors that wait for each other need no core of their own, so a small machine may have
-        # more actors than cores.
+        # Actors that wait for each other need no core each, so they may outnumber the cores.
         "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),
@@ -259,6 +261,7 @@ def _namespace() -> str:
 @contextmanager
 def _restored_signals() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces."""
+    # Python allows signal handlers to be set in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -276,7 +279,7 @@ def _close(ray: Any) -> None:
 
 
 def _check_port(address: str) -> None:
-    """Raise ConfigError at once if no process listens on the address."""
+    """Raise ConfigError if no process listens on the address. Ray itself would wait longer."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     accepted = "HOST:PORT, ray://HOST:PORT or auto"
     if not host or not port.isdecimal():
@@ -313,6 +316,7 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)
+        # Fractions of a CPU, such as 3 * 0.1, have rounding errors.
         if number > has + 1e-6:
             key = f"scale.{kind.lower()}s_per_actor"
             found = f"{getattr(settings, key.removeprefix('scale.')):g}, {number:g} for all actors"

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    # Returns a response, or another ASGI application that sends one.
+    # An endpoint returns a response, or another ASGI application that sends the response.
     Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 # Maximum size of a request body, in bytes.
 MOST_BYTES = 32 * 2**20
 # Maximum size of all request bodies in progress together, in bytes.
 MOST_HELD = 8 * MOST_BYTES
-# Time limit for a complete request to arrive.
+# Seconds in which a complete request body must arrive.
 BODY_SECONDS = 60.0
-# Time limit for a client to read one part of a response.
+# Seconds in which a client must read one chunk of a response.
 SEND_SECONDS = 60.0
 
 Found = TypeVar("Found")
@@ -58,7 +58,7 @@ def json_response(
     """Encode a value as a JSON response."""
     from starlette.responses import Response
 
-    # Lone surrogates, which UTF-8 cannot encode, become question marks.
+    # Unpaired surrogates, which UTF-8 cannot encode, become question marks.
     raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return Response(raw, status, headers, "application/json")
 
@@ -67,8 +67,8 @@ class Server:
     """Base class of a server: an ASGI application.
 
     token: bearer token that requests must carry; None: no authentication. max_waiting: maximum
-    number of waiting units (see `room`); further requests are refused. accepted: the requests of
-    the subclass, for error messages.
+    number of waiting units (see `room`); further requests are refused. accepted: methods and paths
+    of the subclass, for error messages.
     """
 
     accepted = ""
@@ -87,7 +87,7 @@ class Server:
             Route(path, endpoint, methods=[method])
             for (method, path), endpoint in (own | dict(self.endpoints())).items()
         ]
-        # Only Starlette's Router: the class Starlette logs a traceback for each failed request.
+        # Router instead of Starlette's application class, which logs a traceback per failure.
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +101,7 @@ class Server:
             if event["type"] == "http.response.start":
                 begun = True
                 self.answered[event["status"]] += 1
+            # A client that stops reading must not occupy the server forever.
             try:
                 async with asyncio.timeout(SEND_SECONDS):
                     await send(event)
@@ -125,7 +126,8 @@ class Server:
         except Refused as refused:
             again = {"retry-after": "1"} if refused.status == 503 else {}
             response = json_response(self.complaint(str(refused)), refused.status, again)
-        except Exception as error:  # a defect in one request must not stop the server
+        # A defect that one request reveals must not stop the server.
+        except Exception as error:
             warn(f"a request failed: {cause(error)}")
             said = "this request failed; see the server's log"
             response = json_response(self.complaint(said), 500)
@@ -134,7 +136,7 @@ class Server:
                 await response(scope, receive, patient)
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the subclass's endpoints by method and path. They may raise Refused."""
+        """Return the subclass's endpoints by method and path. An endpoint may raise Refused."""
         raise NotImplementedError
 
     def health(self) -> dict[str, Any]:
@@ -157,6 +159,7 @@ class Server:
         """Reserve capacity for ``count`` units inside a ``with`` block. Raises Refused if full."""
         if self.waiting + count > self.max_waiting:
             said = f"{self.waiting} {what} wait, of {self.max_waiting}; try again"
+            # Status 413: a retry is useless, because even an idle server has too little capacity.
             raise Refused(503 if count <= self.max_waiting else 413, said)
         self.waiting += count
         try:
@@ -166,7 +169,7 @@ class Server:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a request body, counted in `held` inside the ``with`` block. Raises Refused."""
+        """Read a request body, whose size counts in `held` during the ``with`` block."""
         from starlette.requests import ClientDisconnect
 
         found = bytearray()
@@ -190,18 +193,18 @@ class Server:
             self.held -= len(found)
 
     def _check(self, scope: Scope) -> None:
-        """Refuse requests without the token, and those that a browser sends for a web page.
+        """Refuse requests without the token, and requests that a browser sends for a web page.
 
-        A page may send a cross-origin POST without a preflight request if the content type is that
-        of a form. With DNS rebinding, it could even read the response. Starlette's
-        TrustedHostMiddleware does not know the addresses of IPv6, nor servers with a token.
+        A web page may send a cross-origin POST without a preflight request if the content type is
+        that of an HTML form. With DNS rebinding, the page could even read the response.
         """
+        # Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor tokens.
         from starlette.datastructures import Headers as RequestHeaders
 
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # A web page cannot know the token. Without one, only names of this machine are accepted.
+        # A web page cannot know the token. Without a token, Host must name this machine.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):
@@ -215,6 +218,7 @@ class Server:
         """Refuse a request without the token."""
         if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
             given = headers.get("authorization", "").encode("latin-1")
+            # The time of a comparison with == would reveal how many leading bytes are correct.
             if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
                 raise Refused(401, "the header Authorization: Bearer TOKEN is missing, or wrong")
 
@@ -256,7 +260,7 @@ def _netloc(origin: str) -> str | None:
 async def while_there(
     receive: Receive, work: Coroutine[Any, Any, Found], seconds: float | None = None
 ) -> Found:
-    """Await ``work`` while the client is connected. Returns its result.
+    """Await ``work`` while the client is connected, and return the result.
 
     Cancels the work and raises ConnectionResetError if the client disconnects, or TimeoutError
     after ``seconds``.
@@ -272,7 +276,7 @@ async def while_there(
         leaving.cancel()
         if not working.done():
             working.cancel()
-            # The canceled task still closes its resources.
+            # The canceled task must close its resources before the request ends.
             await asyncio.wait([working])
 
 

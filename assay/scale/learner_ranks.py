@@ -25,17 +25,19 @@ from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 
 # Environment variable with the network interface of gloo.
 INTERFACE = "GLOO_SOCKET_IFNAME"
-# Seconds in which a rank must end after the last call.
+# Seconds in which the other ranks must end after the last call of rank 0.
 END_SECONDS = 10.0
-# Seconds in which a rank that ended reports why.
+# Seconds to wait for the error message of a rank that ended.
 REPORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The store through which ranks find each other: a file on one machine, else a port of rank 0's
-    machine. A file is preferred, because torch's TCP store listens on all interfaces without
-    authentication."""
+    """Address of the store through which ranks find each other.
+
+    The store is a file if all ranks run on one machine, and otherwise a port of rank 0's machine.
+    size: number of ranks. patience: timeout in seconds.
+    """
 
     size: int
     patience: float
@@ -45,13 +47,13 @@ class Meeting:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the ranks while they join."""
+        """Environment variables of the ranks while they join each other."""
         # By default gloo listens on the address of the host name, which other machines may reach.
         is_here = self.file is not None and sys.platform == "linux"
         return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
 
     def store(self) -> Store:
-        """Open the store in a rank that follows, or the file in any rank."""
+        """Open the store: a file in any rank, or a TCP store in a rank other than 0."""
         if self.file is not None:
             return FileStore(self.file, self.size)
         limit = timedelta(seconds=self.patience)
@@ -60,9 +62,9 @@ class Meeting:
 
 @dataclass(frozen=True)
 class RankOpening:
-    """Arguments for a rank that follows.
+    """Arguments for a rank other than 0.
 
-    build: loads the model and returns the learner of these ranks. path: module search path.
+    build: loads the model and returns the learner of the ranks. path: module search path.
     """
 
     build: Callable[[Ranks], Any]
@@ -76,7 +78,7 @@ class LearnerRank:
     """Ray actor that holds the learner of one rank."""
 
     def run(self, opening: RankOpening, rank: int) -> None:
-        """Join the other ranks, and repeat the calls of rank 0 until it leaves."""
+        """Join the other ranks, and repeat the calls of rank 0 until rank 0 leaves."""
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
         meeting = opening.meeting
@@ -86,14 +88,14 @@ class LearnerRank:
         try:
             ranks.follow(opening.build(ranks))
         finally:
-            # Closed connections end the wait of the other ranks at once.
+            # Closed connections end the waits of the other ranks at once.
             ranks.leave()
 
 
 def open_ranks(
     build: Callable[[Ranks], Any], settings: ScaleConfig, device: str, stack: ExitStack
 ) -> Ranks:
-    """Start the learner ranks beside this process; they end with ``stack``.
+    """Start all learner ranks other than this process. ``stack`` ends the ranks.
 
     build: see `RankOpening`. device: type of the learner's device. Raises WorkerDied.
     """
@@ -113,7 +115,8 @@ def open_ranks(
 
 
 def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple[Store, Meeting]:
-    """Open the store, and return it with its address."""
+    """Open the store of rank 0, and return the store and its address."""
+    # A file is preferred: torch's TCP store listens on all interfaces without authentication.
     if is_local(settings):
         mark = WorkerMark(new_family(), "ranks")
         stack.enter_context(watched(mark))
@@ -125,7 +128,7 @@ def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple
 
 
 def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
-    """Let the other ranks end by themselves, if they still respond."""
+    """End the other ranks by a last call, unless a rank has failed."""
     if not _reason(ray, running, 0.0):
         with suppress(WorkerDied):
             if ranks.dismiss():
@@ -134,7 +137,7 @@ def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
 
 
 def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -> str:
-    """Return the error of a rank that ended, or "" if none has reported one."""
+    """Return the error message of a rank that ended, or "" if no rank reported an error."""
     ended, _ = ray.wait([*running], num_returns=len(running), timeout=seconds)
     reasons: list[tuple[bool, str]] = []
     for ref in ended:
@@ -144,7 +147,8 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
-        except Exception as error:  # ray raises several types for an actor that died
+        # Ray raises several exception types for an actor that died.
+        except Exception as error:
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
-    # Prefer the error of the rank that failed first over errors of ranks that only lost it.
+    # Errors other than WorkerDied come first, because WorkerDied only reports a lost rank.
     return min(reasons)[1] if reasons else ""

@@ -1,4 +1,4 @@
-"""Sockets, and uvicorn with the limits that it lacks: time of the headers, number of connections.
+"""Listening sockets, and a uvicorn server with limits for header time and connections.
 
 A client that never finishes its headers holds a file descriptor. Without free descriptors, asyncio
 accepts no connection and writes a traceback for each attempt.
@@ -16,7 +16,7 @@ from assay.errors import MissingExtra, UserError, message
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-# Time limit from the connection, or the first byte of a request, to the end of the headers.
+# Seconds from the connection, or from a request's first byte, to the end of the headers.
 HEADER_SECONDS = 10.0
 # File descriptors reserved for worker processes and for requests to other servers.
 SPARE_FILES = 256
@@ -38,6 +38,7 @@ def bind(host: str, port: int, token: str | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     try:
+        # Without SO_REUSEADDR, a restarted server would find its port occupied for a minute.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(1024)
@@ -65,11 +66,11 @@ def server(app: Any, most_connections: int, **settings: Any) -> Any:
     import uvicorn  # pyright: ignore[reportMissingImports]
 
     usual: dict[str, Any] = {
-        # At a lower level, any client could flood the log by sending invalid HTTP.
+        # uvicorn logs invalid HTTP as a warning, with which any client could flood the log.
         "log_level": "error",
         "access_log": False,
-        # asyncio accepts a whole backlog before it handles the first connection, so the backlog
-        # must stay far below SPARE_FILES.
+        # asyncio accepts a whole backlog of connections before it handles the first of them.
+        # The backlog must therefore stay far below SPARE_FILES.
         "backlog": 48,
         "lifespan": "on",
         "ws": "none",
@@ -81,7 +82,7 @@ def server(app: Any, most_connections: int, **settings: Any) -> Any:
 
 
 def connections_possible() -> int:
-    """Raise the file limit to its maximum. Returns the number of connections that it allows."""
+    """Raise the limit of open files, and return the number of connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -96,8 +97,8 @@ def connections_possible() -> int:
 def timed_protocol(most_connections: int) -> Any:
     """Return uvicorn's HTTP protocol class with a timeout for headers.
 
-    A connection beyond most_connections replaces the one that has waited longest for its headers.
-    If all connections are busy, the new one is closed.
+    A connection beyond ``most_connections`` replaces the connection that has waited longest for its
+    headers. If all connections have complete headers, the new connection is closed.
     """
     import h11  # pyright: ignore[reportMissingImports]
     from uvicorn.protocols.http.h11_impl import (  # pyright: ignore[reportMissingImports]
@@ -129,7 +130,7 @@ def timed_protocol(most_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                # The next request has begun already.
+                # The client has sent the start of its next request early (pipelining).
                 self.start_clock()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Rollout actor: a process that samples with the built-in engine or vLLM from received weights."""
+"""Rollout actor: a process that receives weights, and samples with the built-in engine or vLLM."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from assay.model.load import load_model
 from assay.model.weights import Weights, memory_of
 from assay.types import Floats, Group, Problem, Prompt
 
-# Time after which an actor answers even if no group has ended.
+# Seconds after which `take` returns even if no group has ended.
 TAKE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Arguments for opening an actor's engine, as in the process of the command.
+    """Arguments for opening an actor's engine with the settings of the command's engine.
 
     in_chat: whether prompts are rendered with the chat template. path: module search path. vllm:
     description of the model for vLLM; None: the built-in engine samples.
@@ -56,8 +56,7 @@ class Opening:
 
         The policy sees only the prompt.
         """
-        # With an environment, the spec is sent, because the environment runs in the actor and needs
-        # the answer.
+        # An environment runs in the actor and needs the spec, which contains the answer.
         return problem if self.tools.environment is not None else replace(problem, spec={})
 
 
@@ -70,10 +69,11 @@ class Sent:
 
     @classmethod
     def of(cls, weights: Weights) -> Sent:
-        """Serialize the current weights. The object store copies them, tied weights once."""
+        """Serialize the current weights. The object store copies tied weights only once."""
         found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
         arrays: dict[Hashable, np.ndarray] = {}
         for name, tensor in weights.tensors.items():
+            # The array's elements are bytes, because numpy has no bfloat16.
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             kind = str(tensor.dtype).removeprefix("torch.")
             array = arrays.setdefault(memory_of(tensor), flat.numpy())
@@ -81,9 +81,9 @@ class Sent:
         return cls(weights.version, found)
 
     def weights(self) -> Weights:
-        """Convert back to tensors, without a copy, over the store's read-only memory."""
+        """Return the weights as tensors over the store's read-only memory, without a copy."""
         with warnings.catch_warnings():
-            # torch warns about read-only memory.
+            # torch warns about read-only memory, but the engine only reads these tensors.
             warnings.simplefilter("ignore", UserWarning)
             tensors = {
                 name: torch.from_numpy(data).view(getattr(torch, kind)).reshape(shape)
@@ -106,7 +106,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ShareAsked:
-    """An actor's share of one `Generator.generate` call, with problems from `Opening.sent`."""
+    """An actor's share of the problems of one `Generator.generate` call.
+
+    problems: (index in the call, problem from `Opening.sent`, prompt) of each problem.
+    """
 
     problems: Sequence[tuple[int, Problem, Prompt]]
     sampling: SamplingConfig
@@ -206,7 +209,7 @@ class _Share:
         self._engine = engine
         self._asked = asked
         self._threads = torch.get_num_threads()
-        # A copy from another process. This cutoff counts only the groups of the actor's share.
+        # Pickling made a copy of the cutoff, which counts only the groups of this actor.
         self.cutoff = asked.cutoff
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}
@@ -239,11 +242,12 @@ class _Share:
     def _work(self) -> None:
         asked = self._asked
         problems = [problem for _, problem, _ in asked.problems]
-        # torch keeps the number of threads per Python thread.
+        # torch keeps a separate number of threads for each Python thread.
         set_num_threads(self._threads)
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, cutoff=self.cutoff)
             self._ended.put(None)
-        except BaseException as error:  # `take` raises it in the actor's main thread
+        # `take` raises the exception in the actor's main thread.
+        except BaseException as error:
             self._ended.put(error)

@@ -1,7 +1,7 @@
 """Generator that distributes sampling to rollout actors and replaces lost actors.
 
 A completion depends only on its problem and its index in the group, not on the actor or the batch.
-Another actor therefore repeats a lost share bit for bit.
+Another actor therefore repeats the completions of a lost actor bit for bit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from assay.types import Floats, Group, Problem, Prompt
 
 # Seconds between two checks for actors without progress.
 LOOK = 1.0
-# Timeout for the transfer of a result that is ready.
+# Seconds for the transfer of a result that is ready.
 ANSWER_SECONDS = 30.0
-# Limit of lost actors, per actor of the pool, without a finished group between them.
+# Maximum number of consecutive losses without a finished group, per actor of the pool.
 MOST_LOST = 3
 
 
@@ -44,9 +44,9 @@ class ActorState:
     """State of one actor of the pool.
 
     pending: reference of the outstanding call. doing: description of the call; "" while idle.
-    since: time at which the actor last made progress. share: indices of the assigned problems.
-    tokens, seconds: sampled tokens and sampling time since metrics were last taken. counted: time
-    up to which ``seconds`` is counted.
+    since: time of the actor's last progress. share: indices of the assigned problems. tokens,
+    seconds: sampled tokens and sampling time since the last `take_metrics`. counted: end of the
+    time that ``seconds`` includes.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Prepared:
 
 
 class ActorGenerator:
-    """Generator that samples in an actor pool. It is as exact as the engine in the actors.
+    """Generator that samples in an actor pool. Raises WorkerDied if actors are lost repeatedly.
 
-    engine: engine of this process; renders prompts and computes reference values, but does not
-    sample. as_sent: converts weights to the format that actors load. watch: as the engine's.
-    on_event: called with ``actor_lost`` for each lost actor. Raises WorkerDied if actors are lost
-    repeatedly without a finished group.
+    exact: True if the actors use the built-in engine. engine: engine of this process; renders
+    prompts and computes reference values, but does not sample. as_sent: converts weights to the
+    format that actors load. watch: progress callback. on_event: called with ``actor_lost`` for each
+    lost actor.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ActorGenerator:
 
     @property
     def render(self) -> Callable[[Problem], Prompt]:
-        """Makes the prompt of a problem, in this process."""
+        """Function of this process that renders the prompt of a problem."""
         return self.engine.render
 
     @render.setter
@@ -141,7 +141,7 @@ class ActorGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Sample one group per problem, as the engine does."""
+        """Sample one group per problem, with the results of `Engine.generate`."""
         asked = [(n, self._opening.sent(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
@@ -163,7 +163,7 @@ class ActorGenerator:
                 if self.watch is not None:
                     self.watch(stats)
         finally:
-            # After an exception, busy actors are replaced, because their results have no reader.
+            # After an exception, no code reads the results of busy actors, so new actors start.
             for actor in self._actors:
                 if actor.doing == "sampling":
                     self._replace(actor)
@@ -180,9 +180,9 @@ class ActorGenerator:
         self.adopt(self.prepare(weights))
 
     def prepare(self, weights: Weights) -> Prepared:
-        """Copy the current weights into the object store. `adopt` sends them to the actors."""
+        """Copy the current weights into the object store. `adopt` sends the copy to the actors."""
         weights = self._as_sent(weights)
-        # The probe runs before actors load weights, because they may share the cores of this host.
+        # The probe comes before the loads of the actors, which may use the same processor cores.
         probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
         return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
@@ -256,8 +256,7 @@ class ActorGenerator:
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
-        # An actor's time limit must not include time in which this process did not wait for
-        # results.
+        # Time in which this process did not wait for results must not count against an actor.
         for actor in self._actors:
             actor.since = min(now, actor.since + now - self._received)
         refs = {actor.pending: actor for actor in self._actors if actor.doing}
@@ -280,7 +279,7 @@ class ActorGenerator:
         return groups
 
     def _take_in(self, actor: ActorState, said: Any) -> list[tuple[int, Group]]:
-        """Process an actor's result. Raises ActorLost if its weights are stale."""
+        """Process an actor's result. Raises ActorLost if the actor's weights are stale."""
         if isinstance(said, Taken):
             return self._take_groups(actor, said)
         if isinstance(said, Loaded):
@@ -307,7 +306,7 @@ class ActorGenerator:
         self._num_lost = 0 if fresh else self._num_lost
         if taken.done:
             actor.rest()
-            # The oversampling cutoff canceled the remaining groups of the share.
+            # The oversampling cutoff canceled the actor's remaining groups.
             actor.share = set()
             if self._cutoff is not None:
                 self._cutoff.tokens += taken.given_up
@@ -316,13 +315,14 @@ class ActorGenerator:
         return fresh
 
     def _check_loaded(self, actor: ActorState, loaded: Loaded) -> None:
-        """Compare an actor's report with the weights sent. Raises ActorLost if they differ."""
+        """Compare an actor's report with the sent weights. Raises ActorLost for a difference."""
         assert self._held is not None
         if loaded.version != self.policy_version:
-            # Newer weights are on the way to the actor.
+            # Newer weights are already on the way to the actor.
             return
         if loaded.fingerprint != self._held.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
+        # The fingerprint covers the weights, the probe also the sampling code and its copies.
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
             check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)
@@ -331,7 +331,7 @@ class ActorGenerator:
         actor.version = loaded.version
 
     def _lose(self, actor: ActorState, why: str, waiting: deque[int]) -> None:
-        """Replace a lost actor. The problems that it did not finish return to the queue."""
+        """Replace a lost actor. The actor's unfinished problems return to the queue."""
         check_alive()
         waiting.extendleft(sorted(actor.share, reverse=True))
         self._num_lost += 1

@@ -1,11 +1,12 @@
-"""Router: sends easy requests to a cheap model and hard ones to a strong one, over OpenAI's API.
+"""Router over OpenAI's API: easy requests go to a cheap model, hard requests to a strong model.
 
-    POST /v1/chat/completions   the model "cheap" or "strong" selects one of the two; for any other
+    POST /v1/chat/completions   the model name "cheap" or "strong" selects that model; for any other
                                 name, such as "route", the rule decides
-    GET  /v1/models             these three names
+    GET  /v1/models             the names "route", "cheap" and "strong"
 
-If a model fails or exceeds its timeout, the other one replies, unless a part of the reply was
-already sent. Each request is one line in the log, and is counted in /metrics by model and reason.
+If a model fails or exceeds its timeout, the other model replies, unless a part of the reply was
+already sent. The server logs each request in one line. /metrics counts requests by model and
+reason.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "co
 class RoutedCall:
     """One request to a model, with its reason and result.
 
-    reason: ``easy`` or ``hard`` (decided by the rule), ``unsure`` (decided hard after the cheap
-    reply was judged), ``tried`` (such a cheap reply, discarded), ``unknown`` (the rule failed),
-    ``fallback`` (the other model failed), ``named`` (selected by the client).
+    reason: ``easy`` or ``hard`` (the rule's decision), ``tried`` (cheap reply that the rule
+    discarded), ``unsure`` (strong reply after a discarded cheap reply), ``unknown`` (the rule
+    failed), ``fallback`` (the other model failed), ``named`` (the client's choice).
+    chars: characters of the prompt and of the reply.
     """
 
     model: str
@@ -57,9 +59,9 @@ class RoutedCall:
     seconds: float = 0.0
 
     def add(self, said: Any, part: str) -> None:
-        """Count a reply (part: ``message``), or an event of a stream (``delta``).
+        """Count the tokens and characters of a reply. Raises EndpointFailure for an invalid reply.
 
-        Raises EndpointFailure if it is invalid.
+        part: ``message`` for a whole reply, ``delta`` for one event of a streamed reply.
         """
         if not _is_reply(said, part):
             raise EndpointFailure("error", f"an invalid reply: {json.dumps(said)[:SHOWN]}")
@@ -75,7 +77,7 @@ class RoutedCall:
     def facts(self, upstream: Upstream) -> dict[str, float]:
         """Return the values of `COUNTS`. Token counts are estimated if the server sent none.
 
-        A call that failed before its first output has no tokens.
+        A call that failed before its first output counts no tokens.
         """
         guess = [-(-chars // CHARS_PER_TOKEN) for chars in self.chars]
         guess = [0, 0] if self.trouble and not self.chars[1] else guess
@@ -98,6 +100,7 @@ class Upstream:
         started = time.perf_counter()
         sent = {**body, **self.config.request, "model": self.config.model}
         options = body.get("stream_options") or {}
+        # The cost needs token counts, which OpenAI's API sends in a stream only on request.
         if body.get("stream"):
             sent["stream_options"] = {**options, "include_usage": True}
         try:
@@ -110,6 +113,7 @@ class Upstream:
                 async for event, said in reply.events():
                     if said is not None:
                         call.add(said, "delta")
+                    # The event with token counts has no choices. Clients get it only on request.
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:
@@ -150,7 +154,7 @@ class RouteServer(Server):
         return json_response({"object": "list", "data": names})
 
     async def _complete(self, request: Request) -> ASGIApp:
-        """Return an application that responds with a model's reply."""
+        """Return an ASGI application that responds with a model's reply."""
         async with self.body(request) as raw:
             body = _checked(raw)
 
@@ -162,7 +166,7 @@ class RouteServer(Server):
         return respond
 
     async def _routed(self, routed: Routed, receive: Receive) -> Response | None:
-        """Return the response of a request; None: it was sent already, as a stream."""
+        """Return the response of a request; None: the response was already sent as a stream."""
         with self.room(1, "requests"):
             try:
                 return await while_there(receive, routed.answer())
@@ -200,7 +204,7 @@ class RouteServer(Server):
 
 
 class Routed:
-    """One request in progress. unknown: error of the rule, if it could not rate the request."""
+    """One request in progress. unknown: error message of a rule that failed on the request."""
 
     def __init__(self, server: RouteServer, body: dict[str, Any], send: Send) -> None:
         self.server, self.rule, self.body, self.send = server, server.rule, body, send
@@ -209,7 +213,7 @@ class Routed:
         self.unknown, self.ended = "", "answered"
 
     async def answer(self) -> Response | None:
-        """Answer with the model that the client names, else with the one that the rule selects."""
+        """Reply with the model that the client names, or else with the model of the rule."""
         if (named := self.body.get("model")) in self.server.models:
             return await self._by([named], "named")
         if self.rule.looks:
@@ -224,9 +228,10 @@ class Routed:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
     async def _after_a_look(self) -> Response | None:
-        """Ask the cheap model and judge its reply; use the reply, or ask the strong model."""
+        """Judge the cheap model's reply. Send it, or else the strong model's reply."""
         from starlette.responses import Response
 
+        # The cheap reply is not streamed: the rule judges it before the client gets any of it.
         body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
         if scored := self.rule.by == "confidence":
             body["logprobs"] = True
@@ -244,6 +249,7 @@ class Routed:
         if not self._is_easy:
             try:
                 return await self._by([STRONG], "unknown" if self.unknown else "unsure")
+            # If the strong model fails, the cheap reply is better than none.
             except Refused:
                 call.reason = "fallback"
         else:
@@ -258,7 +264,8 @@ class Routed:
             self.hardness = await hardness(self.rule, self.server.judge, self.body, reply)
             if not math.isfinite(self.hardness):
                 raise ValueError(f"a hardness of {self.hardness}")
-        except Exception as error:  # the user's rule may fail on any request or reply
+        # The user's rule may fail on any request or reply.
+        except Exception as error:
             self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
 
     async def _by(self, names: Sequence[str], reason: str) -> Response | None:
@@ -276,24 +283,25 @@ class Routed:
         from starlette.responses import Response, StreamingResponse
 
         async with aclosing(self._pieces(call, self.body)) as pieces:
+            # Before the first piece arrives nothing is sent, so the other model can take over.
             first = await anext(pieces)
             if not self.body.get("stream"):
                 return Response(first, headers=_header(call), media_type="application/json")
             reply = StreamingResponse(self._events(call, first, pieces), 200, _events_header(call))
-            # Its __call__ also watches for a disconnect and then ends silently; `while_there`
-            # handles it.
+            # StreamingResponse.__call__ would end silently when the client disconnects.
+            # Instead, `while_there` handles a disconnect.
             await reply.stream_response(self.send)
         return None
 
     async def _events(
         self, call: RoutedCall, first: bytes, rest: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream, and its failure as the last one."""
+        """Yield the events of a stream. A failure of the model becomes the last event."""
         yield first
         try:
             async for piece in rest:
                 yield piece
-        # A part of the reply was sent, so the other model cannot take over.
+        # A part of the reply was already sent, so the other model cannot take over.
         except EndpointFailure as trouble:
             call.trouble = self.ended = trouble.detail
             said = json.dumps(self.server.complaint(f"{call.model}: {trouble.detail}"))
@@ -314,7 +322,7 @@ class Routed:
 
 
 def _is_reply(said: Any, part: str) -> bool:
-    """Whether a value has the used fields of a chat completion, or of an event of its stream."""
+    """Whether a value has the fields of a reply, or of a stream event, that the router reads."""
     if not isinstance(said, dict) or said.get("error"):
         return False
     choices = said.get("choices")
@@ -365,6 +373,7 @@ def _as_events(reply: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
     choices: list[dict[str, Any]] = []
     for choice in reply["choices"]:
         delta, rest = choice["message"], {k: v for k, v in choice.items() if k != "message"}
+        # OpenAI's API requires an index for each tool call of a stream, but not of a whole reply.
         if calls := delta.get("tool_calls"):
             delta = {**delta, "tool_calls": [{"index": n, **one} for n, one in enumerate(calls)]}
         choices.append({**rest, "delta": delta})

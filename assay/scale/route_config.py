@@ -138,7 +138,7 @@ async def hardness(
 ) -> float:
     """Rate the hardness of a request. May raise any exception if the rule does not apply.
 
-    reply: reply of the cheap model, or {} before it is asked.
+    reply: reply of the cheap model, or {} before the cheap model has replied.
     """
     if rule.by == "length":
         return float(len(prompt_of(request)))

@@ -5,7 +5,8 @@
                      {"verdicts": [...]} has one verdict per row, in order; for a verifier that
                      scores steps, with "step_scores": (score, last token) of each step
 
-A request that exceeds its seconds is canceled (504). So is a request of a disconnected client.
+A request that exceeds its seconds is canceled (504). A request of a disconnected client is canceled
+too.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class VerifierServer(Server):
         super().__init__(token, max_waiting)
         self.service = service
         self.seconds = seconds
-        # Two threads, so that slow row checks of one client do not block all others.
+        # Two threads, so that slow row checks of one client do not block all other clients.
         self._checks = ThreadPoolExecutor(2, "assay-checks")
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the endpoints of verdicts, and of the version and hash of a verifier."""
+        """Return the endpoint that judges rows, and the endpoint that describes a verifier."""
         return {("GET", "/verifiers/{name:path}"): self._verifier, ("POST", "/judge"): self._judge}
 
     def health(self) -> dict[str, Any]:

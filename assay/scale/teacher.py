@@ -27,9 +27,10 @@ from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray,
 Ask = Callable[[Any, Batch], Any]
 """Callable that sends a part of a batch to an actor."""
 
-# Limit of actors lost in a row without an answer.
+# Maximum number of consecutive losses of an actor.
 MOST_LOST = 3
-# Sizes at which sharing the prompt is faster: prompt tokens, completion tokens, completions.
+# Sizes of the layout probe: prompt tokens, completion tokens, completions.
+# At these sizes the tree layout, which computes a shared prompt once, is faster.
 PROVED = 64, 64, 8
 
 
@@ -37,8 +38,8 @@ PROVED = 64, 64, 8
 class TeacherOpening:
     """Arguments for opening an actor's teacher.
 
-    load: loads the teacher; raises ConfigError if it cannot teach the policy. path: module search
-    path.
+    load: loads the teacher; raises ConfigError if the teacher cannot teach the policy. path: module
+    search path.
     """
 
     load: Callable[[], TeacherModel]
@@ -69,6 +70,7 @@ class TeacherActor:
     def __init__(self, opening: TeacherOpening) -> None:
         self._opening = opening
 
+    # The constructor loads nothing: Ray reports its exception only as a dead actor.
     @cached_property
     def _teacher(self) -> TeacherModel:
         """The teacher, loaded at first use. Raises ConfigError."""
@@ -154,7 +156,8 @@ class ActorTeacher(TeacherElsewhere):
         return torch.cat(found).to(batch.device)
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
-        """Split a batch into runs of adjacent groups, one per actor. Returns results in order."""
+        """Split a batch into ranges of adjacent groups, one per actor. Returns results in order."""
+        # Problems are not sent, because they contain answers and tests.
         batch, many = replace(batch.to("cpu"), problems=()), len(self._actors)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]

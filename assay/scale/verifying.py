@@ -1,7 +1,7 @@
 """Verifier workers on the machines of the cluster: each actor runs one worker process.
 
 The verifier service of the command still distributes the work, enforces deadlines and counts. An
-actor receives the calls of one request at a time, so no further work queues there.
+actor receives only one request at a time, so no other work waits in the actor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from assay.scale.cluster import (
 )
 from assay.verify.serving.process import Worker
 
-# Limit of actors lost in a row without an answer of a worker.
+# Maximum number of consecutive actor losses that count as faults of machines.
 MOST_LOST = 3
-# Time for an actor to answer, in addition to the time limit of its worker.
+# Seconds for an actor to answer, in addition to the time limit of its worker.
 ANSWER_SECONDS = 30.0
 
 
@@ -52,7 +52,7 @@ class VerifierActor:
         self._trouble: str | None = None
 
     def start(self, options: dict[str, Any]) -> tuple[str, str]:
-        """Start a worker. Returns its host, and the error of the sandbox there, or ""."""
+        """Start a worker. Returns the host name, and the error of the host's sandbox or ""."""
         self.kill()
         self._worker = Worker(self._family)
         if self._trouble is None:
@@ -61,7 +61,7 @@ class VerifierActor:
         return socket.gethostname(), self._trouble
 
     def try_sandbox(self) -> str:
-        """Try the sandbox of this machine. Returns its error, or ""."""
+        """Test the sandbox of this machine. Returns the error message, or ""."""
         from assay.verify.sandbox import sandbox_report
 
         return "; ".join(f"{what}: {said}" for what, works, said in sandbox_report() if not works)
@@ -79,7 +79,7 @@ class VerifierActor:
         return found
 
     def kill(self) -> tuple[int, str]:
-        """Stop the worker, if any. Returns its exit code and the end of its standard error."""
+        """Stop the worker, if any. Returns the exit code and the end of the standard error."""
         worker, self._worker = self._worker, None
         if worker is None:
             return 0, ""
@@ -95,7 +95,7 @@ class VerifierActor:
 
 
 class RemoteWorker(Worker):
-    """Worker in an actor, with the interface of a local one. actors: pool that owns the actor."""
+    """Worker in an actor, with a local worker's interface. actors: pool that owns the actor."""
 
     def __init__(self, handle: Any, family: str, actors: VerifierActors) -> None:
         self.handle = handle
@@ -123,7 +123,7 @@ class RemoteWorker(Worker):
         self.ready = True
 
     def send(self, num_answers: int, *request: Any) -> None:
-        """Send a request without an acknowledgment."""
+        """Send a request, without waiting for an acknowledgment."""
         self.since = time.monotonic()
         self.num_waiting = num_answers
         self.handle.send.remote(num_answers, pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
@@ -145,11 +145,11 @@ class RemoteWorker(Worker):
         return self._received.popleft()
 
     def last_words(self) -> str:
-        """Return the worker's standard error output from before its greeting."""
+        """Return the worker's standard error output before its first message, after `kill`."""
         return self._words
 
     def kill(self) -> int:
-        """Stop the worker process. If the actor answers, it returns to the pool."""
+        """Stop the worker process. An actor that still answers returns to the pool."""
         with suppress(ActorLost):
             who, ref = "a verifier actor", self.handle.kill.remote()
             code, self._words = answer(ref, who, ANSWER_SECONDS)
@@ -160,7 +160,7 @@ class RemoteWorker(Worker):
         return 0
 
     def release(self) -> None:
-        """Do nothing: this process holds no end of a pipe."""
+        """Do nothing: this process has no socket to the worker."""
 
     def _answer(self, ref: Any, seconds: float) -> Any:
         try:
@@ -169,12 +169,12 @@ class RemoteWorker(Worker):
             raise self._lost(str(lost)) from lost
 
     def _lost(self, why: str) -> Lost:
-        """Build the exception for a lost actor. Another worker repeats its request.
+        """Build the exception for a lost actor. Another worker repeats the request.
 
-        A single loss is not attributed to a completion. Repeated losses may be. Raises WorkerDied
-        if the whole cluster is down.
+        Raises WorkerDied if the whole cluster is down.
         """
         check_alive()
+        # A completion may be at fault only after more than MOST_LOST consecutive losses.
         self._actors.num_lost += 1
         may_ask_again = self._actors.num_lost <= MOST_LOST
         return Lost("died", f"its actor is lost: {why}", idle=may_ask_again)
@@ -194,7 +194,7 @@ class VerifierActors:
         self._idle = deque(self._spawn_actor() for _ in range(settings.verifier_actors or 0))
 
     def worker(self, family: str) -> Worker:
-        """Start a worker for a verifier pool. Returns it immediately."""
+        """Start a worker for a verifier pool. Returns before the worker is ready."""
         handle = self._idle.popleft() if self._idle else self._spawn_actor()
         worker = RemoteWorker(handle, family, self)
         worker.start(self._options)
@@ -213,7 +213,7 @@ class VerifierActors:
             warn(f"{found}: programs are not judged there")
 
     def close(self) -> None:
-        """Stop the idle actors. Verifier pools stop the actors that they use."""
+        """Stop the idle actors. Verifier pools stop the busy actors."""
         end(self._idle)
 
     def _spawn_actor(self) -> Any:
@@ -227,11 +227,11 @@ class VerifierActors:
 
 
 def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """Open the cluster of a run with actors. Returns arguments for its verifier service."""
+    """Open the cluster of a run with actors. Returns arguments for the verifier service."""
     settings = config.scale
     if settings.generator == "vllm":
         check_vllm(config.model)
-    # A run opens the cluster first, so that its errors are reported at once.
+    # The cluster is opened before weights are loaded, so that its faults are reported at once.
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:
