@@ -1,5 +1,4 @@
-"""The generator protocol: problems in, groups of completions out, sampled from the newest
-policy."""
+"""Generator protocol: sample a group of completions per problem from the newest policy."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from assay.types import Completion, Group, Problem, Prompt, Tokens
 class SoFar:
     """An unfinished completion, as a turn controller sees it.
 
-    newest: the newest token; None before the first. ends: whether the newest token is an end token
-    or completes a stop string. read: returns a copy of all tokens; call it only inside the
-    controller. injected: whether the newest token was injected, not sampled.
+    newest: the newest token; None before the first token. ends: whether the newest token is an end
+    token or completes a stop string. read: returns a copy of all tokens; valid only during the call
+    of the controller. injected: whether the newest token was injected, not sampled.
     """
 
     num_tokens: int
@@ -32,10 +31,10 @@ class SoFar:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InjectedTokens:
-    """Injected tokens that continue a completion; they are masked from the loss.
+    """Tokens that a turn controller injects into a completion, masked from the loss.
 
-    replaces: number of newest tokens that are removed first. begins_turn: the tokens reply to the
-    policy, as a tool's result does, and start a turn of the conversation.
+    replaces: number of newest tokens that are removed first. begins_turn: whether the tokens are a
+    reply to the policy, such as a tool's result, and start a new turn.
     """
 
     tokens: Sequence[int]
@@ -48,13 +47,13 @@ Promise: TypeAlias = Future[InjectedTokens | None]
 
 
 class TurnController(Protocol):
-    """A turn controller: observes one completion and may inject tokens into it.
+    """Observes one completion, and may inject tokens into the completion.
 
-    It is called before the first token, after each sampled token, and after the last injected
-    token. Its result may depend only on the completion, so that a completion does not depend on its
-    neighbors. Injected tokens keep a completion from ending. A controller that needs time, such as
-    for a tool, returns a future. Until the result arrives, the completion pauses. The delay does
-    not change its tokens.
+    The generator calls a turn controller before the first token, after each sampled token, and
+    after the last injected token. The result may depend only on this completion, so that a
+    completion does not depend on others of the batch. A completion does not end while tokens are
+    injected. A controller that needs time, such as for a tool, returns a future. The completion
+    pauses until the future's result arrives. The delay does not change the completion's tokens.
     """
 
     def __call__(self, so_far: SoFar) -> InjectedTokens | Promise | None:
@@ -99,8 +98,10 @@ class Generator(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the log-probabilities equal the learner's up to rounding; if not, the learner
-        applies importance weights to tokens."""
+        """Whether the log-probabilities equal the learner's up to rounding.
+
+        A learner applies importance weights to the tokens of an inexact generator.
+        """
         ...
 
     def generate(
@@ -114,20 +115,19 @@ class Generator(Protocol):
     ) -> list[Group]:
         """Sample one group of ``group_size`` completions per problem, in the order of the problems.
 
-        first_sibling: index of each group's first completion; above 0 if an earlier call has
-        sampled the siblings before it. on_group: called with each group when it is finished, while
-        others are still sampled. cutoff: groups outside it may be canceled and are not returned. It
-        is passed only if more problems than needed are sampled.
+        first_sibling: index of each group's first completion; above 0 if an earlier call sampled
+        the first siblings. on_group: called with each finished group, while other groups are still
+        sampled. cutoff: oversampling cutoff, if more problems than needed are sampled; groups that
+        the cutoff does not select may be canceled and are not returned.
         """
         ...
 
     def sleep(self) -> None:
-        """Free the memory that only sampling needs, before an update. `generate` allocates it
-        again."""
+        """Free the memory that only sampling needs. `generate` allocates the memory again."""
         ...
 
     def load_policy(self, weights: Weights) -> None:
-        """Load weights for all further sampling; completions record their version.
+        """Load weights for all further sampling. Completions record the weights' version.
 
         A generator that shares the learner's memory copies nothing. Any other generator copies the
         tensors and can check the copy against the fingerprint.

@@ -33,8 +33,8 @@ class _Step:
 class CapturedForward(LeanForward):
     """The lean decoder with one captured graph per (rows, extent in blocks).
 
-    A step's logits are valid until the next step, which overwrites them. capture: captures a step;
-    returns the replay function and the output tensor.
+    A step's logits are valid until the next step, which overwrites them. capture: function that
+    captures a step, and returns the replay function and the output tensor.
     """
 
     name = "captured"
@@ -46,17 +46,17 @@ class CapturedForward(LeanForward):
         self._capture = capture or capture_graph
         self._capture_again = capture or _recorded
         self._steps: dict[tuple[int, Extent], _Step] = {}
-        # Shapes of captured steps in all generations. A further capture needs no run before it.
+        # Shapes that were captured before. Capturing a known shape again needs no warm-up run.
         self._known: set[tuple[int, Extent]] = set()
         self._memory: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
-        """Drop all graphs and read the live model again."""
+        """Drop all graphs, and read the live model's parameters again."""
         self._steps.clear()
         super().refresh(num_rows)
 
     def end_call(self) -> None:
-        """Free the cache and the graphs, which refer to its memory."""
+        """Free the cache, and the graphs, which contain the cache's addresses."""
         self.release()
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        # A copy for each step would take longer than many of its kernels.
+        # A copy of the logits would take longer than many kernels of the step.
         return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
@@ -90,8 +90,8 @@ class CapturedForward(LeanForward):
 class CapturedSampling:
     """Sampling as a captured graph, for logits that each step writes to the same memory.
 
-    draw: returns sampled values for logits and uniforms. The first call for a tensor is not
-    captured, because a step without a graph samples only once from its logits.
+    draw: function of logits and uniforms that returns sampled values. The first call for a logits
+    tensor is not captured, because the logits of a step without a graph are sampled only once.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class CapturedSampling:
         self._draw = draw
         self._capture = capture or capture_graph
         self._last_address = 0
-        # Logits, whose memory the graph reads; uniforms; the replay function; the result.
+        # The logits, whose memory the graph reads; uniforms; replay function; result.
         self._graph: tuple[Tensor, Tensor, Callable[[], None], Tensor] | None = None
 
     def __call__(self, logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
-        """Sample; the next call overwrites the result."""
+        """Return sampled values, which the next call overwrites."""
         seen, self._last_address = self._last_address == logits_SV.data_ptr(), logits_SV.data_ptr()
         graph = self._graph
         if graph is None or graph[0].data_ptr() != logits_SV.data_ptr():
@@ -119,10 +119,10 @@ class CapturedSampling:
 
 
 class Captures:
-    """Captures functions that have run before, into graphs that share the memory of temporaries.
+    """Captures functions that have already run once. All graphs share memory for temporary tensors.
 
-    The graphs must be replayed one after the other. Their results stay separate. capture: replaces
-    the capture, as in `CapturedForward`.
+    The graphs must be replayed one after the other. Each graph has a result tensor of its own.
+    capture: function that captures, as in `CapturedForward`.
     """
 
     def __init__(self, capture: Capture | None = None) -> None:
@@ -137,14 +137,14 @@ class Captures:
         return _recorded(step, self._pool)
 
     def forget(self) -> None:
-        """Use other memory for further graphs. The old memory is freed with the last graph."""
+        """Use new memory for further graphs. The old memory is freed with the last old graph."""
         self._pool = None
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Capture a step on the current CUDA device."""
-    # The step runs once before, on another stream, so that libraries finish their lazy
-    # initialization, which cannot be captured.
+    # Libraries such as cuBLAS initialize themselves at first use, which cannot be captured.
+    # The step therefore runs once before the capture, on another stream.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -13,20 +13,23 @@ from assay.model.compiled import LANES
 
 
 class CompiledCache(KeyValues):
-    """Keys and values of S slots. The completions of one prompt share its keys and values.
+    """Keys and values of S slots. The completions of one prompt share the prompt's keys and values.
 
-    Keys of completion tokens (per slot): [S, H, blocks, D, LANES]; their values: [S, H, capacity,
-    D]. Keys of a prompt's tokens: [H, blocks, D, LANES]; their values: [H, length, D].
+    Keys of completion tokens (per slot): [S, H, blocks, D, LANES]. Values of completion tokens: [S,
+    H, capacity, D]. Keys of prompt tokens: [H, blocks, D, LANES]. Values of prompt tokens: [H,
+    length, D].
     """
+
+    # A vector of keys holds LANES tokens, so that a score needs no sum within a vector.
 
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.own: list[tuple[Tensor, Tensor]] = []
-        # Capacity of each slot for its own tokens, which follow the shared prompt.
+        # Capacity of each slot for its own tokens, which come after the shared prompt.
         self.capacity = 0
         self.positions_S = self.prompt_length_S = torch.zeros(0, dtype=torch.int64)
         self._heads, self._width, self._dtype = tuple(heads), width, dtype
-        # References to each slot's prompt, which keep its memory alive for the C code.
+        # References to each slot's prompt, which keep the prompt's memory alive for the C code.
         self._held: list[Prompt] = []
         self._pointers_LS2 = torch.zeros(0, 0, 2, dtype=torch.int64)
 
@@ -48,14 +51,13 @@ class CompiledCache(KeyValues):
         return padded(room.extent.prompt)
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that the two never exist together.
+        # Free the old tensors first, so that old and new tensors never exist together.
         self.release()
         self.num_slots, self.capacity = num_slots, padded(room.extent.own)
         self.layout += 1
         num_blocks = self.capacity // LANES
         for heads in self._heads:
-            # Zeros instead of uninitialized memory: masked elements enter a product, and 0 * nan is
-            # nan.
+            # Zeros, because masked elements enter a product, and 0 * nan is nan.
             keys = torch.zeros(num_slots, heads, num_blocks, self._width, LANES, dtype=self._dtype)
             values = torch.empty(num_slots, heads, self.capacity, self._width, dtype=self._dtype)
             self.own.append((keys, values))
@@ -100,6 +102,7 @@ class CompiledCache(KeyValues):
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Prepare for one token per slot at its position; an idle slot's position is arbitrary."""
+        # An idle slot has position 0 and a stale prompt, which would give a negative own position.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 
     def stores(self, layer: int) -> tuple[Tensor, ...]:
@@ -108,5 +111,5 @@ class CompiledCache(KeyValues):
 
 
 def padded(length: int) -> int:
-    """Round a number of tokens up to whole vectors, at least one."""
+    """Round a number of tokens up to whole vectors of LANES tokens, at least one vector."""
     return max(-(-length // LANES), 1) * LANES

@@ -19,7 +19,7 @@ class TurnControllers:
     """Creates the turn controller of each completion of a call, for every generator.
 
     Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates a
-    second controller, for tools or an environment; None: there is none.
+    second controller, for tools or an environment; None: no tools and no environment.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TurnControllers:
         self._make = make
         asked: set[Asking] = {group.asking for group in waiting}
         thinking = [one for one in asked if sampling.controls_thinking(one[1]) and one[0].thinks]
-        # One controller for each kind of prompt, because it caches the texts of tokens.
+        # One `ThinkControl` serves all prompts of a kind, because it caches the texts of tokens.
         self._thinking = {one: ThinkControl.of(tokenizer, sampling, *one) for one in thinking}
 
     def of(self, group: Waiting) -> TurnController | None:

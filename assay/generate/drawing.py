@@ -20,13 +20,15 @@ Draw: TypeAlias = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray, np.nd
 def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Draw:
     """Return the function that samples and copies the result to the host.
 
-    steady: each step writes its logits to the same memory, so that sampling can be captured.
+    steady: whether every step writes its logits to the same memory, so sampling can be captured.
     """
     if device.type == "cpu":
         return lambda logits_SV, uniforms_S: _arrays(sample(logits_SV, uniforms_S, sampling))
 
     def draw(logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
         sampled = sample(logits_SV, uniforms_S, sampling)
+        # One tensor, because each copy to the host waits for the device.
+        # float64 represents token ids and float32 log-probabilities exactly.
         return torch.stack([tensor.double() for tensor in sampled])
 
     # Truncation reads values on the host, which a graph cannot do.

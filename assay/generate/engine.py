@@ -1,9 +1,9 @@
 """The built-in generator: schedule, run, postprocess.
 
-Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and its keys and values
-are placed for each sibling, and for the next group if that has the same prompt. If the next prompt
-has only its beginning in common, the common blocks are reused. Run feeds one token per slot and
-samples the next. Postprocess removes finished completions and returns complete groups.
+Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and all siblings use
+the same keys and values. If the next group has the same prompt, its prefill is skipped. If only the
+beginnings of two prompts are equal, the equal blocks are reused. Run feeds each slot's last token
+and samples the next token. Postprocess removes finished completions and returns complete groups.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 class EngineStats:
     """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
-    num_completions: finished, out of num_wanted. rows: rows of all decoding steps, including idle
-    rows. prompt_tokens: computed by the model, without tokens reused from the previous prompt.
-    tokens: sampled tokens, including those of unfinished completions and removed ones.
-    wait_seconds: time in which every completion waited for its turn controller.
+    num_completions: number of finished completions, out of num_wanted. rows: sum of the rows of all
+    decoding steps, including idle rows. prompt_tokens: prompt tokens that the model computed,
+    without tokens reused from the previous prompt. tokens: sampled tokens, including tokens of
+    unfinished completions and removed tokens. wait_seconds: time in which all completions waited
+    for their turn controllers.
     """
 
     num_slots: int = 0
@@ -89,7 +90,7 @@ class _Call:
     policy_version: int
     controllers: TurnControllers
     reader: PromptReader
-    # Samples from logits with uniforms: tokens, behavior and model log-probabilities.
+    # Function of logits and uniforms that samples tokens and their log-probabilities.
     draw: Draw
     # New slots of this step; their first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
@@ -106,11 +107,11 @@ class Engine:
     exact: the engine reads the learner's own parameters with a verified decoder. ``render``
     converts a problem to a prompt. A completion depends, to the bit, only on the weights, the seed,
     its prompt and index (problem, draw, sibling), the number of slots, the dtype and the thread
-    count. It does not depend on its neighbors (`independent`), except in a mixture of experts.
-    Models without ``eos_ids`` sample to the limit. watch: called with the stats after each decoding
-    step. make_controller: creates a completion's turn controller, in addition to the thinking
-    controller.
-    log: holds finished completions that are not sampled again.
+    count. Except in a mixture of experts, a completion does not depend on the other completions of
+    the batch (`independent`). Models without ``eos_ids`` sample up to the token limit. watch:
+    called with the stats after each decoding step. make_controller: creates a completion's turn
+    controller, in addition to the thinking controller. log: finished completions, which are not
+    sampled again.
     """
 
     exact = True
@@ -149,17 +150,17 @@ class Engine:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why faster decoding paths were rejected on this model and machine."""
+        """Error messages of the faster decoding paths that failed on this model and machine."""
         return self._choice.reasons
 
     @property
     def independent(self) -> bool:
-        """Whether completions are bitwise independent of their neighbors."""
+        """Whether completions are bitwise independent of the rest of the batch."""
         return self._choice.independent
 
     @property
     def note(self) -> str:
-        """The decoding path's cost or limit of reproducibility; "": none."""
+        """Note on the cost or reproducibility of the decoding path; "": no note."""
         return self._choice.note
 
     @property
@@ -202,9 +203,9 @@ class Engine:
         """Sample and return one group per problem, in the order of the problems.
 
         first_sibling: index of each group's first completion, as in `Generator.generate`. on_group:
-        called with each finished group. cutoff: the oversampling cutoff; groups outside it are
-        canceled and not returned. Raises DataError if a prompt fills the model's context,
-        OutOfMemory if no slot fits in ``engine.max_kv_mib``.
+        called with each finished group. cutoff: the oversampling cutoff; groups that the cutoff
+        does not select are canceled and not returned. Raises DataError if a prompt fills the
+        model's context, and OutOfMemory if no slot fits in ``engine.max_kv_mib``.
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
@@ -252,12 +253,13 @@ class Engine:
         if self.settings.threads is not None or self._device.type != "cpu":
             return found
         threads = fastest_threads(model, found.forward, found.row_counts[0])
+        # Sums may differ between thread counts, so the path is verified again with another count.
         self.settings = self.settings.model_copy(update={"threads": threads})
         return found if threads == torch.get_num_threads() else choice()
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """Set the chosen number of decoding threads, and the model's device, inside the context."""
+        """Set the number of decoding threads, and the model's device, for the ``with`` block."""
         there, on_cuda = torch.get_num_threads(), self._device.type == "cuda"
         # Graphs and Triton kernels run on the current device, whatever the device of the tensors.
         device = torch.cuda.device(self._device) if on_cuda else nullcontext()
@@ -265,8 +267,8 @@ class Engine:
             yield
 
     def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
-        # The learner can move or convert the model between calls. Rounding differs between types
-        # and devices, so the path is verified again.
+        # The learner can move or convert the model between calls.
+        # Rounding differs between types and devices, so the path is verified again.
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
@@ -279,7 +281,7 @@ class Engine:
         try:
             num_rows = self._make_ready(room)
         except NotLean:
-            # A wrapper or hook was added to the model after the last call.
+            # The model got a wrapper or hook after the last call, which this path cannot read.
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
@@ -311,13 +313,14 @@ class Engine:
         return num_rows
 
     def _allocate(self, room: Room) -> int:
-        """Allocate the requested rows that fit in memory, padded with idle rows; return their
-        number."""
+        """Allocate the requested rows as far as memory permits, padded with idle rows.
+
+        Returns the number of rows.
+        """
         cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         wanted = min(self.settings.slots, room.num_groups * room.group_size)
-        # Rows beyond the wanted ones are computed for nothing, but a row count that was not
-        # verified could change the bits.
+        # Surplus rows are computed for nothing, but an unverified row count could change the bits.
         num_rows = min(n for n in counts if n >= wanted)
         num_rows = num_that_fit(cache, room, num_rows, self._choice.row_multiple, budget)
         if num_rows < 1:
@@ -360,7 +363,7 @@ class Engine:
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _drop_idle_rows(self, slots: Slots) -> None:
-        """Halve the number of rows (repeatedly) if enough are idle and the bits do not change."""
+        """Halve the number of rows (repeatedly) if enough rows are idle and no bit changes."""
         active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
         num_rows = min((n for n in counts if n >= len(active)), default=0)
         if len(slots.group) not in counts or num_rows == len(slots.group):
@@ -372,20 +375,20 @@ class Engine:
 
     @torch.inference_mode()
     def _run(self, call: _Call) -> None:
-        """Feed the last token of every slot and sample the next; new slots sample their first."""
+        """Feed the last token of every slot and sample the next. New slots sample a first token."""
         slots, device = call.slots, self._device
         if not slots.going().any():
             return
         started = time.perf_counter()
         uniforms_S = uniforms(slots.keys_S, slots.draws())
-        # All inputs of a step in one copy.
+        # One copy for all inputs, because each copy to a device has a fixed cost.
         inputs_3S = np.stack([slots.tokens_S, slots.positions(), uniforms_S.view(np.int64)])
         tokens_S, positions_S, uniform_bits_S = on_device(inputs_3S, device)
         if call.num_decoding:
             logits_SV = self._choice.forward.decode(tokens_S, positions_S, slots.extent())
         else:
             logits_V = call.fresh[0][1]
-            # Every row is sampled, and only those of new completions are used.
+            # All rows are sampled, but only the rows of new completions are used.
             logits_SV = logits_V.new_zeros(len(slots.tokens_S), len(logits_V))
         for index, logits_V in call.fresh:
             logits_SV[index] = logits_V
@@ -433,16 +436,16 @@ class Engine:
         return finished
 
     def _give_up(self, call: _Call, limit: int | None) -> int:
-        """Cancel groups with a completion longer than ``limit``; return the number of their
-        tokens."""
+        """Cancel groups with a completion above ``limit``; return the number of lost tokens."""
         slots, num_tokens = call.slots, 0
         if limit is None:
             return 0
-        # Only the first waiting group can have siblings in slots.
+        # Of the waiting groups, only the first can already have siblings in slots.
         longest = dict.fromkeys([*call.queue][:1], 0)
         for slot in np.flatnonzero(slots.active_S).tolist():
             group = slots.group[slot]
             assert group is not None, "an active slot has a group"
+            # A completion that continues gets at least one token more.
             coming = int(slots.counts_S[slot]) + int(slots.going()[slot])
             longest[group] = max(coming, longest.get(group, 0))
         for group, length in longest.items():

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
-# Tokens that are decoded in addition to the longest stop string's. The first may start within a
-# character or carry a leading space.
+# Number of tokens that are decoded in addition to those of the longest stop string.
+# The first decoded token may start within a character or have a leading space.
 SLACK = 8
 
 
@@ -22,8 +22,7 @@ class TextEnds:
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        # Every token has at least one byte, so a match that ends in the newest token lies within
-        # these.
+        # Every token has at least one byte, so this tail contains any match in the newest token.
         self.num_tail = max(len(text.encode()) for text in stop) + SLACK
 
     def found(
@@ -60,7 +59,7 @@ def num_think_tokens(
     if span is None:
         return len(tokens)
     before = text[: span[0]]
-    # Binary search for the shortest prefix that decodes to all text before the answer.
+    # Binary search, because each test decodes a whole prefix.
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -81,9 +80,9 @@ def turns_of(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Return the turns' end positions in tokens, and the character spans of the assistant turns.
 
-    begun: token spans of the injected tokens that start a turn. Both results are empty without such
-    spans. ``tokens[:end]`` are the tokens of the text. end_ids: end-of-turn tokens, which the spans
-    exclude.
+    begun: token spans of the injected tokens that start a turn; without such spans both results are
+    empty. ``tokens[:end]`` are the tokens of the text. end_ids: end-of-turn tokens, which the
+    character spans exclude.
     """
     begun = [(start, min(behind, len(tokens))) for start, behind in begun if start < len(tokens)]
     if not begun:

@@ -34,35 +34,39 @@ from assay.model.family import STATIC_ROPES
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
-# Minimum rows of a step when idle rows are dropped. Libraries use other kernels for fewer rows,
-# which changes the bits.
+# Minimum rows of a step when idle rows are dropped.
+# For fewer rows, libraries use other kernels, which changes the bits.
 LEAST_ROWS = 4
 # The probe's prompt is longer than one block of prompt reading and one block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-# Tokens of the probe after a load. A few tokens suffice, because every weight affects every
-# position.
+# Number of tokens of the probe after a load.
+# A few tokens suffice, because every weight affects every position.
 LOAD_TOKENS = 16
-# Vocabulary entries whose log-probabilities are transferred and compared.
+# Number of vocabulary entries whose log-probabilities a probe transfers and compares.
 PROBED_TOKENS = 256
-# Minimum size of one block of keys and values over all slots. Smaller blocks stay in the CPU cache
-# even without sharing.
+# Minimum size of one block of keys and values over all slots, from which siblings share prompts.
+# Smaller blocks stay in the CPU's cache even without sharing.
 SHARED_FROM_MIB = 64
 # Maximum difference of log-probabilities over the whole vocabulary, in float32.
 MAX_DIFFERENCE = 1e-3
-# Limits in narrower types, where rounding alone reaches up to half of them.
+# Maximum mean and 99th percentile of the difference in narrower types.
+# Rounding alone reaches up to half of these limits.
 MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75
 
 
 class Forward(Protocol):
-    """One decoding path through a model, with its own key-value cache."""
+    """One decoding path through a model, with its own key-value cache.
+
+    by_blocks: whether attention is computed in blocks of a fixed size.
+    """
 
     name: str
     by_blocks: bool
 
     @property
     def reads_in_blocks(self) -> bool:
-        """Whether prompts are read in blocks, so that `prefill` can reuse known ones."""
+        """Whether prompts are read in blocks, so that `prefill` can reuse known blocks."""
         ...
 
     @property
@@ -71,8 +75,10 @@ class Forward(Protocol):
         ...
 
     def refresh(self, num_rows: int) -> None:
-        """Read the live model's parameters again, before steps of ``num_rows`` slots. Raises
-        NotLean if the path does not support it any more."""
+        """Read the live model's parameters again, before steps of ``num_rows`` slots.
+
+        Raises NotLean if the path no longer supports the model.
+        """
         ...
 
     def end_call(self) -> None:
@@ -86,8 +92,8 @@ class Forward(Protocol):
     def prefill(self, tokens_L: Tensor, known: int = 0) -> Tensor:
         """Store a prompt's keys and values in the cache and return its last logits [V].
 
-        known: number of leading tokens, in whole blocks, that equal those of the previous prompt; 0
-        unless that prompt was read in blocks under the same weights.
+        known: number of leading tokens, in whole blocks, that are reused from the previous prompt;
+        0 unless the previous prompt was read in blocks under the same weights.
         """
         ...
 
@@ -99,9 +105,10 @@ class Forward(Protocol):
 class ModuleForward:
     """Decoding with the module's own forward.
 
-    by_blocks: use batch-invariant attention for decoding, so other rows in the batch cannot change
-    a result. Otherwise its own attention runs over gathered keys: it is correct, but other rows can
-    change the last bits. in_blocks: read prompts in blocks where the model's positions permit it.
+    by_blocks: whether decoding uses batch-invariant attention, so that other rows of the batch
+    cannot change a result. Without it, the model's own attention runs over gathered keys, and other
+    rows can change the last bits. in_blocks: whether prompts are read in blocks, if the model's
+    positions permit blocks.
     """
 
     def __init__(self, model: nn.Module, by_blocks: bool, in_blocks: bool = True) -> None:
@@ -109,11 +116,11 @@ class ModuleForward:
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
         self.by_blocks = by_blocks
-        # The forward of the model inside the adapters determines the accepted arguments.
+        # The forward of an adapter's wrapper accepts any argument, so the inner model is inspected.
         inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
-        # Logits of 1,000 tokens with 150,000 entries take 600 MB in float32.
+        # Only the last logits: those of 1,000 tokens with 150,000 entries take 600 MB in float32.
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
@@ -175,7 +182,8 @@ class ModuleForward:
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Disable dropout, and checkpointing that would drop the cache, if the learner enabled them."""
+    """Disable dropout and gradient checkpointing, which the learner may have enabled."""
+    # With gradient checkpointing, Transformers does not use the key-value cache.
     training = model.training
     if training:
         model.eval()
@@ -187,8 +195,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 class GatheringCache(SlotCache):
-    """Returns keys and values in the standard layout [S, H, K, D]; this copies them in
-    every step."""
+    """Returns keys and values in the standard layout [S, H, K, D], copied in every step."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values, and gather the blocks of each slot."""
@@ -241,10 +248,11 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 class Choice:
     """A verified decoding path.
 
-    row_counts: the slots padded to a multiple of ``row_multiple``, then smaller row counts that
-    give the same bits, in descending order. independent: completions are bitwise independent of
-    their neighbors. In a mixture of experts they are not, because the routes of other completions
-    determine the shapes of the products. reasons: why faster paths were rejected.
+    row_counts: the number of slots padded to a multiple of ``row_multiple``, then smaller row
+    counts that give the same bits, in descending order. independent: whether completions are
+    bitwise independent of the rest of the batch. In a mixture of experts they are not, because the
+    routes of other completions determine the shapes of the products. reasons: error messages of
+    the faster paths that were rejected.
     """
 
     forward: Forward
@@ -255,7 +263,7 @@ class Choice:
 
     @property
     def note(self) -> str:
-        """The path's cost or limit of reproducibility, for the run's notes; "": none."""
+        """Note on the cost or reproducibility of the path, for the run's notes; "": no note."""
         if isinstance(self.forward, OwnCacheForward):
             return (
                 "sampling calls the model for one completion at a time, through its own cache: this"
@@ -273,12 +281,12 @@ class Choice:
 def choose_forward(
     model: nn.Module, num_slots: int, context_length: int | None, kv_mib: float = math.inf
 ) -> Choice:
-    """Return the fastest correct path: prefill and cached steps must reproduce a plain forward
-    pass.
+    """Return the fastest correct decoding path. Raises ModelError if no path is correct.
 
-    Slots are padded until every row gives the same bits for the same input at every extent: some
-    products compute the last rows of an odd batch differently. The verification's own cache stays
-    within ``kv_mib``. Raises ModelError if no path is correct.
+    The prefill and the cached steps of a correct path reproduce a plain forward pass. Slots are
+    padded until every row gives the same bits for the same input at every extent, because some
+    products compute the last rows of an odd batch differently. The key-value cache of this
+    verification stays within ``kv_mib``.
     """
     reasons: list[str] = []
     tokens_L = _probe_tokens(model, context_length, PROBE_PROMPT + PROBE_STEPS)
@@ -298,7 +306,7 @@ def choose_forward(
                 logprobs, _ = _through_cache(forward, tokens_L, 1, kv_mib)
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 forward.release()
-                # Rows are computed alone, also in a mixture of experts.
+                # Each row is computed alone, so rows are independent even in a mixture of experts.
                 return Choice(forward, (num_slots,), 1, True, tuple(reasons))
             same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
@@ -314,13 +322,13 @@ def choose_forward(
                 counts += _fewer_rows(forward, tokens_L, num_rows, logprobs, kv_mib)
             forward.release()
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
+        # The caller reports too little memory with the settings that need less.
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # third-party model code may raise anything
+        except Exception as error:  # third-party model code may raise any exception
             reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    # The last candidate is the model's own cache. The other candidates are only faster versions of
-    # it.
+    # The last error is reported: the last candidate, the model's own cache, is the most general.
     found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
     accepted = "a causal language model that `generate` of Transformers decodes with a cache"
     raise ModelError(message(type(model).__name__, found, accepted))
@@ -395,8 +403,8 @@ def _fewer_rows(
 ) -> Iterator[int]:
     """Yield row counts, each half of the previous, as long as they give the bits of ``num_rows``.
 
-    Not used on a GPU: fewer rows save little time there, and each count needs its own captured
-    graph.
+    On a GPU the caller skips this test: fewer rows save little time there, and each row count needs
+    a captured graph of its own.
     """
     first_V = forward.prefill(tokens_L[: _num_prompt(tokens_L)])
     while num_rows % 2 == 0 and num_rows > LEAST_ROWS:
@@ -415,11 +423,10 @@ def _through_cache(
     beyond: int = PROBE_BEYOND,
     first_V: Tensor | None = None,
 ) -> tuple[Tensor, bool]:
-    """Return log-probabilities of the last positions, and whether all rows and extents agree
-    bitwise.
+    """Return log-probabilities of the last positions, and whether rows and extents agree bitwise.
 
-    beyond: positions by which the long extent exceeds the short one; 0 skips the comparison.
-    first_V: the prompt's last logits, if the cache holds it already.
+    beyond: number of positions by which the long extent exceeds the short extent; 0: one extent
+    only. first_V: the prompt's last logits, if the cache already holds the prompt.
     """
     num_prompt = _num_prompt(tokens_L)
     found = [forward.prefill(tokens_L[:num_prompt]) if first_V is None else first_V]
@@ -444,12 +451,12 @@ def _through_cache(
 
 
 def _num_prompt(tokens_L: Tensor) -> int:
-    """Return the length of the probe's prompt; a short context leaves no room for all steps."""
+    """Return the length of the probe's prompt, which is at least 1 even in a short context."""
     return max(len(tokens_L) - PROBE_STEPS, 1)
 
 
 def _rope_types(config: Any) -> set[str]:
-    """Return the types of a model's rotary embeddings, of which layers may have their own."""
+    """Return the types of a model's rotary embeddings, which may differ between layers."""
     all_layers = getattr(config, "rope_parameters", None) or {}
     by_layer = [one for one in all_layers.values() if isinstance(one, dict)]
     return {one["rope_type"] for one in (all_layers, *by_layer) if one.get("rope_type")}
@@ -478,7 +485,7 @@ def check_close(found: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def probe(forward: Forward, model: nn.Module, num_rows: int, context_length: int | None) -> Tensor:
-    """Return log-probabilities at the last positions of the fixed tokens, computed by a path."""
+    """Return log-probabilities at the last positions of the fixed tokens by a decoding path."""
     tokens_L = _probe_tokens(model, context_length)
     forward.refresh(num_rows)
     logprobs_LV, _ = _through_cache(forward, tokens_L, num_rows, beyond=0)

@@ -1,9 +1,9 @@
 """The decoder for CUDA: fused kernels around the matrix products, in captured graphs.
 
-A layer of a step is four matrix products and six kernels (see `triton_decode`). Prompts are read at
-lengths padded to multiples of `PADDED`, and lengths that a call reads often are captured as well. A
-prompt's bits depend on its own padded length only, because no token attends to the padding behind
-it.
+In a decoding step, a layer takes four matrix products and six kernels (see `triton_decode`).
+Prompts are padded to multiples of `PADDED` tokens. Prompts of a frequent length are captured in
+graphs too. A prompt's bits depend only on its own padded length, because no token attends to the
+padding after the prompt.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from assay.generate.products import Products
 from assay.generate.triton_decode import PADDED, SPLIT, Heads, Rows
 from assay.model.family import Decoder, Layer, NotLean
 
-# Prompts of more tokens are read without a graph: launching their kernels takes less time than
-# running them, and their graphs would hold much memory.
+# Prompts of more tokens are read without a graph, which would occupy much memory.
+# Kernels of long prompts run longer than their launches take, so a graph would save no time.
 LONGEST_CAPTURED = 2048
-# Captured lengths of prompts in one call; prompts of further lengths are read without a graph.
+# Maximum number of captured prompt lengths in one call. Other lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
-# A capture waits for the device and costs several eager prompts, and a call's graphs are dropped at
-# its end: only lengths that the call has read this often are captured.
+# A prompt length is captured after the call has read this many prompts of that length.
+# A capture takes the time of several prompts, and a call's graphs are dropped at its end.
 READ_BEFORE_CAPTURE = 2
 
 
@@ -64,12 +64,12 @@ class FusedForward(CapturedForward):
         self._prompt_captures = Captures(capture)
         self._prompts: dict[int, _PromptGraph] = {}
         self._prompts_of = 0
-        # Prompts that this call has read, by padded length.
+        # Number of prompts that this call has read, by padded length.
         self._num_read: Counter[int] = Counter()
 
     @property
     def reads_in_blocks(self) -> bool:
-        """Whether prompts are read in blocks: a block would take as long as a prompt."""
+        """False: on a GPU, a block would take as long as a whole prompt."""
         return False
 
     def refresh(self, num_rows: int) -> None:
@@ -87,7 +87,8 @@ class FusedForward(CapturedForward):
         super().release()
 
     def reach(self, extent: Extent) -> None:
-        """Extend the rotary tables to the cache's capacity at once, so that they do not move."""
+        """Extend the rotary tables to the cache's capacity."""
+        # A table that grows later moves to another address, which invalidates all graphs.
         held = self.cache.prompt_capacity + self.cache.capacity
         super().reach(Extent(max(extent.total, held), 0, 0))
 
@@ -109,24 +110,25 @@ class FusedForward(CapturedForward):
             graph.tokens_L[:length].copy_(tokens_L)
             graph.last_1.fill_(length - 1)
             graph.replay()
-            # The next replay overwrites these tensors.
+            # The next replay overwrites the graph's tensors, so the results are copied.
             prompt, logits_V = graph.prompt.clone(), graph.logits_V.clone()
         self.cache.keep_prompt(prompt, length)
         return logits_V
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
+        # The upload comes before the captured step, which contains no copy from host memory.
         self.cache.upload()
         return super().decode(tokens_S, positions_S, extent)
 
     def _is_captured(self, padded: int) -> bool:
-        """Return whether a prompt of a padded length has a graph, or gets one now."""
+        """Return whether a prompt of a padded length has a graph, or gets a graph now."""
         if padded in self._prompts:
             return True
         room = len(self._prompts) < MAX_PROMPT_GRAPHS and padded <= LONGEST_CAPTURED
         return room and self._num_read[padded] > READ_BEFORE_CAPTURE
 
     def _graph_of(self, padded: int, like_L: Tensor) -> _PromptGraph:
-        """Return the graph of prompts of a padded length, which is captured if there is none."""
+        """Return the graph for prompts of a padded length. The first call captures the graph."""
         graph = self._prompts.get(padded)
         if graph is None:
             tokens_L, last_1 = like_L.new_zeros(padded), like_L.new_zeros(1)
@@ -158,8 +160,7 @@ class FusedForward(CapturedForward):
         return self._logits(hidden.index_select(0, last_1), added.index_select(0, last_1))[0]
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return the attention function of a step: one token per slot attends to the slot's
-        tokens."""
+        """Return a step's attention function: one token per slot attends to the slot's tokens."""
         cache, rotary, scale = self.cache, (self._cos_KD, self._sin_KD), self._decoder.scale
         rows = Rows(positions_S, cache.table_2S[0], cache.table_2S[1], *cache.num_parts())
 
@@ -175,7 +176,7 @@ class FusedForward(CapturedForward):
         return kernels.add_norm(hidden, added, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up for rows that hold gate and up, concatenated."""
+        """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
         return kernels.gated(gate_up)
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from assay.generate.kv_cache import BLOCK, Extent, KeyValues, Room
 from assay.model.family import Decoder, NotLean
 
-# Steps of up to this many parts of prompts, and of own tokens, have the same shape: programs beyond
-# a slot's tokens return at once, and a further shape would need a further captured step.
+# Steps of up to this many parts of prompts, and of own tokens, have the same shape.
+# Each further shape needs a captured step, while programs without tokens return at once.
 LEAST_PARTS = 16
-# Each shape covers this many times the tokens of the previous one.
+# Each shape covers this many times the tokens of the previous shape.
 GROWTH = 4
 
 
@@ -26,7 +26,7 @@ class FusedCache(KeyValues):
     """Keys and values of S slots. Own tokens: [layers, 2, S, H, capacity, D]. A prompt: [layers, 2,
     H, length, D].
 
-    split: tokens of one part of an attention sum. padding: lengths are multiples of it.
+    split: tokens of one part of an attention sum. padding: divisor of all lengths in memory.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FusedCache(KeyValues):
         self._own = like.new_empty(0)
         # The current prompt and its length.
         self._kept, self._length = like.new_empty(0), 0
-        # References to each slot's prompt, which keep its memory alive for the kernels.
+        # References to each slot's prompt, which keep the prompt's memory alive for the kernels.
         self._held: list[Tensor | None] = []
         # Address and length of each slot's prompt, on the host and on the device.
         self._table_2S = torch.zeros(2, 0, dtype=torch.int64)
@@ -89,7 +89,8 @@ class FusedCache(KeyValues):
         self._kept, self._length = prompt, length
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that the two never exist together. The prompt stays.
+        # Free the old tensors first, so that old and new tensors never exist together.
+        # The current prompt stays, because `place` needs it afterwards.
         self._free()
         self.num_slots, self.capacity = num_slots, self.padded(room.extent.own)
         self.prompt_capacity = self.padded(room.extent.prompt)
@@ -130,7 +131,7 @@ class FusedCache(KeyValues):
             self._changed = False
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent rounded to few shapes; steps of one shape share it."""
+        """Return the extent, rounded up to one of few shapes. Steps of one shape share a graph."""
         prompt = min(self._rounded(extent.prompt), self.prompt_capacity)
         own = min(self._rounded(extent.own), self.capacity)
         return Extent(prompt + own, prompt, own)
@@ -139,7 +140,7 @@ class FusedCache(KeyValues):
         self.positions_S, self.extent = positions_S, extent
 
     def num_parts(self) -> tuple[int, int]:
-        """Return the parts of prompts in the current step, and of prompts and own tokens."""
+        """Return the number of prompt parts in the current step, and the number of all parts."""
         prompt = -(-self.extent.prompt // self._split)
         return prompt, prompt + -(-self.extent.own // self._split)
 

@@ -3,8 +3,8 @@
 A layer's keys have the layout ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p
 // BLOCK. Attention multiplies block by block, so every product has the same shape for any extent,
 and blocks beyond a slot's length add exact zeros. A single product over the whole extent is not
-used: for some shapes the library splits the sum differently at another extent. The last bits of a
-completion would then depend on its neighbors' lengths.
+used, because matrix libraries split the sum differently at another extent. The last bits of a
+completion would then depend on the lengths of other completions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Room:
-    """The required capacity: the maximum extent, and the number of groups that share prompts."""
+    """The required capacity: maximum extent, number of groups, and completions of each group."""
 
     extent: Extent
     num_groups: int
@@ -48,7 +48,7 @@ class Room:
 class KeyValues:
     """Base class of key-value caches: storage for the slots, and the current prompt.
 
-    layout: changes whenever the storage moves to other memory.
+    layout: number that changes whenever the storage moves to other memory.
     """
 
     def __init__(self) -> None:
@@ -70,15 +70,18 @@ class KeyValues:
         return sum(store.numel() * store.element_size() for store in self._stores())
 
     def begin_prompt(self, known: int = 0) -> None:
-        """Start recording the next prompt; its first ``known`` tokens equal those of the previous
-        one."""
+        """Start to record the next prompt.
+
+        known: number of leading tokens that are equal in the previous prompt.
+        """
         self._num_known, self._last = known, dict(self.prompt) if known else {}
         self.prompt = {}
 
     def known(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return a layer's keys and values of the known tokens, once: [1, H, known, D]."""
+        """Return a layer's keys and values of the known tokens, [1, H, known, D]."""
         if not self._num_known:
             return None
+        # The layer is removed from the dictionary, so that only one layer exists twice.
         keys, values = self._last.pop(layer)
         return keys[:, :, : self._num_known], values[:, :, : self._num_known]
 
@@ -95,15 +98,15 @@ class KeyValues:
         raise NotImplementedError
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        """Allocate ``num_slots`` in the shapes of the last prompt; the old content is lost."""
+        """Allocate ``num_slots`` with the shapes of the last prompt. The old content is lost."""
         raise NotImplementedError
 
     def place(self, slots: Tensor) -> None:
-        """Assign the current prompt to ``slots``, numbers on the host or on the cache's device."""
+        """Assign the current prompt to ``slots``: indices, on the host or on the cache's device."""
         raise NotImplementedError
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Keep only these slots, in this order; slots from ``num_active`` on are idle."""
+        """Keep only these slots, in this order. Slots from ``num_active`` on are idle."""
         raise NotImplementedError
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
@@ -121,18 +124,19 @@ class KeyValues:
 class SlotCache(KeyValues, Cache):
     """The cache of a Hugging Face model, with one row per slot.
 
-    Between `begin_prompt` and the end of the model's call it records a prompt's keys and values,
-    which `place` copies into slots. After `begin_step` it stores one token per slot.
+    Between `begin_prompt` and the end of the model's call, the cache records a prompt's keys and
+    values, which `place` copies into slots. After `begin_step`, the cache stores one token for each
+    slot.
     """
 
     def __init__(self) -> None:
         KeyValues.__init__(self)
         Cache.__init__(self, layers=[])
-        # Blocks of the current step; its rounded extent is num_blocks * BLOCK.
+        # Number of blocks of the current step. The rounded extent is num_blocks * BLOCK tokens.
         self.num_blocks = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._in_prompt = False
-        # Tokens of the prompt before the current block.
+        # Number of prompt tokens before the current block.
         self._num_read = 0
         self._positions_S = torch.zeros(0, dtype=torch.int64)
         self._row_of_heads: dict[int, Tensor] = {}
@@ -161,14 +165,13 @@ class SlotCache(KeyValues, Cache):
         num_blocks = -(-capacity // BLOCK)
         if num_slots == self.num_slots and num_blocks * BLOCK <= self.capacity:
             return
-        # Free the old tensors first, so that the two never exist together.
+        # Free the old tensors first, so that old and new tensors never exist together.
         self.release()
         self.num_slots = num_slots
         self.layout += 1
         for layer, (keys, values) in self.prompt.items():
             heads = keys.shape[1]
-            # Zeros instead of uninitialized memory: masked positions enter a product, and 0 * nan
-            # is nan.
+            # Zeros, because masked positions enter a product, and 0 * nan is nan.
             self._layers[layer] = (
                 keys.new_zeros(num_blocks, num_slots, heads, BLOCK, keys.shape[3]),
                 values.new_zeros(num_blocks, num_slots, heads, BLOCK, values.shape[3]),
@@ -192,7 +195,7 @@ class SlotCache(KeyValues, Cache):
         self._in_prompt, self._num_read = True, known
 
     def begin_block(self, num_read: int) -> None:
-        """Record the block of the prompt that follows its ``num_read`` first tokens."""
+        """Prepare for the block of the prompt after the first ``num_read`` tokens."""
         self._num_read = num_read
 
     def place(self, slots: Tensor) -> None:
@@ -236,8 +239,10 @@ class SlotCache(KeyValues, Cache):
         return self._bias_of_heads[heads]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one token per slot ([S * heads, D] each) and return all blocks of the step's
-        extent."""
+        """Store one token per slot, and return all blocks of the step's extent.
+
+        keys, values: [S * heads, D].
+        """
         key_store, value_store = self._layers[layer]
         heads = key_store.shape[2]
         if heads not in self._row_of_heads:
@@ -274,8 +279,7 @@ class SlotCache(KeyValues, Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Store a block of a prompt and return it with the earlier ones, or store one token per
-        slot."""
+        """Store a block of a prompt, or one token per slot. Return all keys and values so far."""
         if self._in_prompt:
             earlier = self.prompt.get(layer_idx) or self.known(layer_idx)
             both = key_states, value_states
@@ -288,7 +292,7 @@ class SlotCache(KeyValues, Cache):
         return self.write(layer_idx, keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the prompt's tokens before its block, or the extent before the step's token."""
+        """Return the number of tokens before the current block of a prompt, or before the step."""
         return self._num_read if self._in_prompt else self.num_blocks * BLOCK - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -315,10 +319,10 @@ def attend(
 ) -> Tensor:
     """Return softmax(scale * query keys^T + bias) values, computed block by block.
 
-    query: [S * heads, queries per head, D], with key heads. keys, values: [num_blocks, S, heads,
-    BLOCK, D]. bias: from `blocked_bias`. softcap: scores become softcap * tanh(scores / softcap)
-    (Gemma 2, arXiv 2408.00118). sinks: a further score of each query head, whose weight goes to no
-    value (gpt-oss). Returns [S * heads, queries per head, D of values].
+    query: [S * heads, queries per head, D]; heads are key heads. keys, values: [num_blocks, S,
+    heads, BLOCK, D]. bias: from `blocked_bias`. softcap: scores become softcap * tanh(scores /
+    softcap) (Gemma 2, arXiv 2408.00118). sinks: an additional score of each query head, whose
+    weight applies to no value (gpt-oss). Returns [S * heads, queries per head, D of values].
     """
     if softcap is None:
         scores = block_scores(query, keys, bias, scale)
@@ -350,10 +354,10 @@ def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Ten
 
 
 def block_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted sum of values, [rows, queries, D]; weights: [num_blocks, rows, queries,
-    block].
+    """Return the weighted sum of values, [rows, queries, D].
 
-    Blocks are added in order, so zero blocks at the end do not change the result.
+    weights: [num_blocks, rows, queries, block]. Blocks are added in order, so zero blocks at the
+    end do not change the result.
     """
     num_blocks, num_rows, num_queries, size = weights.shape
     flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])

@@ -1,10 +1,9 @@
-"""The lean decoder of the common family (Llama, Mistral, Qwen2, Qwen3): live parameters, less
-Python.
+"""The lean decoder for Llama, Mistral, Qwen2 and Qwen3: live parameters without Python modules.
 
 For a model with a few million parameters, modules, hooks and masks dominate the time of a decoding
 step. This decoder contains only the tensor operations, with the live modules' parameters and
-low-rank adapters. Any other wrapper, hook or unknown part (quantization) raises NotLean, and the
-module's own forward is used.
+low-rank adapters. A hook, an unknown wrapper or an unknown module (quantization) raises NotLean;
+the module's own forward is then used.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ output."""
 class LeanForward:
     """Decoding with the live parameters of a Llama-like model, which are not copied.
 
-    packed: multiply with packed copies of the linear maps (see `products`), made at the last
-    `refresh`. shared: siblings attend to one copy of their prompt (see `shared_prompt`).
+    packed: whether the decoder multiplies with packed copies of the linear maps (see `products`),
+    made at the last `refresh`. shared: whether siblings attend to one copy of their prompt (see
+    `shared_prompt`).
     """
 
     name = "lean"
@@ -41,7 +41,7 @@ class LeanForward:
     @property
     def reads_in_blocks(self) -> bool:
         """Whether prompts are read in blocks."""
-        # On a GPU a block would take as long as a prompt.
+        # On a GPU, a block would take as long as a whole prompt.
         return self._decoder.embedding.device.type == "cpu"
 
     def __init__(self, model: nn.Module, packed: bool = False, shared: bool = False) -> None:
@@ -57,14 +57,14 @@ class LeanForward:
     def refresh(self, num_rows: int) -> None:
         """Read the live model's parameters again, for steps of ``num_rows`` slots.
 
-        Packed copies are reused while the weights are unchanged. Raises NotLean if the model is not
-        supported any more.
+        Packed copies are reused while the weights are unchanged. Raises NotLean if the model is no
+        longer supported.
         """
         self._decoder = Decoder.of(self._model)
         weights = (num_rows, fingerprint(self._decoder)) if self._packed else None
         if self._products is not None and weights == self._weights is not None:
             return
-        # Free the old copies first, so that the two never exist together.
+        # Free the old copies first, so that old and new copies never exist together.
         self._products = None
         self._products = self._new_products(num_rows)
         self._weights = weights
@@ -86,7 +86,7 @@ class LeanForward:
         bounds = read_bounds(length, known) if self.reads_in_blocks else [(0, length)]
         parts = [self._embedded(tokens_L[first:end]) for first, end in bounds]
         added: list[Tensor | None] = [None] * len(parts)
-        # Each product takes all blocks while its weight is in the CPU's cache.
+        # All blocks go through a layer together, so that each weight is loaded into the cache once.
         for index, (layer, products) in enumerate(self._layers()):
             attend = self._prompt_attention(index, length)
             normed = [
@@ -145,13 +145,15 @@ class LeanForward:
         return _normalize(hidden, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up for rows that hold gate and up, concatenated."""
+        """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
     def _prompt_attention(self, index: int, length: int) -> Attend:
-        """Return a layer's attention function for the blocks of a prompt, which are given in order:
-        each attends to itself and all earlier ones."""
+        """Return a layer's attention function for the blocks of a prompt.
+
+        Blocks must come in order. Each block attends to itself and to all earlier blocks.
+        """
         cache = self.cache
         earlier = cache.known(index)
 
@@ -185,8 +187,7 @@ class LeanForward:
         return attend
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return the attention function of a step: one token per slot attends to the slot's
-        tokens."""
+        """Return a step's attention function: one token per slot attends to the slot's tokens."""
         cos = self._cos_KD.index_select(0, positions_S)[:, None]
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
         num_slots, width, scale = len(positions_S), self._decoder.width, self._decoder.scale
@@ -219,21 +220,21 @@ class LeanForward:
         """Extend the tables of the module's rotary embedding to at least ``extent`` positions."""
         if extent <= len(self._cos_KD):
             return
+        # The size doubles, because captured graphs become invalid whenever the tables move.
         size = max(2 * len(self._cos_KD), -(-extent // 256) * 256)
         self._cos_KD, self._sin_KD = self._decoder.rotations(size)
 
 
 def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
-    """Apply a root-mean-square norm. It rounds as the modules do, so that bfloat16 results equal
-    the learner's."""
+    """Apply a root-mean-square norm to rows [n, D]."""
+    # The norm rounds where the modules round, so that bfloat16 results equal the learner's.
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)
 
 
 def kv_mib_of_a_block(model: Any) -> float:
-    """Return the MiB of one slot's block in the cache; 0 if the lean decoder does not support the
-    model."""
+    """Return the MiB of one slot's block in the cache; 0 for a model that is not supported."""
     try:
         layers = Decoder.of(model).layers
     except NotLean:

@@ -10,14 +10,13 @@ from assay.generate.kv_cache import KeyValues, Room
 from assay.host.accelerator import device_memory_mib
 from assay.host.machine import memory_mib
 
-# Assumed memory if the system does not report it.
+# Assumed memory in MiB if the system reports none.
 UNTOLD_MIB = 8192.0
 
 
 def default_kv_mib(device: torch.device) -> float:
     """Return a quarter of the device's memory, or of the container's limit."""
-    # Total memory is used instead of free memory: the number of slots depends on it, and a resumed
-    # run must compute the same number.
+    # The limit depends on total, not free memory: a resumed run must get equally many slots.
     own = None if device.type == "cpu" else device_memory_mib(device)
     return (own[1] if own else memory_mib() or UNTOLD_MIB) / 4
 

@@ -1,7 +1,7 @@
 """A completion that is sampled by a chain of requests, with its turn controller.
 
-`Slots` has the same rules for the built-in engine, as arrays over all slots and with one token of
-each per step. Tests check that both give the same tokens.
+`Slots` implements the same rules for the built-in engine, with arrays over all slots. Tests check
+that both implementations give the same tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from assay.types import FinishReason, Tokens
 class OpenCompletion:
     """An unfinished completion of a request-based generator, such as vLLM.
 
-    A request samples from the prompt and the tokens so far, until the turn controller injects
-    tokens or needs time; a new request then continues behind them. controller: the turn controller.
-    text_ends: searches for stop strings; None: the request itself stops at them. num_undone: number
-    of removed tokens. needs_request: whether a new request must continue these tokens. promise: the
-    future whose result a paused completion waits for. reason: why the completion ended; None: it
-    has not.
+    A request continues the prompt and the tokens so far, until the turn controller injects tokens
+    or returns a future. A new request then continues all these tokens. controller: the turn
+    controller. text_ends: searches for stop strings; None: the request itself stops at stop
+    strings. num_undone: number of removed tokens. needs_request: whether a new request must
+    continue the completion. promise: future of the turn controller while the completion is paused.
+    reason: finish reason; None while the completion is unfinished.
     """
 
     def __init__(
@@ -55,19 +55,18 @@ class OpenCompletion:
 
     @property
     def draw(self) -> int:
-        """The index of the next draw; the draw of a removed token is never repeated."""
+        """The index of the next random draw. The draw of a removed token is never repeated."""
         return len(self.tokens) + self.num_undone
 
     @property
     def is_off(self) -> bool:
-        """Whether the completion no longer follows its request, because it ended, paused, or
-        received injected tokens."""
+        """Whether the completion left its request: it ended, paused, or got injected tokens."""
         return self.needs_request or self.reason is not None
 
     def add(self, token: int, logprob: float, stopped: bool = False) -> None:
-        """Append a sampled token and ask the turn controller.
+        """Append a sampled token and call the turn controller.
 
-        stopped: the request stopped here at a stop string.
+        stopped: whether the request ended at a stop string with this token.
         """
         self._append(token, logprob, True)
         ends: FinishReason | None = None
@@ -78,13 +77,13 @@ class OpenCompletion:
         self._ask(ends)
 
     def resume(self) -> None:
-        """Continue with the result of the future, which must be done."""
+        """Continue with the result of the future, which must be finished."""
         promise, self.promise = self.promise, None
         assert promise is not None, "the completion is not paused"
         self._ask(self._ends, promise)
 
     def _ask(self, ends: FinishReason | None, answer: Promise | None = None) -> None:
-        """Ask the turn controller about the newest token, and inject what it returns."""
+        """Call the turn controller for the newest token, and inject the returned tokens."""
         limit, queue = self.group.limit, deque[int]()
         while True:
             given = self._answer(ends, answer)
@@ -99,8 +98,7 @@ class OpenCompletion:
                     self.turns.append((start, start + len(queue)))
             if not queue:
                 break
-            # A completion does not end while tokens are injected, even if they contain an end
-            # token.
+            # Injected tokens never end a completion, even if they contain an end token.
             ends, answer = None, None
             while queue and len(self.tokens) < limit:
                 self._append(queue.popleft(), 0.0, False)
@@ -112,14 +110,13 @@ class OpenCompletion:
             self.reason = "length"
 
     def _answer(self, ends: FinishReason | None, answer: Promise | None) -> InjectedTokens | None:
-        """Return the tokens to inject; sets ``promise`` if they are not known yet."""
+        """Return the tokens to inject. Sets ``promise`` to an unfinished future."""
         found = answer
         if found is None and self.controller is not None:
             found = self.controller(self._so_far(ends))
         if found is None:
             return None
-        # A new request has a new seed. Whether there is one must not depend on how fast a tool
-        # answers.
+        # A new request has a new seed, so its existence must not depend on the speed of a tool.
         self.needs_request = True
         if not isinstance(found, Future):
             return found
@@ -147,7 +144,7 @@ class OpenCompletion:
         self.num_undone += num_tokens
 
     def _tail(self) -> list[int]:
-        """Return the newest sampled tokens, back to the last injected one."""
+        """Return the sampled tokens after the last injected token, as far as the search needs."""
         assert self._text_ends is not None
         first = len(self.tokens)
         least = max(0, first - self._text_ends.num_tail)

@@ -1,4 +1,4 @@
-"""The oversampling cutoff: which of the sampled groups are used, and when others are canceled."""
+"""The oversampling cutoff: selects the groups that a step uses, and cancels longer groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from assay.types import Group
 class OversamplingCutoff:
     """The oversampling cutoff: selects the ``enough`` groups whose longest completion is shortest.
 
-    Length is counted in tokens. If all completions start at the same time, these groups finish
-    first. The selection depends only on the completions, not on slots, timings or placement. Ties
-    go to the earlier group of a call. limit: a group with a longer completion is not selected and
-    can be canceled. tokens: number of tokens sampled for groups that were not selected.
+    Length is counted in tokens. If all completions start at the same time, the selected groups
+    finish first. The selection depends only on the completions, not on slots, timings or placement.
+    Ties go to the earlier group of a call. limit: maximum length of a selected completion so far; a
+    group with a longer completion can be canceled. tokens: number of tokens sampled for groups that
+    were not selected.
     """
 
     enough: int
@@ -25,17 +26,18 @@ class OversamplingCutoff:
     _lengths: list[int] = field(default_factory=list[int])
 
     def ended(self, group: Group) -> None:
-        """Record a finished group; this may lower the limit."""
+        """Record a finished group, which may lower the limit."""
         insort(self._lengths, _longest(group))
         if len(self._lengths) >= self.enough:
             self.lower(self._lengths[self.enough - 1])
 
     def lower(self, limit: int) -> None:
-        """Apply a limit that another generator found."""
+        """Lower the limit to ``limit``, which another process may have found."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def first(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the selected groups in their order, and count the tokens of the others."""
+        """Return the selected groups in their order, and count the tokens of all other groups."""
+        # The sort is stable, so that ties go to the earlier group.
         places = sorted(range(len(groups)), key=lambda n: _longest(groups[n]))
         late = {*places[self.enough :]}
         self.tokens += sum(len(one.tokens) for n in late for one in groups[n].completions)

@@ -1,9 +1,9 @@
 """Decoding with the model's own cache class, one completion at a time: slow but general.
 
-It serves models that keep more than keys and values: recurrent states (Mamba, Qwen3-Next, Falcon
-H1), positions in the scores (ALiBi), chunked attention. Each completion is computed alone, with the
-same calls as ``generate`` of Transformers makes. Its bits therefore do not depend on other rows. A
-step costs one call of the model for each completion.
+This path serves models whose state is more than keys and values: recurrent states (Mamba,
+Qwen3-Next, Falcon H1), positions in the scores (ALiBi), chunked attention. Each completion is
+computed alone, with the model calls that ``generate`` of Transformers makes. The bits of a
+completion therefore do not depend on other rows. A step costs one model call for each completion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from assay.model.family import unwrap
 @dataclass(eq=False)
 class _Row:
     """A slot's completion. start: the model's state after the prompt, never changed. state: the
-    state after ``prompt`` and ``fed``. logits_V: those of the newest fed token.
+    state after ``prompt`` and ``fed``. logits_V: logits after the newest fed token.
     """
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class _Row:
 
 
 class OwnCaches(KeyValues):
-    """The states of all slots, each the model's own cache object."""
+    """The states of all slots. Each state is the model's own cache object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,7 @@ class OwnCaches(KeyValues):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token and slot of the last prompt. The size of a recurrent state is divided by
-        the prompt's length."""
+        """Bytes of the last prompt's state, divided by the prompt's length in tokens."""
         tokens, state = self._prompt
         return -(-_num_bytes(state) // max(len(tokens), 1))
 
@@ -118,7 +117,7 @@ class OwnCacheForward:
         found: dict[int, Tensor] = {}
         steps = zip(self.cache.rows, tokens_S.tolist(), positions_S.tolist(), strict=True)
         for slot, (row, token, position) in enumerate(steps):
-            # An idle slot feeds token 0 at position 0.
+            # An idle slot feeds token 0 at position 0, which is not computed.
             if row is not None and position >= len(row.prompt):
                 found[slot] = self._step(row, token, position - len(row.prompt))
         like = next(iter(found.values()))
@@ -134,9 +133,10 @@ class OwnCacheForward:
             if number == len(row.fed) - 1 and row.fed[number] == token:
                 assert row.logits_V is not None
                 return row.logits_V
-            # Tokens were removed. A recurrent state cannot be rewound, so it is computed again.
+            # After tokens are removed, a recurrent state cannot be rewound, only computed again.
             row.fed, row.state = row.fed[:number], {}
         if not row.state:
+            # The model changes a state in place, and siblings share the state after the prompt.
             row.state, again, row.fed = copy.deepcopy(row.start), row.fed, []
             for one in again:
                 self._feed(row, one)
@@ -156,6 +156,7 @@ class OwnCacheForward:
         training = self.model.training
         self.model.eval()
         try:
+            # Only the model's own functions know which arguments its cache class needs.
             inputs = self._inner.prepare_inputs_for_generation(tokens, **how, **state)
             output = self._inner(**inputs, return_dict=True)
         finally:

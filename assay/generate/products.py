@@ -1,10 +1,10 @@
 """The linear maps of a decoding step: live parameters, or packed or stacked copies.
 
-Adapters of live maps and of narrow types are computed separately. In packed float32 maps they are
-merged. On a CPU a step multiplies a few rows with every weight, and the library reorders the
+Adapters of live maps and of narrow types are computed separately. In packed float32 maps, adapters
+are merged. On a CPU a step multiplies a few rows with every weight, and the library reorders the
 weight's memory for each product. Packing the weights once per generation (query, key and value as
-one map, gate and up as another) avoids this. Packed copies are as large as the weights and do not
-see updates, so they are reused only while the weights are unchanged.
+one map, gate and up as another) avoids this reordering. Packed copies are as large as the weights
+and do not see updates, so they are reused only while the weights are unchanged.
 
 On a GPU the maps with the same input are stacked once per generation, which halves the number of
 products of a step.
@@ -30,7 +30,7 @@ _Make: TypeAlias = "Callable[[Sequence[Map], Sequence[Adapter | None]], Product]
 
 
 class Live:
-    """Live maps with the same input; their outputs are concatenated."""
+    """Live maps with the same input, whose outputs are concatenated."""
 
     def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None] = ()) -> None:
         self._maps = tuple(maps)
@@ -46,8 +46,10 @@ class Live:
 
 
 class Packed:
-    """Maps with the same input, packed as one weight in oneDNN's layout. adapters: computed
-    separately."""
+    """Maps with the same input, packed as one weight in oneDNN's layout.
+
+    adapters: low-rank adapters, which are computed separately.
+    """
 
     def __init__(
         self, maps: Sequence[Map], num_rows: int, adapters: Sequence[Adapter | None] = ()
@@ -74,7 +76,7 @@ class Packed:
 class Stacked:
     """Maps with the same input, stacked to one weight: one product instead of several.
 
-    adapters: computed separately.
+    adapters: low-rank adapters, which are computed separately.
     """
 
     def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None]) -> None:
@@ -99,7 +101,7 @@ Product: TypeAlias = Live | Packed | Stacked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProducts:
-    """The maps of one layer; maps with the same input are combined."""
+    """The linear maps of one layer. Maps with the same input are combined."""
 
     query_key_value: Product
     output: Product
@@ -116,16 +118,20 @@ class Products:
 
     @classmethod
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
-        """Return the live maps, or copies packed for ``packed_for`` rows. Raises NotLean if they
-        cannot be packed."""
+        """Return the live maps, or copies packed for ``packed_for`` rows.
+
+        Raises NotLean if the maps cannot be packed.
+        """
         if packed_for:
             packed_mib(decoder)
         return cls._by(decoder, partial(_product, packed_for=packed_for))
 
     @classmethod
     def stacked(cls, decoder: Decoder) -> Products:
-        """Return stacked copies of maps with the same input, and the live other maps. Raises
-        NotLean if the copies are too large."""
+        """Return stacked copies of maps with the same input, and all other maps as live maps.
+
+        Raises NotLean if the copies are too large.
+        """
         stacked_mib(decoder)
         return cls._by(decoder, _stacked_product)
 
@@ -157,8 +163,9 @@ def _product(maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for
     if not packed_for:
         return Live(maps, adapters)
     if maps[0][0].element_size() < torch.float32.itemsize:
-        # Merging in a narrow type rounds small adapter changes away: bfloat16 cannot represent a
-        # change below 0.004 of a weight of 1. The sampled policy would then be the base model.
+        # Merging in a narrow type rounds small adapter changes away.
+        # bfloat16 cannot represent a change of a weight of 1 by less than 0.004.
+        # With merged adapters, the sampled policy would be the base model.
         return Packed(maps, packed_for, adapters)
     whole = [
         (weight if adapter is None else adapter.merged(weight), bias)
@@ -172,6 +179,7 @@ def can_pack(weight: Tensor) -> bool:
     kernels: Any = torch.ops.mkldnn
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
+    # Both operations are private, so a torch build may lack them.
     if not hasattr(kernels, "_reorder_linear_weight") or not hasattr(kernels, "_linear_pointwise"):
         return False
     if weight.dtype == torch.bfloat16:
@@ -180,8 +188,10 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def packed_mib(decoder: Decoder) -> float:
-    """Return the size of packed copies of all maps in MiB. Raises NotLean if they cannot be
-    made."""
+    """Return the size of packed copies of all maps in MiB.
+
+    Raises NotLean if the maps cannot be packed.
+    """
     if not can_pack(decoder.embedding):
         raise NotLean("no packed products for this device and type")
     size = sum(weight.numel() * weight.element_size() for weight, _ in _maps(decoder)) / 2**20
@@ -191,8 +201,10 @@ def packed_mib(decoder: Decoder) -> float:
 
 
 def stacked_mib(decoder: Decoder) -> float:
-    """Return the size of stacked copies of maps with the same input in MiB. Raises NotLean if they
-    are too large."""
+    """Return the size of stacked copies of maps with the same input in MiB.
+
+    Raises NotLean if the copies are too large.
+    """
     together = [
         one
         for layer in decoder.layers
@@ -209,13 +221,11 @@ def _maps(decoder: Decoder) -> tuple[Map, ...]:
 
 
 def fingerprint(decoder: Decoder) -> tuple[object, ...]:
-    """Return a key that changes with any weight that `Products` packs: address, shape and integer
-    sum.
+    """Return a key that changes with any packed weight: address, shape and integer sum of each.
 
-    It reads all weights, about twenty times faster than packing them.
+    Computing the key reads all weights, about twenty times faster than packing the weights.
     """
-    # Integer sums detect a change of the last bit of one weight; floating-point sums would round it
-    # away.
+    # Integer sums detect a change of one weight's last bit, which floating-point sums round away.
     parts = [part for one in _maps(decoder) for part in one if part is not None]
     adapters = [one for layer in decoder.layers for one in layer.adapters.values()]
     parts += [part for one in adapters for part in (one.down, one.up)]
@@ -224,7 +234,7 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
 
 def _mark(tensor: Tensor) -> object:
     if not tensor.is_contiguous():
-        # A new object equals no other, so the maps are packed again.
+        # A new object equals no other object, so the maps are packed again.
         return object()
     size = tensor.shape[-1] * tensor.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8)

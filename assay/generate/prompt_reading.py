@@ -1,7 +1,7 @@
 """Reading prompts in blocks of a fixed size, where equal leading blocks are computed once.
 
 The keys and values of a block depend only on the tokens up to its end, in products of fixed shapes.
-Leading blocks that equal the previous prompt's therefore have the same bits and are reused.
+Leading blocks with the tokens of the previous prompt therefore have the same bits and are reused.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from torch import Tensor
 from assay.model.transfer import on_device
 from assay.types import Tokens
 
-# Few-shot examples and system prompts, which prompts share, have a few hundred tokens. A product of
-# fewer rows is slower: every block reads all weights again.
+# Tokens of one block. Prompts often share few-shot examples of a few hundred tokens.
+# Smaller blocks would be slower, because every block reads all weights again.
 READ_BLOCK = 192
-# The last block has at least this many tokens and at most a block more, because short blocks are
-# slow.
+# Minimum number of tokens of the last block, because short blocks are slow.
 LEAST_READ = 64
 
 
 def read_bounds(length: int, known: int = 0) -> list[tuple[int, int]]:
-    """Return (first token, end) of the blocks of a prompt that follow its ``known`` tokens."""
+    """Return (first token, end) of each block after the ``known`` tokens of a prompt."""
     num_whole = max(length - LEAST_READ, 0) // READ_BLOCK
     edges = [*range(known, READ_BLOCK * num_whole + 1, READ_BLOCK), length]
     return list(pairwise(edges))
@@ -42,8 +41,9 @@ def num_known(tokens: Tokens, last: Tokens) -> int:
 class PromptReader:
     """Reads the prompts of one call of `Engine.generate`, under the same weights.
 
-    prefill: a forward's own. in_blocks: whether it reads in blocks; otherwise only a whole prompt
-    is reused. num_computed: prompt tokens that the model computed, without reused ones.
+    prefill: `Forward.prefill`. in_blocks: whether prompts are read in blocks; without blocks, only
+    a whole prompt is reused. num_computed: prompt tokens that the model computed, without reused
+    tokens.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Sample one token per row by inverse CDF, with one uniform from a per-completion key.
+"""Sample one token per row by inverse CDF, with one uniform number from a per-completion key.
 
-A uniform depends only on (seed, problem, draw, sibling, position). A completion is therefore
-independent of its neighbors, of earlier completions and of the machine.
+A uniform number depends only on (seed, problem, draw, sibling, position). A completion is therefore
+independent of the rest of the batch, of earlier completions and of the machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from assay.config import SamplingConfig
 
 # Tokens per section: the CDF of a large vocabulary is searched in two levels.
 SECTION = 128
-# Logits that are processed together, so that they stay in a CPU's cache.
+# Number of logits that are processed together, so that they stay in a CPU's cache.
 CACHED_LOGITS = 2**20
-# Top tokens that are sorted first; more are sorted only if their mass is too small.
+# Number of tokens that top-p sorts first. More tokens are sorted if their mass is below p.
 TOP_P_FIRST = 256
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -61,7 +61,7 @@ def sample(
     Greedy sampling (temperature 0) has a point mass, so its behavior log-probability is 0.
     """
     num_rows = len(logits_SV)
-    # A few rows at a time stay in the cache between passes.
+    # A few rows at a time stay in the CPU's cache between two passes over the vocabulary.
     if logits_SV.device.type == "cpu":
         num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
     parts = [
@@ -118,15 +118,15 @@ def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
-    """Return for each row the first token at which the CDF exceeds its uniform.
+    """Return for each row the first token at which the CDF exceeds the row's uniform number.
 
-    Sums are in float64 and in two levels (sections, then tokens of one section). This takes one
-    pass over the vocabulary, and no token's mass is lost to rounding. A token of probability 0 is
-    never returned.
+    Sums are in float64, and in two levels (sections, then tokens of one section). Two levels need
+    only one pass over the vocabulary, and float64 loses no token's mass to rounding. A token of
+    probability 0 is never returned.
     """
     num_rows, num_tokens = probs_SV.shape
     num_sections = -(-num_tokens // SECTION)
-    # Padding copies the tensor, also if nothing is added.
+    # F.pad copies the tensor even if nothing is added.
     added = num_sections * SECTION - num_tokens
     sections = F.pad(probs_SV, (0, added)) if added else probs_SV
     sections = sections.reshape(num_rows, num_sections, SECTION)
@@ -136,6 +136,7 @@ def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     section_S1 = torch.searchsorted(edges, target_S1, right=True).clamp_(max=num_sections - 1)
     mass_S1 = mass.gather(1, section_S1)
     share_S1 = (target_S1 - (edges.gather(1, section_S1) - mass_S1)) / mass_S1
+    # Rounding could give a share of 1, which selects a token after the section.
     share_S1 = share_S1.clamp_(0.0, 1.0 - 2.0**-52)
     row = torch.arange(num_rows, device=probs_SV.device)
     inner = sections[row, section_S1[:, 0]].double().cumsum(-1)
@@ -148,8 +149,7 @@ def _pick(values_SV: Tensor, tokens_S: Tensor) -> Tensor:
 
 
 def _top_p_floor(logprobs_SV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Return the smallest log-probability that top-p retains among the ``top_k`` most likely
-    tokens."""
+    """Return the smallest log-probability that top-p retains of the ``top_k`` best tokens."""
     num_tokens = logprobs_SV.shape[-1]
     num_sorted = top_k if top_k < num_tokens else min(TOP_P_FIRST, num_tokens)
     while True:

@@ -33,14 +33,13 @@ from assay.model.transfer import on_device
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
-# Number of rows that are added when no row is free. More would cost time, since every step computes
-# all rows.
+# Number of rows that are added when no row is free. Every step computes all rows, also free ones.
 ROWS_AT_ONCE = 8
 
 
 @dataclass(eq=False)
 class _Row:
-    """One copy of a prompt, and the slot at each of its places (None: vacant)."""
+    """One copy of a prompt, with a place for each of `SIBLINGS` slots (None: vacant)."""
 
     prompt_number: int = -1
     length: int = 1
@@ -81,7 +80,7 @@ class SharedPromptCache(KeyValues):
         return num_blocks_of(room.extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that the two never exist together.
+        # Free the old tensors first, so that old and new tensors never exist together.
         self.release()
         self.num_slots, self._capacity = num_slots, room.extent
         self._own.prompt = self.prompt
@@ -104,7 +103,7 @@ class SharedPromptCache(KeyValues):
         return (*self._own._stores(), *(store for pair in self._prompts for store in pair))
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent rounded to whole blocks; steps of one shape share it."""
+        """Return the extent, rounded up to whole blocks so that many steps have the same shape."""
         prompt = num_blocks_of(extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
         own = num_blocks_of(extent.own) * BLOCK
         return Extent(prompt + own, prompt, own)
@@ -114,8 +113,7 @@ class SharedPromptCache(KeyValues):
         self._prompt_number += 1
 
     def place(self, slots: Tensor) -> None:
-        """Assign the prompt to ``slots``: in rows of siblings with vacant places, else in
-        new rows."""
+        """Assign the prompt to ``slots``, in vacant places of the prompt's rows or in new rows."""
         chosen: list[int] = slots.tolist()
         for slot in chosen:
             if (before := self._at[slot]) is not None:
@@ -194,8 +192,7 @@ class SharedPromptCache(KeyValues):
         if not self._rows:
             num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
             sizes = (num_blocks, num_rows, self._heads, PROMPT_BLOCK)
-            # Zeros instead of uninitialized memory: masked positions enter a product, and 0 * nan
-            # is nan.
+            # Zeros, because masked positions enter a product, and 0 * nan is nan.
             self._prompts = [
                 (k.new_zeros(*sizes, k.shape[3]), v.new_zeros(*sizes, v.shape[3]))
                 for k, v in self.prompt.values()
@@ -228,8 +225,7 @@ class SharedPromptCache(KeyValues):
         return index
 
     def _map(self) -> None:
-        """Rebuild the index tensors that map slots to places in prompt rows, and the prompts'
-        masks."""
+        """Rebuild the index tensors between slots and places, and the masks of the prompts."""
         heads = self._heads
         slot_NB = torch.tensor([[slot or 0 for slot in row.slots] for row in self._rows])
         row_S, place_S = torch.tensor([at or (0, 0) for at in self._at]).unbind(-1)
@@ -250,13 +246,15 @@ class SharedPromptCache(KeyValues):
             self._slot_of_place, self._place_of_slot = slot_of_place, place_of_slot
             self._all_prompt_bias = bias
         else:
-            # Update in place, because a captured step reads this memory.
+            # Updated in place, because captured steps read this memory.
             self._slot_of_place.copy_(slot_of_place)
             self._place_of_slot.copy_(place_of_slot)
             self._all_prompt_bias.copy_(bias)
 
 
 def _max_rows(num_slots: int, room: Room) -> int:
-    """Return the maximum number of prompt copies: one per `SIBLINGS` of a group, at most one per
-    slot."""
+    """Return the maximum number of prompt copies.
+
+    A group needs one copy for every `SIBLINGS` completions, and a slot needs at most one copy.
+    """
     return max(min(num_slots, room.num_groups * -(-room.group_size // SIBLINGS)), 1)

@@ -24,8 +24,8 @@ Asking = tuple[ThinkFormat, str | None]
 class Waiting:
     """An unfinished group and its finished completions.
 
-    todo: siblings that wait for a slot, counted from 0. Names and random keys count them from
-    ``first_sibling``.
+    todo: indices of the siblings that wait for a slot, from 0. Names and random keys contain the
+    index plus ``first_sibling``.
     """
 
     position: int
@@ -40,8 +40,10 @@ class Waiting:
     def of(
         cls, position: int, problem: Problem, prompt: Prompt, most: int, context: int | None
     ) -> Waiting:
-        """Admit a group with completions of up to ``most`` tokens. Raises DataError if its prompt
-        is empty or leaves no room in the context."""
+        """Admit a group with completions of up to ``most`` tokens.
+
+        Raises DataError if the prompt is empty or leaves no room in the model's context.
+        """
         where, length = problem.place, len(prompt.tokens)
         if not length:
             raise DataError(f"{where}: the prompt has no tokens; give it text, or a template")
@@ -53,7 +55,7 @@ class Waiting:
         return cls(position, problem, prompt, room)
 
     def begin(self, first_sibling: int, group_size: int, log: CompletionLog | None) -> None:
-        """Queue the siblings to sample, and read finished ones from the log."""
+        """Queue the siblings to sample, and read finished siblings from the log."""
         self.first_sibling = first_sibling
         for number in range(group_size):
             known = None if log is None else log.find(self.problem, self.name_of(number))
@@ -84,8 +86,7 @@ _LISTS = ("group", "sibling", "controllers", "injected", "turns", "promised", "h
 
 
 class Slots:
-    """Host state of every slot as arrays [S]; idle slots feed token 0 at position 0, or are
-    dropped."""
+    """Host state of every slot, as arrays [S]. Idle slots feed token 0 at position 0."""
 
     def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
         self.num_usable = num_slots
@@ -97,23 +98,22 @@ class Slots:
         self.tokens_S = np.zeros(num_rows, np.int64)
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
-        # Whether any slot has had a turn controller. Without one, the bookkeeping for injected
-        # tokens is skipped, which costs time at every token.
+        # Whether any slot has had a turn controller.
+        # Without turn controllers, the bookkeeping of injected tokens is skipped to save time.
         self.controlled = False
         self.controllers: list[TurnController | None] = [None] * num_rows
-        # Tokens to inject. Each replaces the token that the sampler chose in its step.
+        # Tokens to inject. An injected token replaces the sampled token of a step.
+        # Every decoding path therefore supports injected tokens, also compiled or captured steps.
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
-        # Number of removed tokens. Added to the index of the next draw, so that a sampled token is
-        # not drawn again from the same random number after a tool's answer.
+        # Number of removed tokens, which is added to the index of the next random draw.
+        # Otherwise the random number of a removed token would be used again.
         self.undone_S = np.zeros(num_rows, np.int64)
-        # A paused slot feeds its last token again, with the same bits; its logs are saved
-        # separately.
+        # A paused slot feeds its last token again, with the same bits. `held` stores its logs.
         self.waits_S = np.zeros(num_rows, np.bool_)
         self.promised: list[Promise | None] = [None] * num_rows
         self.held: list[list[np.ndarray]] = [[] for _ in range(num_rows)]
-        # Ring buffers with one row per step. A completion ends within `longest` steps, so rows are
-        # reused.
+        # Ring buffers with one row per step. A completion needs at most `longest` rows.
         self.step = -1
         self.token_log = np.zeros((longest, num_rows), np.int32)
         self.behavior_log = np.zeros((longest, num_rows), np.float32)
@@ -124,9 +124,8 @@ class Slots:
         return np.flatnonzero(~self.active_S[: self.num_usable])
 
     def going(self) -> np.ndarray:
-        """Return for each slot whether it holds a completion that is not paused."""
-        # Paused slots are computed with the others, because the shape of a step determines its
-        # bits.
+        """Return for each slot whether it has a completion that is not paused."""
+        # Paused slots are computed too, because the shape of a step determines its bits.
         return self.active_S & ~self.waits_S if self.controlled else self.active_S
 
     def take(
@@ -170,13 +169,13 @@ class Slots:
     def positions(self) -> np.ndarray:
         """Return the position of each slot's last token.
 
-        A slot without tokens writes to its first token's position, right after the prompt.
+        A slot without tokens has the position of its first token, right after the prompt.
         """
         positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
         return np.where(self.active_S, positions_S, 0)
 
     def extent(self) -> Extent:
-        """Return the maximum lengths over all slots, including the token that each feeds."""
+        """Return the maximum lengths over all slots, including the token that each slot feeds."""
         return Extent(
             total=int(self.positions().max()) + 1,
             prompt=int(self.prompt_length_S[self.active_S].max(initial=1)),
@@ -195,13 +194,12 @@ class Slots:
 
     def rows(self, slot: int) -> np.ndarray:
         """Return the log rows of a slot's completion."""
-        # All slots write to the same row of the logs, so a completion is the last `counts_S` rows.
+        # In each step all slots write to one row, so a completion is the last `counts_S` rows.
         first = self.step + 1 - self.counts_S[slot]
         return np.arange(first, self.step + 1) % len(self.token_log)
 
     def draws(self) -> np.ndarray:
-        """Return the index of each slot's next draw; the draw of a removed token is never
-        repeated."""
+        """Return the index of each slot's next draw. Draws of removed tokens are not repeated."""
         return self.counts_S + self.undone_S if self.controlled else self.counts_S
 
     def ask(self, slot: int, ends: bool = False) -> bool:
@@ -210,7 +208,7 @@ class Slots:
         Return whether the completion continues: with injected tokens, or paused for a future.
         """
         controller, queue = self.controllers[slot], self.injected[slot]
-        # The controller sees a completion only after all tokens that it injected.
+        # The controller is called again only after all its injected tokens are in the completion.
         if controller is None or queue:
             return bool(queue)
         answer = self.promised[slot] or controller(self._so_far(slot, ends))
@@ -258,8 +256,7 @@ class Slots:
                 self._put_back(slot, self.held[slot])
 
     def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
-        """Copy a slot's saved logs to the rows before the newest one; `counts_S` is their
-        length."""
+        """Copy a slot's saved logs to the last `counts_S` rows, which end at the newest step."""
         rows = self.rows(slot)
         for name, values in zip(_LOGS, logs, strict=True):
             getattr(self, name)[rows, slot] = values
@@ -277,7 +274,7 @@ class Slots:
     def _insert_injected(
         self, row: int, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]
     ) -> None:
-        """Replace sampled tokens by injected ones; these have log-probability 0."""
+        """Replace sampled tokens by injected tokens, which have log-probability 0."""
         self.sampled_log[row] = True
         for slot, queue in enumerate(self.injected):
             if queue:
@@ -286,7 +283,7 @@ class Slots:
                 self.sampled_log[row, slot] = False
 
     def _undo(self, slot: int, num_tokens: int) -> None:
-        """Remove the newest tokens; the token before them is fed again at its position."""
+        """Remove the newest tokens. The slot then feeds the token before them again."""
         if not num_tokens:
             return
         kept = self.rows(slot)[:-num_tokens]

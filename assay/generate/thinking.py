@@ -1,9 +1,9 @@
-"""Control of thinking length: a budget that ends thinking, and a minimum before it may end.
+"""Control of thinking length: a budget that ends thinking, and a minimum length of thinking.
 
-Both are implemented as a turn controller (`assay.generate.base.TurnController`). At the budget a
-text that ends thinking is injected, and the answer follows. If the policy closes the block too
-early, the close tag is replaced by a text that continues thinking (budget forcing, Muennighoff et
-al. 2025, arXiv:2501.19393, section 3.2).
+Both limits are implemented as a turn controller (`assay.generate.base.TurnController`). At the
+budget a text that ends thinking is injected, and the answer follows. If the policy closes the think
+block too early, the close tag is replaced by a text that continues thinking (budget forcing,
+Muennighoff et al. 2025, arXiv:2501.19393, section 3.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from assay.generate.base import InjectedTokens, SoFar
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
-# Maximum length in bytes, and so in tokens, of the tags that `assay.think` recognizes by itself.
+# Maximum length in bytes, and so in tokens, of the tags that `assay.think` recognizes by default.
 LONGEST_TAG = 40
 
 
@@ -25,8 +25,9 @@ LONGEST_TAG = 40
 class ThinkControl:
     """The thinking limits of one generator call, and the texts to inject, as tokens.
 
-    stop: ends thinking. stop_at: number of thinking tokens at which it is injected, so that both
-    together use ``sampling.think_budget`` tokens; None: never. more: continues thinking.
+    stop: tokens that end thinking. stop_at: number of thinking tokens at which ``stop`` is
+    injected, so that both together use ``sampling.think_budget`` tokens; None: no budget. more:
+    tokens that continue thinking.
     """
 
     tokenizer: Any
@@ -53,7 +54,7 @@ class ThinkControl:
     ) -> ThinkControl:
         """Encode the texts. Raises ConfigError if the budget is smaller than the stop text.
 
-        effort: the row's effort; None: the configured one.
+        effort: the thinking effort of the row; None: the configured effort.
         """
 
         def tokens_of(text: str) -> list[int]:
@@ -80,7 +81,7 @@ class ThinkControl:
         return ThinkController(self)
 
     def may_end_a_tag(self, token: int) -> bool:
-        """Return whether a tag may end in this token; the text is decoded only then."""
+        """Return whether a tag may end in this token. The text is decoded only in this case."""
         if token not in self._may_end:
             tags = self.think.open_tag[-1] + self.think.close_tag[-1]
             self._may_end[token] = not (_ENDS_OF_TAGS | {*tags}).isdisjoint(self.text_of([token]))
@@ -94,8 +95,8 @@ class ThinkControl:
 class ThinkController:
     """Tracks whether one completion is inside a think block.
 
-    Thinking tokens are the sampled tokens inside a block, its tags, and the texts injected here.
-    Output of tools and environments is not counted, even inside a block.
+    Thinking tokens are the sampled tokens inside a block, the tags of a block, and the texts that
+    this controller injects. Output of tools and environments is not counted, even inside a block.
     """
 
     def __init__(self, control: ThinkControl) -> None:
@@ -114,7 +115,7 @@ class ThinkController:
         elif was_inside:
             self._num_thinking += so_far.newest is not None
         elif self._inside:
-            # The policy has opened a block; its tag counts as thinking.
+            # The policy has opened a block. The open tag counts as thinking.
             self._num_thinking += so_far.num_tokens - self._before(so_far, tag_start)
         if was_inside and (so_far.ends or not self._inside) and self._num_more < control.max_more:
             kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
@@ -140,7 +141,7 @@ class ThinkController:
         tokens = so_far.read()
         if not so_far.injected:
             tail = control.text_of(tokens[-control.longest_tag :])
-            # Most of these tokens end no tag, so the full text is not decoded.
+            # Most tokens that may end a tag do not end one, and decoding the whole text is slow.
             if control.think.open_block(tail)[1] == (0, 0):
                 return 0
         self._inside, (start, _) = control.think.open_block(control.text_of(tokens))

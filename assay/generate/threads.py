@@ -1,8 +1,8 @@
 """The fastest number of threads for decoding steps, measured at the start and cached.
 
-Products of a few rows are short. One thread is faster if synchronizing a second thread takes longer
-than the time it saves, or if another process uses the second core. Sums may differ in the last bits
-between thread counts, so a resumed run uses its original number.
+Matrix products of a few rows are short. One thread is faster if synchronizing a second thread takes
+longer than the time that it saves, or if another process uses the second core. Sums may differ in
+the last bits between thread counts, so a resumed run uses its original number of threads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from assay.host.files import read_facts, state_folder, write_atomic
 from assay.host.machine import processor
 
 FILE = "decoding.json"
-# Prompt and own tokens that a timed step attends to.
+# Numbers of prompt tokens and completion tokens to which a timed step attends.
 PROMPT, OWN = 16, 48
-# Timed steps per number of threads, alternating. The fastest time counts, because other processes
-# may have disturbed the rest.
+# Number of timed steps per thread count. Steps of both thread counts alternate.
+# Only the fastest step counts, because other processes may have disturbed the other steps.
 ROUNDS = 8
 # One thread is chosen if its time is below this share of the time with all threads.
 CLEARLY = 0.9
@@ -35,7 +35,7 @@ CLEARLY = 0.9
 
 @contextmanager
 def on_threads(number: int) -> Iterator[None]:
-    """Use this number of CPU threads inside the context."""
+    """Use this number of CPU threads in the ``with`` block."""
     before = torch.get_num_threads()
     if number != before:
         torch.set_num_threads(number)

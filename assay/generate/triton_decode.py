@@ -1,14 +1,14 @@
 """Triton kernels of a decoding step: norms, gates, rotary embedding and decoding attention.
 
-Only the path that runs them imports this module, because Triton comes with CUDA builds of torch.
+Only the fused decoder imports this module, because Triton comes only with CUDA builds of torch.
 Every sum has a fixed order and a fixed shape that does not depend on the number of rows or on the
-extent of the step. A completion's bits are therefore independent of its neighbors. Arithmetic is in
-float32; results are rounded where the modules round theirs, which gives the learner's bits in
-bfloat16.
+extent of the step. A completion's bits are therefore independent of the rest of the batch.
+Arithmetic is in float32. Results are rounded at the same points as in the modules, which gives the
+learner's bits in bfloat16.
 """
 
 # pyright: reportIndexIssue=false
-# Kernels are launched as kernel[grid](...), which the types of functions do not have.
+# Kernels are launched as kernel[grid](...), which function types do not support.
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from torch import Tensor
 
 Norm = tuple[Tensor, float]
 
-# Tokens of one part of an attention sum. Parts run in parallel and are combined in order. Two tiles
-# keep the latency of a part low; smaller parts would move more partial sums than keys and values.
+# Tokens of one part of an attention sum. Parts run in parallel and are combined in order.
+# Two tiles keep the latency of a part low.
+# Smaller parts would move more bytes of partial sums than of keys and values.
 SPLIT = 128
-# Tokens of one product.
+# Tokens of one matrix product inside a part.
 TILE = 64
-# Prompts are stored with a length in multiples of this.
+# Prompts are stored with a length that is a multiple of this number of tokens.
 PADDED = 64
-# The least rows of a tensor core's product, and the least width of its inner axis.
+# Minimum number of rows of a tensor core's product, and minimum width of its inner axis.
 LEAST = 16
-# Numbers of one program of an elementwise kernel.
+# Elements of one program of an elementwise kernel.
 CHUNK = 1024
 
 
@@ -76,6 +77,7 @@ def gate_kernel(gate_up, result, WIDTH: tl.constexpr, SIZE: tl.constexpr):
     tl.store(result + row * WIDTH + columns, gated.to(result.dtype.element_ty), mask=inside)
 
 
+# By default Triton compiles a kernel again for integers that are 1 or multiples of 16.
 @triton.jit(do_not_specialize=["slot_stride", "head_stride"])
 def rotate_kernel(
     fused,
@@ -99,10 +101,10 @@ def rotate_kernel(
     NORMED: tl.constexpr,
     AFTER_PROMPT: tl.constexpr,
 ):
-    """Norm and rotate the heads of one token; queries in place, keys and values into a store.
+    """Normalize and rotate the heads of one token: queries in place, keys and values into a store.
 
     Token p of slot s and head h is stored at s * slot_stride + h * head_stride + p * WIDTH. During
-    decoding p is counted after the slot's prompt.
+    decoding, p counts from the end of the slot's prompt.
     """
     slot = tl.program_id(0).to(tl.int64)
     kind = fused.dtype.element_ty
@@ -187,8 +189,10 @@ def _attend_part(
         there = seen[:, None] & inside[None, :]
         key = tl.load(keys + spots, mask=there, other=0.0).to(DOT)
         value = tl.load(values + spots, mask=there, other=0.0).to(DOT)
+        # Without "ieee", Triton would multiply float32 numbers with the precision of TF32.
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
+        # The first tile contains a visible token, so `higher` is never minus infinity.
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         factor = tl.exp(top - higher)
@@ -230,9 +234,10 @@ def attend_kernel(
 ):
     """Attend the queries of one slot and key head to one part of the slot's tokens.
 
-    The first ``prompt_splits`` parts are the prompt's, the others the slot's own. Programs beyond
-    the slot's tokens return at once. prompts: address of each slot's prompt, [layers, 2, HEADS,
-    length in multiples of PADDED, WIDTH]. keys, values: [slots, HEADS, capacity, WIDTH].
+    The first ``prompt_splits`` parts cover the prompt, all other parts the slot's own tokens.
+    Programs beyond the slot's tokens return at once. prompts: address of each slot's prompt,
+    [layers, 2, HEADS, length in multiples of PADDED, WIDTH]. keys, values: [slots, HEADS, capacity,
+    WIDTH].
     """
     at = tl.program_id(0)
     split = tl.program_id(1)
@@ -243,7 +248,7 @@ def attend_kernel(
     row = fused + slot.to(tl.int64) * (HEADS * (QUERIES + 2) * WIDTH)
     spots = ((at % HEADS) * QUERIES + number)[:, None] * WIDTH + column[None, :]
     length = (tl.load(positions + slot) + 1).to(tl.int32)
-    # An idle slot is at position 0 and has a stale prompt.
+    # An idle slot is at position 0, but has the length of a stale prompt.
     prompt = tl.minimum(tl.load(prompt_lengths + slot).to(tl.int32), length - 1)
     part = at.to(tl.int64) * num_splits + split
     sums += part * (QUERIES * WIDTH)
@@ -283,7 +288,7 @@ def combine_kernel(
     WIDTH_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Combine the parts of one query head in order: those of the prompt, then the slot's own."""
+    """Combine the parts of one query head in order: parts of the prompt come first."""
     at = tl.program_id(0)
     query = tl.program_id(1)
     slot = at // HEADS
@@ -334,7 +339,7 @@ def add_norm(hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up for rows that hold gate and up, concatenated."""
+    """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     result = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, CHUNK))
@@ -344,7 +349,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The attention heads of one layer; norms are those of queries and keys, if any."""
+    """The attention heads of one layer. norms: norms of queries and of keys, if any."""
 
     num_keys: int
     queries_per_key: int
@@ -361,7 +366,8 @@ class Heads:
 class Rows:
     """The slots of a step: position of each token, address and length of each prompt [S].
 
-    prompt_splits, num_splits: parts of `SPLIT` tokens that cover every prompt, and all tokens.
+    prompt_splits: number of parts of `SPLIT` tokens that cover the longest prompt. num_splits:
+    number of parts that cover the longest prompt and the slots' own tokens.
     """
 
     positions_S: Tensor
@@ -379,10 +385,10 @@ def rotate(
     positions: Tensor,
     lengths_S: Tensor | None = None,
 ) -> None:
-    """Norm and rotate fused queries and keys in place; write keys and values into ``stores``.
+    """Normalize and rotate fused queries and keys in place; write keys and values to ``stores``.
 
-    stores: of a step, [S, H, capacity, D] behind prompts of lengths ``lengths_S``; else of a
-    prompt, [H, L, D].
+    stores: keys and values of a decoding step, [S, H, capacity, D], or of a prompt, [H, L, D].
+    lengths_S: lengths of the slots' prompts in a decoding step; None: a prompt is read.
     """
     (query_norm, query_epsilon), (key_norm, key_epsilon) = heads.norms or ((fused, 0.0),) * 2
     num_heads = heads.num_queries + 2 * heads.num_keys
@@ -406,7 +412,7 @@ def rotate(
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
-        # Fused, a product would not be rounded before its sum, as it is in the learner.
+        # A fused multiply-add does not round the product before the sum, as the learner does.
         enable_fp_fusion=False,
     )
 
@@ -471,7 +477,7 @@ def attend(
 
 def dot_type(fused: Tensor) -> Any:
     """Return the type of products: the tensors' own, or float32 in Triton's interpreter."""
-    # The interpreter holds bfloat16 as bits and multiplies them as integers.
+    # Triton's interpreter stores bfloat16 as bits, and would multiply the bits as integers.
     if fused.device.type == "cpu":
         return tl.float32
     return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(fused.dtype, tl.float32)

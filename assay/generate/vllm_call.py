@@ -1,8 +1,9 @@
 """One call of `VllmEngine.generate`: requests in, tokens out, until every completion has ended.
 
-A completion without a turn controller is one request. A completion with one is streamed: the
-controller sees each token, as in the built-in engine. If it injects tokens, the request is aborted
-and a new one continues behind them. vLLM's prefix cache still holds their beginning.
+A completion without a turn controller is one request. A completion with a turn controller is
+streamed: the controller sees each token, as in the built-in engine. If the controller injects
+tokens, the request is aborted, and a new request continues after the injected tokens. vLLM's prefix
+cache still holds the keys and values of the earlier tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from assay.types import FinishReason, Group
 
 
 class VllmClient:
-    """vLLM's engine, with its exceptions as WorkerDied."""
+    """vLLM's engine. Exceptions of vLLM are raised as WorkerDied."""
 
     def __init__(self, vllm: Any, engine: Any) -> None:
         self.vllm, self.engine = vllm, engine
 
     def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
-        """Request a continuation of these tokens. `step` returns its outputs under this name."""
+        """Request a continuation of these tokens. `step` returns the outputs under this name."""
         prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
         self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
 
@@ -48,7 +49,7 @@ class VllmClient:
         return self.engine.has_unfinished_requests()
 
     def abort(self, names: Sequence[str]) -> None:
-        """Stop requests; vLLM ignores those that have ended already."""
+        """Stop requests. vLLM ignores requests that have already ended."""
         self.ask(self.engine.abort_request, [*names])
 
     def output_kind(self, streams: bool) -> Any:
@@ -60,7 +61,7 @@ class VllmClient:
         """Call vLLM. Raises WorkerDied for its exceptions."""
         try:
             return call(*arguments, **named)
-        except Exception as error:  # third-party engine, reported in one line
+        except Exception as error:  # vLLM may raise any exception
             raise WorkerDied(f"vLLM: {cause(error)[:300]}; continue with --resume") from error
 
 
@@ -68,8 +69,8 @@ class VllmClient:
 class VllmCall:
     """The open completions of one call of `VllmEngine.generate`.
 
-    name: the beginning of its requests' names. streams: yield every token of every completion, so
-    that `give_up` knows the lengths of open ones. log: see `Engine`.
+    name: prefix of the requests' names. streams: whether all requests stream their tokens, so that
+    `give_up` knows the lengths of open completions. log: see `Engine`.
     """
 
     client: VllmClient
@@ -100,8 +101,7 @@ class VllmCall:
                 number = group.first_sibling + sibling
                 key = completion_key(seed, problem.id, problem.draw, number)
                 controller = self.controllers.of(group)
-                # Without a controller, vLLM itself searches for stop strings, and no streaming is
-                # needed.
+                # Without a controller, vLLM searches for stop strings, so no streaming is needed.
                 ends = None if controller is None else text_ends
                 self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
 
@@ -111,7 +111,7 @@ class VllmCall:
         return bool(self._asked or self._paused or self._ended)
 
     def step(self) -> list[tuple[int, Group]]:
-        """Take in vLLM's newest tokens and finished futures; return the groups that ended."""
+        """Process vLLM's newest tokens and finished futures. Return the finished groups."""
         if self._asked:
             for output in self.client.step():
                 self._take(output)
@@ -128,8 +128,10 @@ class VllmCall:
         return ended
 
     def give_up(self, limit: int | None) -> int:
-        """Cancel groups with a completion longer than ``limit``; return the number of their
-        tokens. Needs ``streams``."""
+        """Cancel groups with a completion above ``limit``; return the number of lost tokens.
+
+        Requires ``streams``.
+        """
         if limit is None:
             return 0
         late = {
@@ -208,7 +210,7 @@ class VllmCall:
             "include_stop_str_in_output": True,
             # As in the engine, a stop string may match the text of special tokens.
             "skip_special_tokens": False,
-            # The model's own end tokens are passed instead of vLLM's.
+            # The model's end tokens are in `stop_token_ids`, so vLLM's own are ignored.
             "ignore_eos": True,
             "stop_token_ids": list(self.eos_ids) or None,
             "logprobs": 0,
@@ -248,6 +250,7 @@ class VllmCall:
 
 
 def _longest(one: OpenCompletion) -> int:
-    """Return the longest length in a group, counting the next token of this completion."""
+    """Return the length of the longest completion in the group of an open completion."""
+    # An open completion that is not paused gets at least one token more.
     coming = len(one.tokens) + (one.promise is None)
     return max([coming, *(len(each.tokens) for each in one.group.done.values())])

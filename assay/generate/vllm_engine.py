@@ -1,6 +1,6 @@
 """vLLM as the generator: token ids in; token ids and log-probabilities out.
 
-vLLM reads a model's configuration but no weights: it starts with random weights. After the first
+vLLM reads a model's configuration but no weights, and starts with random weights. After the first
 load every tensor is verified, because a tensor that was not loaded would still be random.
 """
 
@@ -93,10 +93,9 @@ class VllmEngine:
 
     Not exact: vLLM's products round differently and depend on the other completions of a batch, so
     importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
-    expected: returns the expected result of `probe`; None if the caller compares it. marks:
-    environment variables that identify vLLM's processes, so that they are ended if this process is
-    killed. None: vLLM runs in this process and takes it over. watch, make_controller, log: see
-    `Engine`.
+    expected: returns the expected result of `probe`; None: the caller compares the probe. marks:
+    environment variables that identify vLLM's processes, so that these end if this process is
+    killed; None: vLLM runs inside this process. watch, make_controller, log: see `Engine`.
     """
 
     exact = False
@@ -130,18 +129,21 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="assay-vllm-") as name:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
-            # The tracker frees the processes' shared memory if they are killed.
+            # The resource tracker frees the shared memory of vLLM's processes after a kill.
+            # The tracker starts before the marks are set, so a kill of marked processes spares it.
             resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
         self._client = VllmClient(self._vllm, self._engine)
 
     def load_policy(self, weights: Weights) -> None:
-        """Load weights for all further sampling. Raises WorkerDied if vLLM's weights differ
-        afterwards."""
+        """Load weights for all further sampling.
+
+        Raises WorkerDied if vLLM's weights differ from the sent weights after the load.
+        """
         weights = self._as_sent(weights)
         places = self._memory.write(weights.tensors)
-        # The hash of the sent tensors takes as long as loading them, so both run at the same time.
+        # The hash of the sent tensors takes as long as the load, so both run at the same time.
         with ThreadPoolExecutor(1) as pool:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
@@ -167,15 +169,14 @@ class VllmEngine:
         return self._held
 
     def probe(self) -> Floats:
-        """Return log-probabilities at the last positions of the fixed tokens, as `Engine.probe`
-        does."""
+        """Return log-probabilities of fixed tokens, at the same positions as `Engine.probe`."""
         tokens = probe_tokens(self._facts.num_embedded, self._facts.context_length).tolist()
         ids = probed_ids(self._facts.num_embedded)
         parts = [ids[n : n + MOST_IDS] for n in range(0, len(ids), MOST_IDS)]
         asked = {
             f"{end}/{n}": (tokens[: len(tokens) - end], part)
-            # Only the log-probabilities of the next token can be requested by id, so the probe asks
-            # once for each of its last positions.
+            # vLLM returns log-probabilities of chosen ids only for the next token.
+            # The probe therefore needs one request for each of its last positions.
             for end in (2, 1, 0)
             for n, part in enumerate(parts)
         }
@@ -272,15 +273,13 @@ class VllmEngine:
                     model=folder,
                     tokenizer=folder,
                     dtype=facts.dtype,
-                    # Weights come through shared memory, and no file has to be written for each
-                    # update.
+                    # Weights come through shared memory, so that updates write no files.
                     load_format="dummy",
                     max_model_len=facts.context_length,
                     max_num_seqs=settings.slots,
                     kv_cache_memory_bytes=int(kv_mib * 2**20),
                     seed=0,
-                    # After temperature and truncation: the distribution that the tokens are sampled
-                    # from.
+                    # Log-probabilities after temperature and truncation, as used for sampling.
                     logprobs_mode="processed_logprobs",
                     max_logprobs=MOST_IDS,
                     enable_prefix_caching=True,
@@ -291,10 +290,10 @@ class VllmEngine:
                 )
             )
         except ValueError as error:
-            # vLLM rejects its settings before it starts a process.
+            # vLLM raises ValueError for its settings, before it starts a process.
             found = f"settings that vLLM rejects ({' '.join(str(error).split())[:300]})"
             raise ModelError(message("model.path", found, "a model that vLLM can load")) from error
-        except Exception as error:  # a failure of vLLM's processes
+        except Exception as error:  # vLLM's processes may fail for any reason
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
 
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
@@ -335,7 +334,7 @@ def _surroundings(
         # A fork copies the CUDA context, which cannot be used in the child.
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
-    # The sockets of a killed process are then deleted with its folder.
+    # The sockets of a killed process are deleted together with the folder of the marks.
     sockets = {} if marks is None else {"VLLM_RPC_BASE_PATH": marks["TMPDIR"]}
     return {
         **{name: os.environ.get(name, value) for name, value in wanted.items()},
@@ -343,14 +342,14 @@ def _surroundings(
         **sockets,
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(marks is not None)),
         "OMP_NUM_THREADS": str(threads),
-        # On a CPU compilation would take longer than it saves.
+        # On a CPU, compilation would take longer than the time that it saves.
         "TORCHDYNAMO_DISABLE": str(int(on_cpu)),
     }
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes started inside the context."""
+    """Set environment variables for the processes that the ``with`` block starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

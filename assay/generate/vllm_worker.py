@@ -21,9 +21,10 @@ Place = tuple[str, str, list[int], int, int]
 
 
 class SharedMemory:
-    """Memory that another process on this machine opens by its `path`; leaves no file behind."""
+    """Memory that another process on this machine opens by its `path`."""
 
     def __init__(self) -> None:
+        # A memfd has no file that a killed process could leave behind.
         self._file = os.memfd_create("assay-weights")
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -41,6 +42,7 @@ class SharedMemory:
             size = tensor.numel() * tensor.element_size()
             key = memory_of(tensor)
             if key not in begins:
+                # A view of bytes as another dtype needs an aligned start.
                 begins[key], end = end, end + -(-size // 64) * 64
             kind = str(tensor.dtype).removeprefix("torch.")
             places.append((name, kind, list(tensor.shape), begins[key], size))
@@ -68,11 +70,11 @@ class WeightReceiver:
     def assay_load(self, path: str, places: Sequence[Place]) -> dict[str, Any]:
         """Load weights from shared memory.
 
-        Return their hash, and the name of the first model parameter that differs, or ``""``. Only
-        parameters with the same name can be compared: vLLM fuses others, and packs them for a CPU.
+        Return the weights' hash, and the name of the first model parameter that differs, or ``""``.
+        Only parameters with equal names are compared, because vLLM fuses or packs all others.
         """
         with open(path, "rb") as file, warnings.catch_warnings():
-            # torch warns about read-only memory.
+            # torch warns about read-only memory, but vLLM only reads the mapped tensors.
             warnings.simplefilter("ignore", UserWarning)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -88,7 +90,7 @@ class WeightReceiver:
             its = sent.get(name)
             if its is None or mine.shape[1:] != its.shape[1:] or len(mine) < len(its):
                 continue
-            # An embedding may have additional padding rows.
+            # vLLM's embedding may have additional rows of padding.
             if not torch.equal(mine[: len(its)].cpu(), its):
                 return name
         return ""

@@ -58,8 +58,7 @@ def disk_full_as(complaint: Callable[[], str]) -> Generator[None]:
         yield
     except DiskFull:
         raise
-    # Tensor libraries raise their own exception types when the disk is full.
-    except Exception as error:
+    except Exception as error:  # tensor libraries raise their own types for a full disk
         if is_disk_full(error):
             raise DiskFull(complaint()) from error
         raise

@@ -81,8 +81,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _restored_signals(), environment(marks):
         try:
             ray.init(**options)
-        # Ray raises a plain Exception for a node that starts too late.
-        except Exception as error:
+        except Exception as error:  # Ray raises a plain Exception for a node that starts too late
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error

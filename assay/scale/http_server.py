@@ -126,8 +126,7 @@ class Server:
         except Refused as refused:
             again = {"retry-after": "1"} if refused.status == 503 else {}
             response = json_response(self.complaint(str(refused)), refused.status, again)
-        # A defect that one request reveals must not stop the server.
-        except Exception as error:
+        except Exception as error:  # a defect that one request reveals must not stop the server
             warn(f"a request failed: {cause(error)}")
             said = "this request failed; see the server's log"
             response = json_response(self.complaint(said), 500)

@@ -147,8 +147,7 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
-        # Ray raises several exception types for an actor that died.
-        except Exception as error:
+        except Exception as error:  # Ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
     # Errors other than WorkerDied come first, because WorkerDied only reports a lost rank.
     return min(reasons)[1] if reasons else ""

@@ -264,8 +264,7 @@ class Routed:
             self.hardness = await hardness(self.rule, self.server.judge, self.body, reply)
             if not math.isfinite(self.hardness):
                 raise ValueError(f"a hardness of {self.hardness}")
-        # The user's rule may fail on any request or reply.
-        except Exception as error:
+        except Exception as error:  # the user's rule may fail on any request or reply
             self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
 
     async def _by(self, names: Sequence[str], reason: str) -> Response | None:

@@ -1,2 +1,1 @@
-"""Tools and environments, which reply to a policy during sampling and divide a completion into
-turns."""
+"""Tools and environments, whose replies to the policy divide a completion into turns."""

@@ -1,5 +1,4 @@
-"""The tool ``calculator``: arithmetic on numbers of any size, without access to Python names or
-calls."""
+"""The tool ``calculator``: arithmetic on large numbers, without access to Python."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from assay.generate.turns.tool import Tool, ToolError
 # Maximum number of characters of an expression.
 MAX_TEXT = 1000
 # Maximum number of bits of an intermediate result.
+# Python refuses to write integers of more than 4,300 digits, which are 14,284 bits.
 MAX_BITS = 13_000
 # Maximum nesting depth of brackets and operators.
 MAX_DEPTH = 100
@@ -80,6 +80,7 @@ def _value(node: ast.expr, depth: int) -> Number:
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() | float() as number):
+            # The number is read from the text, so that 0.1 is exactly 1/10, unlike the float.
             return _small(Fraction(ast.unparse(node)) if math.isfinite(number) else number)
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
@@ -100,6 +101,7 @@ def _value(node: ast.expr, depth: int) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        # The size is checked first, because a power can take unlimited time and memory.
         if _bits(base) * abs(exponent) > MAX_BITS:
             raise ToolError("a number too large")
         return base ** int(exponent)

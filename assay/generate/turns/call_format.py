@@ -56,7 +56,7 @@ class CallFormat(Protocol):
 
 
 class InText:
-    """Calls between marks, as configured in ``tools.call``; each is answered where it ends."""
+    """Calls between marks, as configured in ``tools.call``. Each call is answered where it ends."""
 
     def __init__(self, pattern: str, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
@@ -69,7 +69,7 @@ class InText:
         self._pattern = re.compile(expression, re.DOTALL)
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the call that ends here, if any."""
+        """Return the first complete call of the text, if any."""
         match = self._pattern.search(said)
         if match is None:
             return []
@@ -97,7 +97,7 @@ class InText:
 
 @dataclass(frozen=True)
 class OfTemplate:
-    """Calls as a chat template writes them; they are answered at the end of the turn.
+    """Calls as a chat template writes them, answered at the end of the turn.
 
     opening, closing: the text around a call's JSON. Both texts are empty if the whole reply is a
     call, or if the template uses one of the named formats. names: the tools' names. Calls in other
@@ -164,7 +164,7 @@ class OfTemplate:
         if "Looks a word up" not in before:
             return None
         if _MARK not in text and all(tag in before for tag in _TAGS):
-            # The template describes the format to the policy but does not render calls.
+            # The template describes the call format to the policy, but does not render calls.
             return cls(*_TAGS, tuple(names))
         if _of_other_form(text.removeprefix(before)):
             return cls("", "", tuple(names))
@@ -176,14 +176,14 @@ class OfTemplate:
         end_id = end_of_turn(tokenizer)
         stop = None if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
         closing = text[end:].partition(stop)[0].strip() if stop else text[end:].strip()
-        # The template writes a list of calls.
+        # The template writes a list of calls, so a bracket surrounds the call.
         if opening.endswith("["):
             opening, closing = opening[:-1].strip(), closing.removeprefix("]")
         return cls(opening, closing, tuple(names))
 
 
 def _of_other_form(text: str) -> list[FunctionCall]:
-    """Return the calls in marked formats that are not JSON with a name, or []."""
+    """Return the calls in marked formats other than JSON with a name, or []."""
     try:
         calls, _ = marked_calls(with_plain_tokens(text), lambda _: [])
     except BadCalls:

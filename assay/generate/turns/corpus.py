@@ -36,13 +36,13 @@ class Corpus:
         self._index.index(words, show_progress=False)
 
     def find(self, query: str, most: int) -> list[str]:
-        """Return at most ``most`` best passages; each contains at least one word of the query."""
+        """Return at most ``most`` best passages, each with at least one word of the query."""
         words = self._tokenize([query], return_ids=False, show_progress=False)[0]
         known = [word for word in words if word in self._index.vocab_dict]
         if not known:
             return []
         scores = self._index.get_scores(known)
-        # The stable sort orders ties as in the corpus.
+        # A stable sort keeps passages with equal scores in the order of the corpus.
         order = np.argsort(-scores, kind="stable")[:most]
         return [self.passages[place] for place in order if scores[place] > 0]
 

@@ -8,8 +8,9 @@ An environment is a class. One instance serves one completion:
         def respond(self, messages): ...  # returns more messages, optionally with the turn's
                                           # reward; at the end, the result of a reward function
 
-Its name is set in ``tools.environment`` and in ``data.verifier``. To judge a completion, the
-environment is replayed with the assistant turns, so the completion is the only input.
+The settings ``tools.environment`` and ``data.verifier`` name the environment. To judge a
+completion, the environment is replayed with the assistant turns, so the completion is the only
+input.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MESSAGES = 'messages: a text, or a list of {"role", "content"}'
 class Play(Protocol):
     """The environment's state for one completion.
 
-    Its messages may depend only on the problem and the assistant turns.
+    The messages may depend only on the problem and the assistant turns.
     """
 
     def start(self, problem: Problem) -> Messages:
@@ -42,7 +43,7 @@ class Play(Protocol):
         """Return the next messages for the policy, or at the end the result of a reward function.
 
         ``{"messages": ..., "reward": 0.5}`` returns messages and the reward of the last turn.
-        messages: the conversation so far; the last message is the policy's, without its reasoning.
+        messages: the conversation so far. The last message is the policy's, without reasoning.
         """
         ...
 
@@ -63,10 +64,10 @@ class Environment:
         return Conversation(self.play(), problem, think)
 
     def __call__(self, problem: Problem, completion: Completion) -> Any:
-        """Return the environment's final result; score 0 if the completion was truncated before the
-        end.
+        """Return the environment's final result, with the rewards of turns added.
 
-        Rewards of turns are added and recorded as step scores at the turns' ends.
+        The score is 0 if the completion was truncated before the environment's end. Rewards of
+        turns are recorded as step scores at the ends of the turns.
         """
         conversation = self.open_conversation(problem, completion.think)
         turns = completion.turn_texts
@@ -77,10 +78,8 @@ class Environment:
         if completion.truncated:
             conversation.reward = {"score": 0.0}
             return conversation.total(completion.turn_ends)
-        if not completion.said and not len(
-            completion.tokens
-            # The reference answer of a row, judged before the run.
-        ):
+        # A text without tokens is the reference answer of a row, which is judged before the run.
+        if not completion.said and not len(completion.tokens):
             return Part.not_judged(
                 "unavailable", "the environment continues after this single text"
             )
@@ -107,12 +106,12 @@ class Conversation:
     def respond(self, said: str) -> Sequence[Message] | None:
         """Return the next messages; None at the end or if the environment raises an exception.
 
-        The exception is raised again when the completion is judged, which makes it not judged.
+        The replay raises the same exception again, so the completion is then not judged.
         """
         try:
             return self.step(said)
         except FAILURES:
-            # Of a user's class.
+            # A user's environment may raise any exception.
             return None
 
     def step(self, said: str) -> Sequence[Message] | None:
@@ -120,7 +119,7 @@ class Conversation:
         if self.is_over:
             raise VerifierError("the policy continued after the environment ended")
         content = self.think.split(said)[1]
-        # Only the first turn starts in a block that the prompt opened.
+        # Only the first turn starts in a think block that the prompt opened.
         self.think = replace(self.think, mode="free")
         self.messages.append({"role": "assistant", "content": content})
         answer = self.play.respond([*self.messages])
@@ -154,7 +153,7 @@ class Conversation:
 
 
 def _started(play: Play, problem: Problem) -> list[Message]:
-    """Return an environment's first messages. Raises DataError if it cannot start."""
+    """Return an environment's first messages. Raises DataError if the environment fails."""
     try:
         return _messages(play.start(problem), "start")
     except AssayError:

@@ -1,7 +1,7 @@
 """Environments for the library verifiers 0.1, as on Prime Intellect's hub.
 
-From version 0.2 on environments are programs that call a server of the library, which is not
-supported.
+Since version 0.2 of that library, environments are programs that call a server of the library.
+Assay does not support such environments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _here = threading.local()
 class HubEnvironment(Environment):
     """An environment from an installed package, by its name on the hub.
 
-    arguments: for its ``load_environment``. Raises MissingExtra, and ConfigError if the environment
-    cannot be loaded or has no turns.
+    arguments: arguments of the package's ``load_environment``. Raises MissingExtra, and ConfigError
+    if the environment cannot be loaded or has no turns.
     """
 
     def __init__(self, name: str, **arguments: Any) -> None:
@@ -36,7 +36,7 @@ class HubEnvironment(Environment):
         where = f"environment {name}"
         try:
             self.environment: Any = verifiers.load_environment(name, **arguments)
-        except Exception as error:  # third-party package code may raise anything
+        except Exception as error:  # third-party package code may raise any exception
             remedy = f"install it, as with  prime env install {name}"
             raise ConfigError(message(where, cause(error), "one that loads", remedy)) from error
         if not hasattr(self.environment, "env_response"):
@@ -79,7 +79,7 @@ class HubPlay:
         prompt = problem.prompt
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         row = {"prompt": asked, "example_id": 0, **kept}
-        # A placeholder: the policy is not sampled through this client.
+        # A placeholder for the library's client, because Assay itself samples the policy.
         nobody = ClientConfig(api_base_url="http://localhost:9/v1")
         self.state = await self.environment.init_state(row, nobody, "policy", None)
         await self.environment.setup_state(self.state)
@@ -118,6 +118,7 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
 
 def _wait(step: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in this thread's event loop."""
+    # One loop is kept, because objects of asyncio work only in the event loop of their creation.
     if not hasattr(_here, "loop"):
         _here.loop = asyncio.new_event_loop()
     return _here.loop.run_until_complete(step)

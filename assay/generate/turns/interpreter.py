@@ -27,7 +27,7 @@ from assay.verify.sandbox.values import Unsupported
 
 MEMORY_MIB = 512
 OUTPUT_KIB = 256
-# Maximum number of characters.
+# Maximum length of the code of one call, in characters.
 MAX_CODE = 100_000
 CELL = """
 import ast
@@ -83,8 +83,8 @@ class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
     If a cell ends its process, the earlier cells run again in a new process, so only that cell's
-    state is lost. Running the earlier cells again may take half of a call's time limit. If it needs
-    more, or a cell ends the process again, all state is lost and the result says so.
+    state is lost. Running the earlier cells again may take half of a call's time limit. If they
+    need more time, or one of them ends the process, all state is lost, and the result says so.
     """
 
     seconds: float
@@ -127,8 +127,7 @@ class Interpreter:
         for code in self.done:
             limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
             again = session.call("cell", (code,), limits=limits)
-            # Sleeping uses no processor time but delays the completion, so wall time counts at
-            # half.
+            # A sleeping cell uses no processor time but delays the step: wall time counts half.
             used += max(again.cpu_seconds, again.wall_seconds / 2)
             if not again.alive or used >= most:
                 self._forget()
@@ -141,6 +140,7 @@ class Interpreter:
         limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
         session = self.session = _sandbox(self.unsafe, self.packages).load(CELL, limits)
         _sessions.add(session)
+        # The end of a completion is not reported, so the process ends when this object is deleted.
         weakref.finalize(self, _over, this_thread(), _here.ended, session)
         return session
 
@@ -167,7 +167,7 @@ def _sandbox(unsafe: bool, packages: Packages = NONE) -> Sandbox:
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
     if found is not None and found.packages != packages:
-        # Open sessions end with the old sandbox; their completions start new ones.
+        # Open sessions end with the old sandbox, and their completions start new sessions.
         _discard()
         found = None
     if found is None:

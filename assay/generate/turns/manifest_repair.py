@@ -9,7 +9,7 @@
 
 Rows are those of the verifier ``manifests``, and may have two more keys: ``turns``, the number of
 replies (default 3), and ``faults_shown``, the number of faults in one message (default 5). In
-rows of the form ``changes`` each reply changes the result of the last one.
+rows of the form ``changes``, each reply changes the result of the previous reply.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHOWN = Field("faults_shown", "a whole number of faults", default=5, check=whole
 
 
 class ManifestRepair:
-    """Manifests are repaired in turns; the reply to each attempt lists what is still wrong."""
+    """Environment that replies to each attempt of the policy with the remaining faults."""
 
     def start(self, problem: Problem) -> Messages:
         """Return the row's prompt."""
@@ -57,14 +57,14 @@ class ManifestRepair:
         return prompt if isinstance(prompt, str) else list(prompt)
 
     def respond(self, messages: Sequence[Message]) -> str | Part:
-        """Return the faults that are left; at the end, the reward and the turns that are left."""
+        """Return the remaining faults; at the end, the reward and the number of unused turns."""
         self.left -= 1
         text = find_yaml(messages[-1]["content"])
         documents, fault = self._attempted(text)
         found = review(self.spec, documents, fault)
         if found.passed or not self.left:
             if fault and self.documents:
-                # Earlier changes stay, as they do in a cluster.
+                # After an invalid reply, earlier changes stay in force, as in a cluster.
                 found = review(self.spec, self.documents)
             part = as_part(self.spec, found, text)
             return replace(part, components={**part.components, "turns_left": float(self.left)})
@@ -94,8 +94,8 @@ def imperfect_repairs(
 ) -> Sequence[Trace]:
     """Return conversations about small manifests. A share ``right`` of the replies is right.
 
-    Wrong replies change a value that is right, or change the wrong one to another wrong value. The
-    environment's messages are masked from the loss.
+    A right reply repairs a wrong value. Any other reply sets a random field to a random value of
+    the same type. The environment's messages are masked from the loss.
     """
     check(split, num_faults)
     check_share("right", right)
@@ -126,7 +126,7 @@ def imperfect_repairs(
 def _reply(
     task: SmallRepair, now: dict[str, object], random: Random, right: float
 ) -> tuple[str, object]:
-    """Return a place and its new value."""
+    """Return the field that the next reply changes, and the field's new value."""
     wrong = [place for place, value in now.items() if value != task.right[place]]
     if wrong and random.random() < right:
         place = random.choice(wrong)

@@ -39,8 +39,7 @@ _here = threading.local()
 
 
 class AnswerThread:
-    """A daemon thread that executes calls in order; a call that hangs does not block
-    process exit."""
+    """A daemon thread that executes calls in order. A hanging call does not block process exit."""
 
     def __init__(self, name: str) -> None:
         self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
@@ -58,7 +57,7 @@ class AnswerThread:
             promise, asked = self._asked.get()
             try:
                 promise.set_result(asked())
-            except BaseException as error:  # raised again by future.result()
+            except BaseException as error:  # future.result() raises the exception again
                 promise.set_exception(error)
             # Drop the references, so that finalizers of a finished completion can run.
             del promise, asked
@@ -71,7 +70,7 @@ def _thread(name: str) -> AnswerThread:
 
 
 def next_thread(kind: str = "tools") -> AnswerThread:
-    """Return a thread for the next completion or call; the assignment does not affect results."""
+    """Return a thread for the next completion or call. The choice does not affect results."""
     return _thread(f"{kind}-{next(_numbers) % min(MAX_THREADS, os.cpu_count() or 1)}")
 
 
@@ -82,11 +81,11 @@ def this_thread() -> AnswerThread | None:
 
 @dataclass(eq=False)
 class ChatFormatter:
-    """The chat formatter: encodes messages to the policy as tokens.
+    """Encodes messages to the policy as tokens.
 
-    result: the text around a message's content, with ``{result}``; None: the chat template's text
-    after a reply, up to the next reply. closes: text that may end a turn before the policy ends it;
-    "": none.
+    result: text around a message's content, with ``{result}``; None: the chat template's text
+    between two replies. closes: text that ends a turn early, such as the end of a tool call; "":
+    only the policy ends a turn.
     """
 
     tokenizer: Any
@@ -97,8 +96,8 @@ class ChatFormatter:
     _plain: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        # Parsing of special tokens is a state of the whole tokenizer, which threads share. Contents
-        # are therefore encoded with a separate copy.
+        # Parsing of special tokens is a state of the whole tokenizer, which threads share.
+        # Contents are therefore encoded with a separate copy of the tokenizer.
         self._plain = copy.deepcopy(self.tokenizer)
 
     @cached_property
@@ -108,7 +107,7 @@ class ChatFormatter:
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def may_close(self, token: int) -> bool:
-        """Return whether a turn may end in this token. Only then the text is decoded."""
+        """Return whether a turn may end in this token. The text is decoded only in this case."""
         if token not in self._closing:
             # A token may also end within a character.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
@@ -153,8 +152,7 @@ class ChatFormatter:
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _template_pieces(self, asked: Asked) -> list[Piece]:
-        """Return the text that the template writes after a reply, before messages with these
-        roles."""
+        """Return the template's text from a reply to the next, around messages of these roles."""
         if asked not in self._pieces:
             roles, think = asked
             found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
@@ -214,12 +212,12 @@ class ReplyController:
     environment: TurnEnvironment
     think: ThinkFormat = FREE
     thread: AnswerThread = field(default_factory=next_thread)
-    # First token of the turn.
+    # Index of the first token of the current turn.
     _start: int = 0
     _has_asked: bool = False
 
     def __call__(self, so_far: SoFar) -> Promise | None:
-        """Return a future of the reply if a turn ends here, else None."""
+        """Return a future of the reply if a turn ends with the newest token, else None."""
         if self._has_asked and so_far.injected:
             self._start = so_far.num_tokens
         self._has_asked = False

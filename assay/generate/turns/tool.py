@@ -25,10 +25,10 @@ class Tool:
     """A tool that the policy can call.
 
     parameters: JSON schema of the arguments, as in chat templates. open: called once per completion
-    that uses the tool; returns the function that runs its calls and may keep state for the
-    completion. Calls of one completion run in order, in one thread. stateless: the calls of one
-    turn run concurrently, each in any thread. A tool must limit its own run time. Its exceptions
-    are shown to the policy: the message of a `ToolError`, the type and message of any other.
+    that uses the tool; returns the function that runs the completion's calls and may keep state.
+    Calls of one completion run in order, in one thread. stateless: whether the calls of one turn
+    run concurrently, in any threads. A tool must limit its own run time. Exceptions are shown to
+    the policy: the message of a `ToolError`, the type and message of any other exception.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Tool:
 class TurnEnvironment(Protocol):
     """Environment of one completion: replies to the policy's turns, by tools or a user's class.
 
-    A completion is a chain of turns. Each assistant turn is followed by a reply, except the last.
-    The reply may depend only on the problem and the assistant turns, not on time or other
-    completions. This makes a completion reproducible to the bit, and a resumed run continues with
-    the same tokens.
+    A completion is a chain of turns. A reply follows each assistant turn except the last. The reply
+    may depend only on the problem and the assistant turns, not on time or other completions.
+    Completions are therefore reproducible to the bit, and a resumed run continues with the same
+    tokens.
     """
 
     def is_addressed(self, said: str, ended: bool) -> bool:
-        """Return whether a turn ends here, so that `respond` must be called. Must be fast.
+        """Return whether a turn ends here, so that `respond` must be called. Must return fast.
 
         said: the text of this assistant turn, without its end token. ended: the policy ended the
         turn here, by an end token or a stop string.
@@ -64,6 +64,6 @@ class TurnEnvironment(Protocol):
     def respond(self, said: str) -> Sequence[Message] | None:
         """Return the reply as messages; None ends the completion.
 
-        It may be slow, since it runs in another thread. It must not raise.
+        This method may be slow, because it runs in another thread. It must not raise exceptions.
         """
         ...

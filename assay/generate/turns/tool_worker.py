@@ -45,14 +45,14 @@ def result_of(
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
         result = functions[name](**arguments)
-        # The function is an ``async def``.
+        # A function that is declared with ``async def`` returns a coroutine.
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
         text = result if isinstance(result, str) else json.dumps(result, default=str)
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:
         return {"error": "; ".join(map(_fault, error.errors()))}
-    except Exception as error:  # a user's function may raise anything
+    except Exception as error:  # a user's function may raise any exception
         return {"error": cause(error)}
 
 

@@ -45,7 +45,7 @@ Then stop: its result is put behind it, and you go on. These are the tools:
 
 
 class UnreadCall(Exception):
-    """A call that no parser reads; its message is shown to the policy and counted in metrics."""
+    """A call that no parser can read. The policy sees the message, and metrics count the call."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Toolbox:
     """The tools or the environment of a run.
 
     make_environment: creates the environment of one completion. Tools are an environment too.
-    schemas: tool schemas for the chat template; empty if it shows none. introduction: the text that
-    describes the tools if the chat template has no place for schemas. begins: replaces a problem's
-    prompt with the environment's first messages.
+    schemas: tool schemas for the chat template; empty if the template shows no tools. introduction:
+    text that describes the tools if the chat template has no place for schemas. begins: replaces a
+    problem's prompt with the environment's first messages.
     """
 
     formatter: ChatFormatter
@@ -117,7 +117,7 @@ class ToolEnvironment:
         except UnreadCall as error:
             text = f"{UNREAD_CALL}{error}"
         except FAILURES as error:
-            # A tool of a user may raise anything.
+            # A user's tool may raise any exception.
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 
@@ -172,7 +172,7 @@ def cut(text: str, most: int) -> str:
 def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox | None:
     """Open the configured tools or environment; None if none is configured.
 
-    in_chat: prompts are rendered by the chat template. Raises ConfigError, and SandboxUnavailable
+    in_chat: whether the chat template renders prompts. Raises ConfigError, and SandboxUnavailable
     if ``python`` is configured without an available sandbox.
     """
     if settings.environment is not None:
@@ -188,7 +188,7 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
-    # No mark ends such a call, so it ends with the turn.
+    # Without a mark at its end, a call ends with the turn.
     is_whole_turn = pattern.strip() == "{call}"
     whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
     calls = of_template or whole or InText(pattern, tools)
@@ -242,7 +242,7 @@ def _open(name: str, settings: ToolsConfig) -> Tool:
 
 
 def _packages(settings: ToolsConfig) -> Packages:
-    """Return the packages of ``python``. Raises ConfigError if one is not installed."""
+    """Return the packages of ``python``. Raises ConfigError if a package is missing."""
     names = tuple(settings.packages or ())
     if not are_packages(names):
         raise ConfigError(message("tools.packages", list(names), ACCEPTED))

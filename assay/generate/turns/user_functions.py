@@ -50,7 +50,7 @@ def tool_named(name: str, where: str, seconds: float) -> Tool:
 
 
 def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the JSON schema of a function's arguments. Raises ConfigError if it has none."""
+    """Return the JSON schema of a function's arguments. Raises ConfigError without one."""
     for one in inspect.signature(function).parameters.values():
         if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             raise ConfigError(message(where, f"parameter {one}", ACCEPTED, "give each a name"))
@@ -75,14 +75,14 @@ def _untitled(schema: Any) -> Any:
         return [_untitled(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    # A parameter may be named title; its value is a dict.
+    # A title is text. A dict with the key title describes a parameter of that name.
     items = cast("dict[str, Any]", schema).items()
     kept = ((key, each) for key, each in items if key != "title" or not isinstance(each, str))
     return {key: each if key == "default" else _untitled(each) for key, each in kept}
 
 
 class FunctionProcess(WorkerProcess):
-    """A process that runs user functions, one per calling thread; printed output is discarded."""
+    """A process that runs the user functions of one calling thread. It discards printed output."""
 
     def __init__(self) -> None:
         super().__init__(WORKER, _family())
@@ -90,8 +90,8 @@ class FunctionProcess(WorkerProcess):
         _opened.append(self)
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
-        """Call a function. Raises ToolError for its exceptions and for exceeding the time limit."""
-        # The import has its own time limit, so that it does not use up the call's.
+        """Call a function. Raises ToolError for exceptions of the function and for a timeout."""
+        # The import has a time limit of its own, and does not count against the call's limit.
         if name not in self.loaded:
             self._ask(IMPORT_SECONDS, "load", name)
             self.loaded.add(name)
@@ -121,7 +121,7 @@ class FunctionProcess(WorkerProcess):
 
 @cache
 def _family() -> str:
-    """Return the family of this process's workers; its watcher ends them with this process."""
+    """Return the family of this process's workers, and start the watcher of that family."""
     family = new_family()
     watcher = start_watcher(family)
     atexit.register(watcher.wait)
@@ -130,7 +130,7 @@ def _family() -> str:
 
 
 def _process() -> FunctionProcess:
-    """Return this thread's process; start a new one if the last was killed."""
+    """Return this thread's process. Start a new process if the last one was killed."""
     found: FunctionProcess | None = getattr(_here, "process", None)
     if found is None or found not in _opened:
         found = _here.process = FunctionProcess()
