@@ -120,37 +120,48 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
     parts = [
         "# How cost grows",
         "",
-        "![Seconds and memory of a step against what it is made of](scaling.svg)",
+        "After this page you know how the time and memory of a training step grow with lengths, "
+        "group size, vocabulary and model size.",
         "",
-        f"One quantity grows at a time; the others are {base.num_prompts} prompts of "
-        f"{base.prompt_length} tokens, {base.group_size} completions each of exactly "
-        f"{base.completion_length} tokens, on a Llama of random weights in {base.dtype}: "
-        f"{shape.layers} layers, width {shape.width}, vocabulary {shape.vocabulary}.",
+        "![Seconds and memory of a training step against each quantity](scaling.svg)",
         "",
-        f"Measured {conditions}. Make it again: `python -m bench.scaling`.",
+        "Each table changes one quantity.",
+        f"All other quantities stay at {base.num_prompts} prompts of {base.prompt_length} tokens, "
+        f"and {base.group_size} completions of exactly {base.completion_length} tokens per prompt.",
+        f"The model is a Llama with random weights in {base.dtype}: {shape.layers} layers, "
+        f"width {shape.width}, vocabulary {shape.vocabulary}.",
         "",
-        "How to read it:",
+        f"Measured {conditions}.",
+        "The command `python -m bench.scaling` repeats the measurement.",
         "",
-        "- Both axes are logarithmic. A line that rises tenfold while its quantity grows tenfold",
-        "  is proportional. A flatter line has a fixed part that is still larger. A steeper line",
-        "  grows faster than the quantity.",
-        "- *generation*: `Engine.generate`, all completions at once. *update*: forward,",
-        "  backward and the optimizer's step, as `time/update` of a run. Medians of three",
-        "  steps after a first; of the long completions, two of one prompt, one step after a",
-        "  first. *us a token*: microseconds over the tokens that the step sampled.",
-        "- *layers computed again*: `model.activation_checkpointing = true`. Each layer keeps its",
-        "  input alone, and the backward pass computes the rest again.",
-        "- *peak*: the most that was resident in the process at any moment of that part",
-        "  (Python, PyTorch and Transformers take some 400 MiB before there is a model).",
-        "- *beyond*: what remains of that peak without the process before the model, the weights,",
-        "  the optimizer's state (12 bytes for each weight) and, in the update, the float32",
-        "  gradients (4 bytes for each weight). It is activations, keys and values, logits,",
-        "  gradients on their way into float32, and what the allocator keeps for the next step.",
-        "- All logits of a step at once would be tokens x vocabulary numbers. No more than",
-        f"  {LOGITS_AT_ONCE / 1e6:.0f} million are held at a time"
-        f" ({LOGITS_AT_ONCE * 2 / 2**20:.0f} MiB in bfloat16), so that their memory grows",
-        "  with neither from there on. What still grows with the vocabulary are copies as large as",
-        "  the embedding itself (compare *weights MiB*).",
+        "How to read the figure and the tables:",
+        "",
+        "- Both axes of the figure are logarithmic.",
+        "  A line that rises tenfold while its quantity grows tenfold is proportional.",
+        "  A flatter line includes a fixed cost that is still larger than the growing cost.",
+        "  A steeper line grows faster than the quantity.",
+        "- *generation* is the time of `Engine.generate` for all completions at once.",
+        "  *update* is the time of forward, backward and the optimizer's step, as the metric "
+        "`time/update` of a run.",
+        "  Times are medians of three steps after a warm-up step.",
+        "  Long completions are two completions of one prompt, measured in one step after the "
+        "warm-up step.",
+        "  *us a token* is the time in microseconds per sampled token of the step.",
+        "- *layers computed again* means `model.activation_checkpointing = true`.",
+        "  Each layer then stores only its input, and the backward pass computes the layer again.",
+        "- *peak* is the maximum resident memory of the process during generation or update.",
+        "  Python, PyTorch and Transformers take about 400 MiB before a model is loaded.",
+        "- *beyond* is the peak without the memory of the process before the model, the weights, "
+        "the optimizer's state (12 bytes per weight) and, in the update, the float32 gradients "
+        "(4 bytes per weight).",
+        "  The remaining memory contains activations, keys and values, logits, gradients before "
+        "their conversion to float32, and memory that the allocator caches for the next step.",
+        "- All logits of a step would be tokens x vocabulary numbers.",
+        f"  At most {LOGITS_AT_ONCE / 1e6:.0f} million logits exist at a time "
+        f"({LOGITS_AT_ONCE * 2 / 2**20:.0f} MiB in bfloat16), so beyond that size their memory "
+        "grows neither with tokens nor with the vocabulary.",
+        "  Copies as large as the embedding still grow with the vocabulary (compare "
+        "*weights MiB*).",
         "",
     ]
     for one in series:

@@ -37,7 +37,7 @@ def reference() -> str:
     parts = [
         HEAD.read_text(encoding="utf-8") + "\n".join(lines),
         "## Refused pairs",
-        "Each with a part of its error message:\n\n" + "\n".join(refused),
+        "Each refused pair is listed with a part of its error message:\n\n" + "\n".join(refused),
         "## Pairs that do not exist",
         "\n".join(senseless),
     ]

@@ -51,7 +51,7 @@ FEATURES: Mapping[str, Feature] = {
         },
     ),
     "min_think": Feature(
-        "a least length of thinking (`sampling.min_think`)",
+        "a minimum length of thinking (`sampling.min_think`)",
         {
             "data": {"think": "opened", "think_open": "{", "think_close": "}"},
             "sampling": {"min_think": 8, "think_more_text": "~", "max_think_more": 2},
@@ -84,10 +84,10 @@ REFUSED: Mapping[frozenset[str], str] = {
 }
 """What is refused before a model is loaded, with words of the one line that says so."""
 SENSELESS: Mapping[frozenset[str], str] = {
-    frozenset(("vllm", "actors")): "an actor needs vLLM itself, as in tests/training/test_vllm.py",
-    frozenset(("vllm", "ahead")): "an actor needs vLLM itself; this pair is not tested",
-    frozenset(("actors", "ahead")): "the second holds the first",
-    frozenset(("teacher", "turns")): "each is an algorithm",
+    frozenset(("vllm", "actors")): "an actor needs real vLLM (tests/training/test_vllm.py)",
+    frozenset(("vllm", "ahead")): "an actor needs real vLLM, so this pair is not tested",
+    frozenset(("actors", "ahead")): "`scale.steps_ahead` always uses rollout actors",
+    frozenset(("teacher", "turns")): "the features need different values of `algorithm.name`",
 }
 """What is not a pair, and why."""
 CELLS = [
