@@ -50,16 +50,12 @@ PROBED_TOKENS = 256
 SHARED_FROM_MIB = 64
 # Maximum difference of log-probabilities over the whole vocabulary, in float32.
 MAX_DIFFERENCE = 1e-3
-# Maximum mean and 99th percentile of the difference in narrower types.
-# Rounding alone reaches up to half of these limits.
+# Maximum mean and 99th percentile in narrower types. Rounding alone reaches half of these limits.
 MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75
 
 
 class Forward(Protocol):
-    """One decoding path through a model, with its own key-value cache.
-
-    by_blocks: whether attention is computed in blocks of a fixed size.
-    """
+    """A decoding path with its own key-value cache. by_blocks: attention in blocks of one size."""
 
     name: str
     by_blocks: bool
@@ -75,10 +71,7 @@ class Forward(Protocol):
         ...
 
     def refresh(self, num_rows: int) -> None:
-        """Read the live model's parameters again, before steps of ``num_rows`` slots.
-
-        Raises NotLean if the path no longer supports the model.
-        """
+        """Read the live model's parameters, for steps of ``num_rows`` slots. Raises NotLean."""
         ...
 
     def end_call(self) -> None:
@@ -105,10 +98,9 @@ class Forward(Protocol):
 class ModuleForward:
     """Decoding with the module's own forward.
 
-    by_blocks: whether decoding uses batch-invariant attention, so that other rows of the batch
-    cannot change a result. Without it, the model's own attention runs over gathered keys, and other
-    rows can change the last bits. in_blocks: whether prompts are read in blocks, if the model's
-    positions permit blocks.
+    by_blocks: whether decoding uses batch-invariant attention, so that other rows cannot change a
+    result. Without it, the model's own attention runs over gathered keys, and other rows can change
+    the last bits. in_blocks: whether prompts are read in blocks, if the model permits blocks.
     """
 
     def __init__(self, model: nn.Module, by_blocks: bool, in_blocks: bool = True) -> None:

@@ -164,8 +164,7 @@ class AheadGenerator:
                 groups = self.actors.generate(call.problems, call.sampling, call.group_size)
                 pairs = zip(call.problems, groups, strict=True)
                 batch.found |= {call.key(problem): group for problem, group in pairs}
-        # `_wait` raises the exception in the thread that requests the groups.
-        except BaseException as error:
+        except BaseException as error:  # `_wait` raises the exception in the requesting thread
             batch.error = error
 
 

@@ -248,6 +248,5 @@ class _Share:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, cutoff=self.cutoff)
             self._ended.put(None)
-        # `take` raises the exception in the actor's main thread.
-        except BaseException as error:
+        except BaseException as error:  # `take` raises the exception in the actor's main thread
             self._ended.put(error)

@@ -33,8 +33,8 @@ class UpstreamConfig(Section):
     api_key_env: Text = "ASSAY_ROUTE_KEY"
     """Environment variable with the server's API key. If it is unset, no key is sent."""
     timeout: Positive = 120.0
-    """Timeout in seconds for a complete reply, or for the next event of a stream. After it, the
-    other model is asked."""
+    """Timeout in seconds for a complete reply, or for each event of a stream. After the timeout,
+    the router uses the other model."""
     price_input: NonNegative = 0.0
     """Price per million input tokens."""
     price_output: NonNegative = 0.0
