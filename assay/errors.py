@@ -154,7 +154,7 @@ def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def slip_of(key: str, known: Iterable[str]) -> str:
     """Return the known name that ``key`` misspells, or "" if no name is near enough.
 
-    At most one edit per six letters of the known name is a misspelling.
+    A misspelling may differ from the known name by one edit per six letters.
     """
     near = nearest(key, known, 0.7)
     return near[0] if near and edits(key.lower(), near[0].lower()) <= len(near[0]) // 6 else ""

@@ -19,7 +19,7 @@ from functools import lru_cache
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
 # A close tag of these names does not close a think block.
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
-# Substring tests before the regular expression, because most texts without tags have none of them.
+# Quick substring tests: a text without any of these hints needs no regular expression.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 
 

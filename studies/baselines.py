@@ -112,7 +112,7 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "An exact verifier gives the feedback, and accuracy measures the same thing."
+        "An exact verifier gives the feedback, and accuracy measures the same quantity."
         " AlpacaFarm's feedback is noisy, and expresses preferences that fine-tuning already"
         " meets well. Best-of-8 by the verifier is an upper bound, because it needs the answer at"
         " test time. Quark is not among the arms: with binary rewards it equals repeated reward"
@@ -130,8 +130,8 @@ STUDY = Study(
         " significant.\n"
         "- Best-of-8 shows how much can be gained: in seven of eight problems, at least one of"
         " eight samples is correct.\n"
-        "- AlpacaFarm found FeedME below reinforcement learning. Its feedback is noisy, and its"
-        " starting model was already fine-tuned on the requested behavior."
+        "- AlpacaFarm found FeedME below reinforcement learning. AlpacaFarm's feedback is noisy,"
+        " and its starting model was already fine-tuned on the requested behavior."
     ),
 )
 

@@ -83,8 +83,8 @@ STUDY = Study(
     ),
     reading=(
         "- k1 in the loss has no effect in both runs, as claimed.\n"
-        "- The other three keep the policy closer to its reference in both runs, but only by 8"
-        " to 16 %. The criterion asks for 25 %.\n"
+        "- The other three estimators keep the policy closer to its reference in both runs, but"
+        " only by 8 to 16 %. The criterion asks for 25 %.\n"
         "- In forty steps the policy moves little (0.02 nats per token). A weight of 0.05 on so"
         " small a KL is small compared with the reward. A larger weight was not run: that would"
         " be a search for a setting that agrees with the claim."

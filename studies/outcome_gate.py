@@ -71,13 +71,14 @@ STUDY = Study(
     },
     limits=(
         "There is one shaping term at one weight. If nearly all groups of eight had a correct"
-        " completion, the gate would have no effect. The table shows how often they do not."
+        " completion, the gate would have no effect. The last column of the table shows the share"
+        " of groups without a correct completion."
     ),
     reading=(
         "- With the gate, accuracy ends 19 to 28 points higher on average.\n"
         "- Without the gate, seeds end in one of two ways. In each of the two runs, three seeds"
-        " of eight fall to about 3 % (seeds 0 and 2 in both). The others learn nearly as well as"
-        " without shaping. The mean therefore does not decide whether plain GRPO ends below its"
+        " of eight fall to about 3 % (seeds 0 and 2 in both). The other seeds learn nearly as well"
+        " as without shaping. The mean therefore does not decide whether plain GRPO ends below its"
         " start.\n"
         "- Groups without a correct completion cause the collapse: they teach the policy to be"
         " short. More groups then have no correct completion, until nearly every completion is a"

@@ -130,8 +130,8 @@ SAYS: Mapping[Kind, str] = {
     "first": "Parentheses hold the 95 % interval of the mean over seeds (Student's t).",
     "seeds": "*Other seeds* is a second run with other seeds. A claim is decided if both agree.",
     "rounding": (
-        "*Again* is a run with the first run's seeds, on kernels that round differently. It repeats"
-        " much of the first run's noise."
+        "*Again* is a run with the first run's seeds, on kernels that round differently, so that it"
+        " repeats much of the first run's noise."
     ),
 }
 BEFORE: Mapping[Kind, str] = {"first": "", "seeds": "; other seeds: ", "rounding": "; again: "}

@@ -246,8 +246,7 @@ def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
 
 
 def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
-    """Return the queue row of a pass with a wrong step. The second verdict of such a row is
-    *failed*."""
+    """Return the queue row of a pass with a wrong step; its second verdict is always *failed*."""
     scores = [one.score for one in pair.new.step_scores]
     verdicts = [pair.logged.status, "failed"]
     steps = {"verdicts": verdicts, "step_scores": scores, "below": below}

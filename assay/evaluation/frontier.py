@@ -184,7 +184,7 @@ def _at(
 ) -> tuple[Sequence[Problem], SamplingConfig]:
     """Return the rows and the sampling settings at a budget.
 
-    A numeric budget keeps an effort that is a line of the prompt.
+    A numeric budget does not remove a row's effort line from its prompt.
     """
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)
@@ -237,7 +237,7 @@ def _measure(
 
 
 def draw(found: Frontier, path: Path) -> None:
-    """Write the figure as SVG. The same numbers give the same bytes."""
+    """Write the figure as SVG. Equal results give identical files."""
     import matplotlib
 
     # The SVG backend needs no display.

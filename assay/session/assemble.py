@@ -251,7 +251,7 @@ def read_problems(
     reader.check_names(len(train))
     parts.finish(train)
     refuse_unjudgeable(train, verifiers, "training rows")
-    # A caller with a check of its own has no reward functions: siblings are compared in pairs.
+    # A pairwise judge brings a check of its own; it needs no reward function, so none is tried.
     tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     report = check_overlap(

@@ -360,7 +360,7 @@ class _Tally:
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
         """Return pass@k by k, and the number of problems that the estimates use."""
-        # The same problems for every k: pass@k over different problems could fall as k grows.
+        # Every k uses the same problems, because pass@k over different problems could fall with k.
         judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
         ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
         whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]

@@ -29,8 +29,8 @@ from assay.types import Group, Verdict
 class TrainResult:
     """Outcome of a run.
 
-    before, after: first and last held-out evaluation, one row per temperature. gains: gain of each
-    row, paired by problem; None if a gain cannot be computed.
+    before, after: first and last held-out evaluation, one row per temperature. gains: gain at each
+    temperature, paired by problem; None if a gain cannot be computed.
     """
 
     run: str

@@ -110,8 +110,8 @@ class RewardFunction:
         """Return the verdicts of completions, each with its prompt and its row's keys.
 
         Adjacent completions with the same prompt and row form a group, for verifiers that compare
-        siblings. A completion whose row lacks a required key is not judged. If all rows so far lack
-        a key, the first DataError or VerifierError is raised.
+        siblings. A completion whose row lacks a required key is not judged. If no row so far had
+        all required keys, the first DataError or VerifierError is raised.
         """
         problems = [self._problem(*each) for each in zip(prompts, rows, strict=True)]
         good = [one for one in problems if isinstance(one, Problem)]

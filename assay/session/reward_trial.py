@@ -24,7 +24,7 @@ from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Job
 
 MOST_ROWS = 10_000
-# Number of rows spread over the whole set. They go first, because the time limit may end the trial.
+# Number of rows, spread over the whole set, that go first: the time limit may end the trial.
 SPREAD = 64
 # Concurrent calls.
 WINDOW = 256
@@ -142,7 +142,7 @@ class _Trial:
 
     def prove(self, found: Found) -> dict[int, str]:
         """Return {row: error} for rows that fail with every answer that other rows accept."""
-        # The answer may cause a failure, too.
+        # The cause of a failure may be the answer and not the row.
         # Only a row that fails with answers that worked on other rows is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()

@@ -370,7 +370,7 @@ def _sample(
     temperature: float,
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
-    # The same draw each time, so that a repeated call samples the same completions.
+    # Draw 0 for every problem, so that a repeated call samples the same completions.
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
     groups, judged = sample_each(
         (session.generator, session.verifiers),

@@ -121,8 +121,8 @@ def _sample_alike(
     """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
     If there are more problems than wanted groups, all groups have the same size, and the
-    `OversamplingCutoff` selects the groups that finish first. These are the groups whose longest
-    completion is shortest.
+    `OversamplingCutoff` selects the groups that finish first: those with the shortest longest
+    completion.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus

@@ -112,7 +112,7 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
         group = example.group
         others = [examples[(index + shift) % count].group for shift in range(1, count)]
         prompt = group.prompt.tokens
-        # Completions of an equal prompt do match, so such examples are used only if all are equal.
+        # Completions of an equal prompt would match, so another prompt is preferred.
         differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
         other = next(differ, others[0])
         groups.append(Group(group.problem, group.prompt, other.completions))

@@ -224,5 +224,5 @@ def read_all(
 
 
 def _content(group: ScoredGroup) -> tuple[bytes, ...]:
-    # Sorted: a pair with swapped labels is the same content.
+    # Sorted, so that a pair with swapped labels counts as the same content.
     return tuple(sorted(text.tokens.tobytes() for text in group.texts))

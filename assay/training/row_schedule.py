@@ -21,7 +21,7 @@ BAD = Verdict.of_score(0.0, "given@1")
 class RowSchedule:
     """Rows of each step, fixed before the first step; the step number is the only state.
 
-    Every epoch has a new shuffle with a seed. A step takes rows until the sum of their sizes
+    Every epoch has a new seeded shuffle. A step takes rows until the sum of their sizes
     reaches ``per_step``. Without sizes, the size of a row is 1.
     """
 

@@ -88,8 +88,8 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        # Checked on this model: some models multiply their logits in a place that no head shows.
-        # The lean path would train such a model on another distribution.
+        # Some models multiply their logits outside the head, which the lean path would not see.
+        # Training would then use another distribution, so the path is checked on this model.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy

@@ -35,7 +35,7 @@ class Drawer:
 
     def run(self, searches: Sequence[Asking]) -> None:
         """Advance all searches in lockstep until each has ended."""
-        # In lockstep: the requests of all searches in one call fill the slots of the engine.
+        # The requests of all searches go into one call, which fills the slots of the engine.
         asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
         while asking:
             self.draw([each for _, asked in asking for each in asked])
@@ -54,7 +54,7 @@ class Drawer:
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
         """Sample children of nodes in whole blocks; return the new nodes."""
-        # Whole blocks, so that the n-th child of a node is the same for every method and budget.
+        # Whole blocks are drawn, so that the n-th child is the same for all methods and budgets.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)

@@ -63,7 +63,7 @@ class Search:
         """Sample new children of each node and charge their tokens; return one list per node."""
         draws: list[Draw] = []
         for node, count in asked:
-            # Numbered per node, so that a search reads the children that another search has drawn.
+            # Draws are numbered per node, so that searches share the children of a node.
             draws.append(Draw(node, kind, self._taken[node, kind], count))
             self._taken[node, kind] += count
         yield draws
@@ -157,7 +157,7 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
     """Return the node to expand, following the largest upper bound from the root."""
     node = search.root
     while node in below:
-        # Subtracted in the exponent, because the probability of a long step is 0 as a float.
+        # The maximum is subtracted before exp(), because a long step's probability is 0 as a float.
         best = max(child.logprob for child in below[node])
         total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])

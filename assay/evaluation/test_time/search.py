@@ -150,7 +150,7 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
-    # Checked for the default now, and for the rows' own efforts when the rows are known.
+    # The default effort is checked here, the efforts of rows when the rows are known.
     _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
     scorer = _open_scorer(asked, config, stack)

@@ -22,8 +22,8 @@ from assay.types import Completion
 def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each whole completion of a search. step: text that ends a step.
 
-    A step's label is the pass rate of the judged completions that continue it, like the rollout
-    labels of ``assay data label_steps``. Here a search chose the continuations. values, visits:
+    A step's label is the pass rate of the judged completions that continue the step. ``assay data
+    label_steps`` makes the same labels from random rollouts instead of a search. values, visits:
     statistics of Monte-Carlo tree search for each step. scores: scorer value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
@@ -67,7 +67,7 @@ def _steps(
         found.end
         for found in split_steps(problem, completion, Places(completion, None), step, "all")
     ]
-    # Both splits may differ: a step's facts are those of the node that contains its end.
+    # The process model may split elsewhere: a step belongs to the node that contains its end.
     of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
     if not ends:
         return {}
