@@ -32,7 +32,6 @@ class Loop:
 def train_step(loop: Loop) -> None:
     """Collect one batch, update the policy, and record the step."""
     groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
-    # A ratio compares probabilities at one temperature, so the learner uses that of the samples.
     temperature = loop.plan.sampling_at(loop.run.step).temperature
     batch = loop.learner.score(groups, verdicts, temperature)
     advantages = compute_advantages(batch, loop.learner.algorithm)
