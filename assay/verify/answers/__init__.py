@@ -1,1 +1,1 @@
-"""Verifiers of short answers: mathematics, choices, exact text, patterns, JSON."""
+"""Verifiers of short answers: mathematics, choices, exact text, patterns, JSON, function calls."""

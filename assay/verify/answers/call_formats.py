@@ -1,7 +1,7 @@
 """Markup formats in which chat models write function calls.
 
-Call markup never counts as plain text. Text that looks like call markup but cannot be parsed raises
-`BadCalls`.
+A reply's call markup is never read as plain text. Text that looks like call markup but cannot be
+parsed raises `BadCalls`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class BadCalls(ValueError):
 class FunctionCall:
     """A function call: the function's name and its arguments by name.
 
-    id: identifier that a tool message refers to, or "".
-    as_text: the format does not mark argument types, so all arguments are strings. `typed` converts
-        them.
+    id: identifier that the tool message with the call's result refers to, or "".
+    as_text: whether all arguments are strings because the format does not mark their types.
+        `FunctionCall.typed` converts such arguments.
     """
 
     name: str
@@ -38,9 +38,10 @@ class FunctionCall:
     as_text: bool = field(default=False, compare=False)
 
     def typed(self, properties: Mapping[str, Any]) -> FunctionCall:
-        """Return the call with arguments converted to the declared types.
+        """Return the call with its string arguments parsed as JSON or Python literals.
 
-        Declared strings are unchanged.
+        properties: the parameters' JSON schemas by name. An argument that its schema declares as a
+            string stays a string.
         """
         if not self.as_text:
             return self
@@ -57,7 +58,7 @@ def _is_text(declared: Any) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """Parse a JSON or Python literal. Return the text itself if it is neither."""
+    """Parse a JSON or Python literal. Return the text itself if it is no such literal."""
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(text.strip())
@@ -69,8 +70,9 @@ class CallMarkup:
     """A markup format for calls.
 
     name: name of the format.
-    pattern: regular expression for one marked region.
-    read: parses the calls in a region. Its second argument parses plain text inside the region.
+    pattern: regular expression for one region of call markup.
+    read: function that parses the calls in a matched region. Its second argument is a function that
+        parses calls in plain text, for formats with JSON between tags.
     """
 
     name: str
@@ -78,9 +80,9 @@ class CallMarkup:
     read: Callable[[re.Match[str], Callable[[str], list[FunctionCall]]], list[FunctionCall]]
 
 
-# Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜> do not end a turn. They are
-# rewritten to one plain spelling, so that clipping a turn at its special tokens does not remove the
-# calls.
+# A turn is clipped at its first special token, which usually ends the turn.
+# Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜> do not end a turn.
+# Both are rewritten to plain markers, so that clipping the turn keeps its calls.
 _TOKEN = re.compile(r"<[|｜](tool[_▁][^|｜<>\s]{1,40})[|｜]>")
 _SECTION = re.compile(r"<@tool_calls(?:_section)?_(?:begin|end)@>")
 _LEFT = re.compile(
@@ -98,10 +100,10 @@ def with_plain_tokens(text: str) -> str:
 def marked_calls(
     text: str, inner: Callable[[str], list[FunctionCall]]
 ) -> tuple[list[FunctionCall], str]:
-    """Return the calls in marked regions, and the text outside the regions.
+    """Return the calls in regions of call markup, and the text outside these regions.
 
-    inner: parses calls in the plain text inside a region.
     text: output of `with_plain_tokens`.
+    inner: function that parses calls in plain text, for formats with JSON between tags.
 
     Raises BadCalls for markup that cannot be parsed.
     """
@@ -110,6 +112,7 @@ def marked_calls(
         for found in each.pattern.finditer(text):
             calls += each.read(found, inner)
         text = each.pattern.sub("\n", text)
+    # Section markers without any call are an unfinished attempt, which `_LEFT` finds.
     outside = _SECTION.sub("\n", text) if calls else text
     if left := _LEFT.search(outside):
         shown = " ".join(outside[left.start() : left.start() + 60].split())
@@ -152,6 +155,8 @@ def _format(name: str, pattern: str, read: Any) -> CallMarkup:
 
 
 FORMATS = (
+    # Qwen's format also has <tool_call> around a call. If Hermes' format came first, it would parse
+    # Qwen's XML as JSON and fail.
     _format(
         "qwen_xml",
         r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]{1,200})>(?P<body>.*?)</function>"
@@ -179,4 +184,4 @@ FORMATS = (
     ),
     _format("mistral_list", r"\[TOOL_CALLS\](?P<body>\s*[\[{].*)\Z", _of_tag),
 )
-"""The marked formats in search order. Unmarked calls are JSON, a fenced JSON block, or Python."""
+"""The markup formats in search order. Calls without markup are JSON, a fenced block, or Python."""

@@ -24,7 +24,8 @@ MAX_TEXT = 20_000
 MAX_CALLS = 64
 _FENCE = re.compile(r"```[ \t]*(?:\w+)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
-# Only at the beginning of a line. "Function(s)" and "Sorry (none)" are words, not calls.
+# A call starts its line and has an argument or empty parentheses.
+# So the words "Function(s)" and "Sorry (none)" do not look like calls.
 _LIKE_CALL = re.compile(
     r"^[ \t]*(?:\[\s*)?[A-Za-z_][\w.]*(?:\(\s*[\"'*\[{\d-]|\s*\(\s*(?:\)|[A-Za-z_]\w*\s*=[^=]))",
     re.MULTILINE,
@@ -38,8 +39,9 @@ def read_calls(text: str) -> list[FunctionCall]:
     """Return the function calls of a reply.
 
     Accepts ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or
-    ``{NAME: {...}}``, and the markup in `call_formats`. With markup, calls outside it count too.
-    Without markup, the last fenced block is parsed if there is one.
+    ``{NAME: {...}}``, and the markup in `call_formats`. In a reply with call markup, calls outside
+    the markup count too. In a reply without call markup, only the last fenced block is parsed if
+    the reply has one.
 
     Raises NoCalls if the reply contains no call, and BadCalls if a call is invalid.
     """
@@ -58,7 +60,7 @@ def read_calls(text: str) -> list[FunctionCall]:
 
 
 def is_attempt(text: str, names: Iterable[str]) -> bool:
-    """Return whether a text contains a possible call of one of the named functions."""
+    """Return whether a text contains something like a call of one of the named functions."""
     text, one = clipped(with_plain_tokens(text)), "|".join(map(re.escape, names))
     called = rf"(?<![\w.])(?:{one})(?:\(|\s+\(\s*(?:\)|[\"'\[{{]|[A-Za-z_]\w*\s*=))"
     keys = "|".join(_NAMES)
@@ -69,7 +71,8 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
 def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
     """Return the calls in a part of a reply, such as the content of a tag.
 
-    empty: error message if the part contains no call and cannot be parsed.
+    empty: not "" if the text must contain a call, as the content of a tag must. A text without a
+        call then raises BadCalls instead of NoCalls.
 
     Raises the same exceptions as `read_calls`.
     """
@@ -86,7 +89,7 @@ def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
     except BadJson as error:
         raise BadCalls(f"no call: {error}") from error
     calls = [call for value in values for call in _of_json(value)]
-    # "[]" states that no call is needed.
+    # The reply "[]" states that no call is needed.
     if calls or (values and not any(values)):
         return calls
     if empty or _LIKE_JSON.search(text):
@@ -102,10 +105,12 @@ def _of_python(text: str) -> list[FunctionCall]:
             node = ast.parse(text, mode="eval").body
         nodes = node.elts if isinstance(node, ast.List) else [node]
         return [_of_node(one) for one in nodes]
+    # CPython's parser raises MemoryError if its stack is full.
     except (RecursionError, MemoryError, BadJson) as error:
         raise BadCalls("no call: an expression that is too large") from error
     except SyntaxError:
         raise
+    # `BadCalls` of `_of_node` is a ValueError. Python 3.11 raises ValueError for a null byte.
     except ValueError as error:
         raise BadCalls(f"{error}" if isinstance(error, BadCalls) else "no call") from error
 
@@ -123,7 +128,7 @@ def _of_node(node: ast.expr) -> FunctionCall:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return a literal's value, or the source text of a variable or another expression."""
+    """Return a literal's value. For a variable or another expression, return its source text."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
@@ -131,9 +136,10 @@ def _value(node: ast.expr) -> Any:
 
 
 def _of_json(value: Any) -> list[FunctionCall]:
-    """Return the calls in a JSON value: one object, or a list of objects.
+    """Return the calls in a JSON value, which is one call or a list of calls.
 
-    Return an empty list if nothing resembles a call.
+    Return an empty list if no object in the value resembles a call. Raises BadCalls if only some
+    objects do.
     """
     each = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls = [_of_object(one) for one in each]
@@ -143,12 +149,12 @@ def _of_json(value: Any) -> list[FunctionCall]:
 
 
 def _of_object(value: Any) -> FunctionCall | None:
-    """Return an object's call, or None for other objects such as ``{"error": "no function"}``."""
+    """Return a JSON object as a call, or None for objects such as ``{"error": "no function"}``."""
     if not isinstance(value, dict):
         return None
     given = cast("dict[str, Any]", value)
     inner = given.get("function")
-    # Servers with the OpenAI protocol nest the call under "function".
+    # Servers with the OpenAI protocol nest a call's name and arguments under "function".
     if isinstance(inner, dict):
         given = cast("dict[str, Any]", inner)
     name = next((given[key] for key in _NAMES if isinstance(given.get(key), str)), None)
@@ -160,6 +166,7 @@ def _of_object(value: Any) -> FunctionCall | None:
         return None
     else:
         arguments = next((given[key] for key in _ARGUMENTS if key in given), {})
+    # In the OpenAI protocol, the arguments are a string that contains JSON.
     if isinstance(arguments, str):
         try:
             (arguments,) = every_json(arguments)

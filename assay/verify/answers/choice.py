@@ -25,7 +25,7 @@ from assay.verify.answers.commitment import (
 from assay.verify.answers.tables import opens, pattern, says
 from assay.verify.base import Part, Verifier, spec_check
 
-# Maximum number of characters for a label with its option's text.
+# Maximum number of characters of a label followed by its option's text.
 MAX_CHOICE = 400
 
 _ANSWER = (
@@ -35,9 +35,9 @@ _OPTIONS = "a list of texts (labelled A, B, ...), or label -> text"
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}")
 _LABEL = re.compile(r"\s*(?:[A-Za-z]|\d{1,2})\s*")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Za-z]|\d{1,2})[).:]\s*(?=\S)")
-# Marks an unreadable choice.
+# A choice was made, but its label is ambiguous or unreadable.
 _UNSURE = ("?",)
-# Labels, for problems where the answer is a label.
+# Labels of a problem without options whose expected answer is a number.
 _NUMBERS = tuple(map(str, range(100)))
 _UNKNOWN: tuple[str, ...] = ()
 
@@ -46,9 +46,10 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Labels of the options, and each option's normalized text if given.
+    """Labels of a question's options.
 
-    several: the question asks for a set of options, so that "A and C" is one choice of two.
+    texts: each option's normalized text by label. Empty if the row gives no texts.
+    several: whether the expected answer is a set of several options, so that "A and C" is valid.
     """
 
     labels: Labels
@@ -56,21 +57,21 @@ class Options:
     several: bool
 
     def by_text(self, text: str) -> str | None:
-        """Return the label of the only option with this text."""
+        """Return the label of the option with this text. None: no option has it, or several do."""
         wanted = plain(text)
         found = [label for label, each in self.texts.items() if each == wanted]
         return found[0] if len(found) == 1 else None
 
     def has(self, label: str) -> bool:
-        """Return whether ``label`` is one of the labels."""
+        """Return whether ``label`` is a label of the question, in either case."""
         return label.upper() in self.labels
 
 
 def judge_choice(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the last choice is exactly the expected option or set of options, else 0.
 
-    Reads ``answer`` and ``options`` from the spec. Several labels never answer a single-choice
-    question. Text inside the think block is ignored.
+    Reads ``answer`` and ``options`` from the spec. A reply that names several labels fails if one
+    option is expected. Text inside the think block is ignored.
     """
     options, golds = read_spec(problem)
     chosen = find_choice(shown(completion.answer_text), options)
@@ -84,15 +85,16 @@ def judge_choice(problem: Problem, completion: Completion) -> Part:
 
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
-    """Normalize a text: case, wrapping, surrounding punctuation and white space."""
+    """Return a text without case, wrapping, surrounding punctuation and extra white space."""
     text = _TEXT.sub(r"\1", unicodedata.normalize("NFC", unwrapped(text)))
     return " ".join(text.strip(" \t\n.,;:!\"'“”‘’*`$").casefold().split())
 
 
 def read_spec(problem: Problem) -> tuple[Options, Labels]:
-    """Return the options and the expected labels. Without options, every letter is a label.
+    """Return the options and the expected labels of a problem.
 
-    Raises VerifierError if the spec is malformed or the answer is not one of the options.
+    If the spec has no options, the labels are all letters, or 0 to 99 for a numeric answer. Raises
+    VerifierError if the spec is malformed or the answer is not one of the options.
     """
     given, golds = OPTIONS.read(problem), listed(ANSWER.read(problem))
     texts: dict[str, str] = {}
@@ -115,6 +117,8 @@ def _without_label(text: str, label: str) -> str:
 
 
 def _gold_label(gold: Any, options: Options, where: str) -> str:
+    # If the row has options, an integer is an index from 0, as in the rows of MMLU.
+    # If the row has none, an integer is itself a label.
     if isinstance(gold, int) and options.texts and 0 <= gold < len(options.labels):
         return options.labels[gold]
     text = unwrapped(str(gold))
@@ -127,7 +131,7 @@ def _gold_label(gold: Any, options: Options, where: str) -> str:
 
 
 def find_choice(text: str, options: Options) -> Labels:
-    """Return the labels of the last choice, or () if there is none."""
+    """Return the labels of a text's last choice, or () if the text makes no choice."""
     if replied := _of_object(text, options):
         return replied
     if len(text) <= 200 and (alone := _of_answer_mark(text, options) or _alone(text, options)):
@@ -156,7 +160,7 @@ def _of_object(text: str, options: Options) -> Labels:
 
 
 def _of_answer_mark(text: str, options: Options) -> Labels:
-    """Return B from the reply "A: B" or "A: B. Paris", where "A:" means "Answer:"."""
+    """Return ("B",) for the reply "A: B", in which "A:" abbreviates "Answer:"."""
     match = opens("answer_mark", text)
     if (
         not match
@@ -169,7 +173,7 @@ def _of_answer_mark(text: str, options: Options) -> Labels:
 
 
 def _alone(content: str, options: Options) -> Labels:
-    """Return the labels of a text that consists only of a choice."""
+    """Return the labels of a text that contains only a choice, else ()."""
     if len(content) > MAX_CHOICE:
         return _UNKNOWN
     text = unwrapped(pattern("contrast").sub("", content.strip().rstrip("。").rstrip(), count=1))
@@ -191,7 +195,7 @@ def _alone(content: str, options: Options) -> Labels:
         if options.texts[label] == plain(rest):
             return (label,)
         if options.by_text(rest):
-            # The label of one option with the text of another.
+            # The label belongs to one option and the text to another.
             return _UNSURE
     if not match["close"].strip(",") or says("wrong", rest):
         return _UNKNOWN
@@ -203,6 +207,7 @@ def _joined(text: str, options: Options) -> Labels:
     if pattern("labels").fullmatch(text):
         labels = re.findall(r"(?<!\w)(?:[A-Za-z]|\d{1,2})(?!\w)", text)
         if all(map(options.has, labels)):
+            # "A or C" leaves open which of the two is meant, so it is not a set.
             choice = options.several and re.search(r"\bor\b|/", text)
             return _UNSURE if choice else tuple(dict.fromkeys(map(str.upper, labels)))
     distinct = text.isupper() and text.isalpha() and len(set(text)) == len(text) > 1
@@ -210,7 +215,7 @@ def _joined(text: str, options: Options) -> Labels:
 
 
 def _in_phrase(text: str, start: int, options: Options) -> Labels:
-    """Return the labels of the last phrase such as "the answer is (b) because ..."."""
+    """Return the labels in the last phrase such as "the answer is (b) because ..."."""
     commitments = _commitments(text, start, options)
     stop, labels = next(commitments, (0, _UNKNOWN))
     if not labels:
@@ -218,6 +223,7 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
     if taken := _correction(text, stop, options):
         return taken
     for end, earlier in commitments:
+        # Two distant phrases are separate statements. The later one then replaces the earlier one.
         if stop - end > 80 or not says("joins", text, end, stop):
             break
         labels = (*earlier, *labels)
@@ -225,11 +231,9 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
 
 
 def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int, Labels]]:
-    """Yield (end, labels) for each phrase with a choice, from last to first.
-
-    A generator, because parsing the text after a phrase is slow and the last phrase usually
-    decides.
-    """
+    """Yield (end position, labels) for each answer phrase with a choice, from last to first."""
+    # A generator parses a phrase only when it is needed.
+    # Parsing the text after a phrase is slow, and the last phrase usually decides.
     said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
     for match in sorted((*said, *right), key=re.Match[str].span, reverse=True):
@@ -244,14 +248,14 @@ def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int,
 
 
 def _correction(text: str, start: int, options: Options) -> Labels:
-    """Return the labels of a correction ("no wait: C") of the choice before ``start``."""
+    """Return the labels of the last correction after ``start``, as in "no wait: C"."""
     taken = retraction(text, start)
     labels = _alone(taken.content, options) if taken else _UNKNOWN
     return _UNKNOWN if "?" in labels else labels
 
 
 def _after(rest: str, options: Options) -> Labels:
-    """Return the labels at the beginning of the rest of a sentence."""
+    """Return the labels at the beginning of ``rest``, the text after an answer phrase."""
     if opens("no_option", rest):
         return _UNKNOWN
     line = rest.lstrip(" \t*_").lstrip("\n").partition("\n")[0]
@@ -266,19 +270,19 @@ def _after(rest: str, options: Options) -> Labels:
         return _UNKNOWN
     label, following = match["label"], line[match.end() :]
     if opens("conditional", following):
-        # A condition follows: "B if x > 0".
+        # A conditional choice such as "B if x > 0" is not final.
         return _UNSURE
     bare = label == match[0].strip("* ")
     if bare and (label in "AI" or label.islower()) and not opens("soft", following):
         text = options.texts.get(label.upper())
         if not text or not plain(following).startswith(text):
-            # "A" is the article and "I" the pronoun, not a label.
+            # A bare "A" or "a" is the English article here, and a bare "I" the pronoun.
             return _UNKNOWN
     return tuple(dict.fromkeys((label.upper(), *_others(following, label.upper(), options))))
 
 
 def _others(rest: str, label: str, options: Options) -> Labels:
-    """Return the additional labels after a choice: "B or C", "B. Paris or (C) Rome"."""
+    """Return the additional labels after a choice, such as C in "B or C"."""
     if doubted := re.match(r"\s*\?(?:\s*(?:or\s+)?[A-Z]\s*\?)+", rest):
         return tuple(re.findall(r"\b[A-Z]\b", doubted[0]))
     cut = says("why", rest)
@@ -287,18 +291,22 @@ def _others(rest: str, label: str, options: Options) -> Labels:
     for match in pattern("another_label").finditer(head):
         other, adorned = match["label"], bool(match["open"] or match["close"])
         article = other in "AI" and not adorned and re.match(r"\s+[a-z]", head[match.end() :])
+        # A lower-case letter without brackets is usually a word, such as "a".
         if options.has(other) and (other.isupper() or adorned) and not article:
             found.append(other.upper())
     return tuple(other for other in found if other != label)
 
 
 def _unmarked(text: str, options: Options) -> Labels:
-    """Return the choice in an unmarked text, from its last line, its end, or its first line."""
+    """Return the choice of a text without answer marks.
+
+    The choice is searched in the last line, at the end of the text, and in the first line.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     alone = [_alone(line, options) for line in lines]
     if alone[-1]:
+        # Several lines with only a label are a list of options, not a choice.
         bare = any(len(line) < 8 and found for line, found in zip(lines[:-1], alone, strict=False))
-        # Bare labels on consecutive lines are a list, not a choice.
         if not bare:
             return alone[-1]
     sentence = re.split(r"(?<=[.?!])\s+", lines[-1])[-1][-MAX_CHOICE:]
@@ -311,6 +319,7 @@ def _unmarked(text: str, options: Options) -> Labels:
 
 def is_options(value: Any) -> bool:
     """Return whether a value is valid as the options of a question."""
+    # The options of a list get the labels A to Z. A mapping brings its own labels.
     most = len(ascii_uppercase)
     if isinstance(value, Mapping):
         if not all(_LABEL.fullmatch(str(label)) for label in value):

@@ -1,8 +1,9 @@
 """Find a text's final answer: boxes, answer tags and phrases such as "the answer is".
 
-The last mark counts. Adjacent marks are one answer of several parts. Words before a mark can negate
-it, and words after it can retract or replace the answer. phrases.toml lists these words. Each
-verifier parses the content of a mark by its own rules.
+A mark is a box or an answer tag. The last mark counts, and adjacent marks are one answer of several
+parts. Words before a mark can negate the answer, and words after the mark can retract or replace
+the answer. phrases.toml lists these words. Each verifier parses the content of a mark by its own
+rules.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any
 from assay.verify.answers.tables import opens, pattern, says
 
 PHRASES = ("answer_line", "final_answer", "answer_is")
-# Characters searched at the end of a text.
+# Characters at the end of a text in which an answer is searched.
 MAX_TEXT = 100_000
-# Boxes and tags searched, from the end of the text.
+# Number of boxes and tags that are read, from the end of the text.
 MAX_MARKS = 2000
-# Phrases searched, from the end of the text.
+# Number of answer phrases that are read, from the end of the text.
 MAX_PHRASES = 100
-# Nesting depth of boxes.
+# Maximum nesting depth of boxes.
 MAX_NESTED = 8
-# Characters of a JSON reply.
+# Maximum number of characters of a JSON reply.
 MAX_OBJECT = 2000
-# Characters of a correction that replaces an answer.
+# Maximum number of characters of a correction that replaces an answer.
 MAX_REPLACED = 40
 
 _SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
@@ -46,12 +47,14 @@ HTML_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _STRUCK = re.compile(
     r"~~[^~]{1,1000}~~|<(?P<tag>del|s|strike)>[^<]{1,1000}</(?P=tag)>", re.IGNORECASE
 )
+# LaTeX commands that strike their argument out or make it invisible.
 _STRIKING = re.compile(
     r"\\(?:[bx]?cancel|cancelto\{[^{}]{0,40}\}|sout|xout|st|[hv]?phantom"
     r"|(?:text)?color\s{0,4}\{\s{0,4}white\s{0,4}\})\s{0,4}(?=\{)"
 )
 _MARK = re.compile(r"box|oxed|answer|####", re.IGNORECASE)
 _SIGNS = ("%", "<!--", "\\iffalse", "]: #", "{comment}", "~~", "</")
+# In a JSON string, the \b of an unescaped \boxed is a backspace character (\x08).
 _BOX = re.compile(
     r"(?P<command>\\|\x08|(?<![A-Za-z\\]))(?:d?boxed|oxed|fbox|framebox)\s*"
     r"(?:\{|(?P<bare>\\?[\w.]+))"
@@ -59,19 +62,19 @@ _BOX = re.compile(
 _TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
 _WORD = re.compile(r"\w")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-# If the text has a line "B:", then "A:" is an option's label, not "Answer:".
+# In a text that also has a line "B:", the mark "A:" is an option's label and not "Answer:".
 _OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)
 _EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
 _BEFORE = re.compile(r"[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+")
 _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
-# Not a correction: "sorry for", "it is a city".
+# These words show that a phrase is no correction, as in "sorry for" and "it is a city".
 _ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")
 _PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
 _QUOTES = dict([*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」")])
 STOPS = ".。!！"
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
-# First characters of a wrapped text.
+# First characters of the wrappings in `_WRAPS` and `_FENCE`.
 _WRAPPERS = frozenset("`\\{$*_")
 _WRAPS = tuple(
     re.compile(rf"{wrap}\Z", re.DOTALL)
@@ -90,7 +93,10 @@ _WRAPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Position of a mark: its start, the start of its content, its end, and the content."""
+    """A box or answer tag in a text.
+
+    start, end: positions of the whole mark. inside: position at which the content starts.
+    """
 
     start: int
     inside: int
@@ -99,23 +105,24 @@ class Mark:
 
 
 def clipped(text: str) -> str:
-    """Return the last turn of a text, without the special tokens of a chat template."""
+    """Return the assistant turn of a text, up to the special token that ends the turn."""
     text = text[-MAX_TEXT:].strip()
     if "<" not in text:
         return text
     text = text.rpartition("<|begin_of_solution|>")[2]
     if opening := _OPENING.match(text):
         if _OTHER_ROLE.search(opening[0]):
-            # The text continues with a turn of another speaker.
+            # The text begins with a user or system turn, which is no answer.
             return ""
         text = text[opening.end() :]
     return _SPECIAL.split(text, maxsplit=1)[0].strip()
 
 
 def uncommented(text: str, marked: bool = False) -> str:
-    """Remove HTML comments, which a reader does not see.
+    """Remove HTML comments, because a renderer hides them.
 
-    marked: remove only comments that contain an answer mark. Others can belong to an HTML answer.
+    marked: remove only comments that contain an answer mark. A comment without a mark can be part
+        of an answer in HTML.
     """
     if "<!--" not in text:
         return text
@@ -124,7 +131,7 @@ def uncommented(text: str, marked: bool = False) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the visible text of the last turn, without comments and struck-out answers."""
+    """Return the text of the assistant turn without comments and struck-out answers."""
     text = clipped(text)
     if any(sign in text for sign in _SIGNS):
         text = _COMMENT.sub(" ", text)
@@ -143,7 +150,7 @@ def shown(text: str) -> str:
 
 
 def _closings(text: str, start: int) -> dict[int, int]:
-    """Return the position after the closing brace for each brace that opens after ``start``."""
+    """Map each opening brace's position after ``start`` to the position after its closing brace."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for match in _BRACE.finditer(text, start):
@@ -155,9 +162,10 @@ def _closings(text: str, start: int) -> dict[int, int]:
 
 
 def marks(text: str, depth: int = 0) -> list[Mark]:
-    """Return the closed answer tags and boxes in order. Of nested marks, return the inner ones.
+    """Return the closed answer tags and boxes in text order.
 
-    A box with alternatives next to an inner box is returned whole.
+    If marks are nested, return the inner marks. A box that contains an inner box next to
+    alternatives ("or 5") is returned whole.
     """
     found: list[Mark] = []
     every = (*(_boxes(text) if "ox" in text else ()), *(_tags(text) if "<" in text else ()))
@@ -173,7 +181,8 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
             Mark(mark.inside + m.start, mark.inside + m.inside, mark.inside + m.end, m.content)
             for m in inner
         ]
-        # Otherwise words after the inner mark would count.
+        # The rest of the outer mark, such as "}" or "</answer>", belongs to its last inner mark.
+        # Otherwise it would be read as text after the answer.
         if not _WORD.search(mark.content, inner[-1].end):
             found[-1] = replace(found[-1], end=mark.end)
     return found
@@ -196,9 +205,10 @@ def _boxes(text: str) -> Iterator[Mark]:
             if match["command"]:
                 yield Mark(match.start(), match.start("bare"), position, match["bare"])
             continue
+        # Braces are matched once for all boxes. One scan per box would take quadratic time.
         closing = _closings(text, position - 1) if closing is None else closing
         if position - 1 not in closing:
-            # The text was cut off inside the box, so there is no final answer.
+            # The text was cut off inside this box, so this box has no answer.
             return
         inside, position = position, closing[position - 1]
         yield Mark(match.start(), inside, position, text[inside : position - 1])
@@ -216,7 +226,7 @@ def _tags(text: str) -> Iterator[Mark]:
 
 
 def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
-    """Return the nonempty marks that the surrounding words do not negate."""
+    """Return the nonempty marks that are not negated by the surrounding words."""
     return [mark for mark in found if mark.content.strip() and not _is_negated(text, mark)]
 
 
@@ -237,6 +247,8 @@ def _say_others(before: str) -> bool:
 
 def last_run(text: str, found: list[Mark]) -> list[Mark]:
     """Return the last group of adjacent marks, which usually is a single mark."""
+    # Text between two marks may join them, name alternatives, or be short.
+    # A short text separates the marks if its words derive a new result, such as "so" or "gives".
     run = found[-1:]
     for mark in reversed(found[:-1]):
         between = text[mark.end : run[0].start]
@@ -251,17 +263,19 @@ def last_run(text: str, found: list[Mark]) -> list[Mark]:
 
 
 def last_marks(text: str) -> list[Mark]:
-    """Return the last group of adjacent tags or boxes that the text does not negate."""
+    """Return the last group of adjacent marks, without the marks that the text negates."""
     return last_run(text, meant(text, marks(text)))
 
 
 def phrases(
     text: str, start: int, *names: str, beside_box: bool = False
 ) -> Iterator[re.Match[str]]:
-    """Yield the answer phrases after ``start`` that are not negated, from last to first."""
+    """Yield the answer phrases after ``start`` from last to first, without the negated ones.
+
+    names: entries of phrases.toml. beside_box: whether a box precedes the phrases.
+    """
     lettered = None
     for match in reversed(list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]):
-        # "A:" is an option's label if the text also has "B:".
         if match["letter"]:
             lettered = bool(_OTHER_LETTER.search(text)) if lettered is None else lettered
             if lettered:
@@ -275,7 +289,8 @@ def phrases(
 def is_negated(text: str, position: int, beside_box: bool = False) -> bool:
     """Return whether the words before a phrase negate it or attribute it to someone else.
 
-    beside_box: a box precedes the phrase. "The expected answer is" does not overrule it.
+    beside_box: whether a box precedes the phrase. A phrase such as "the expected answer is" then
+        counts as negated, so that it does not overrule the box.
     """
     before = text[max(0, position - 80) : position]
     if says("denied", before) or _say_others(before) or (beside_box and says("another", before)):
@@ -285,9 +300,10 @@ def is_negated(text: str, position: int, beside_box: bool = False) -> bool:
 
 
 def last_phrase(text: str, start: int = 0) -> Mark | None:
-    """Return the line after the last phrase after ``start``, or the correction that replaces it.
+    """Return the line that follows the last answer phrase after ``start``.
 
-    A correction ("no wait: Rome") also replaces a tag or box before ``start``.
+    If a correction such as "no wait: Rome" follows, return the correction instead. A correction
+    also replaces a tag or box before ``start``.
     """
     found = next((m for m in phrases(text, start, *PHRASES) if not _is_asked(text, m)), None)
     phrase = _line_after(text, found) if found else None
@@ -300,7 +316,7 @@ def _is_asked(text: str, match: re.Match[str]) -> bool:
 
 
 def retraction(text: str, start: int) -> Mark | None:
-    """Return the replacement in the last correction after ``start``, as in "no wait: Rome"."""
+    """Return the new answer in the last correction after ``start``, such as "no wait: Rome"."""
     found: Mark | None = None
     for match in pattern("retracted").finditer(text, start):
         rest = text[match.end() : match.end() + 4 * MAX_REPLACED].partition("\n")[0]
@@ -312,7 +328,10 @@ def retraction(text: str, start: int) -> Mark | None:
 
 
 def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
-    """Return the line or fenced block after a phrase, without unpaired emphasis or quotes."""
+    """Return the line or fenced block after a phrase.
+
+    An emphasis or quotation mark whose partner is outside the line is removed.
+    """
     inside = phrase.end()
     if before := _BEFORE.match(text, inside):
         inside = before.end()
@@ -327,7 +346,7 @@ def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
 
 
 def _without_unpaired(content: str, opening: str, closing: str) -> str:
-    """Remove an emphasis or quotation mark at a line's edge if its partner is outside the line."""
+    """Remove an emphasis or quotation mark at a line's edge whose partner is outside the line."""
     alone = (
         content.count(opening) == 1
         if opening == closing
@@ -340,9 +359,9 @@ def _without_unpaired(content: str, opening: str, closing: str) -> str:
 
 
 def commitment(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the contents of the final answer and the position where it ends (0: no answer).
+    """Return the contents of the final answer and its end position. Position 0: no answer.
 
-    A phrase after the last tag or box overrules it. Several contents come from adjacent marks.
+    A phrase after the last tag or box overrules that mark. Adjacent marks give several contents.
     """
     run = last_marks(text)
     end = run[-1].end if run else 0
@@ -352,12 +371,12 @@ def commitment(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def committed(text: str) -> tuple[str, ...]:
-    """Return the contents of a text's final answer, or () if nothing marks one."""
+    """Return the contents of a text's final answer, or () if the text marks no answer."""
     return commitment(text)[0]
 
 
 def object_answers(text: str) -> list[str | float]:
-    """Return the answer in a JSON reply: one value, or a list."""
+    """Return the answers in a JSON reply such as ``{"answer": "B"}``, or an empty list."""
     text = unwrapped(text) if len(text) <= MAX_OBJECT else ""
     if not (text.startswith("{") and text.endswith("}")):
         return []
@@ -372,7 +391,7 @@ def object_answers(text: str) -> list[str | float]:
 
 
 def bare(text: str) -> str:
-    """Return an answer without surrounding quotes and wrapping, and without a final period."""
+    """Return an answer without surrounding quotes, wrapping and final period."""
     for _ in range(4):
         before = text
         text = unwrapped(text.strip().rstrip(STOPS))

@@ -1,7 +1,7 @@
-"""Compare an answer with the expected one: as text, numbers, collections, then symbols.
+"""Compare an answer with the expected answer: as text, numbers, collections, then formulas.
 
-Each stage decides the cases that it understands and leaves the rest to the next stage. Only the
-last stage imports sympy.
+A stage that cannot decide leaves the pair to the next stage. Only the last stage, the comparison of
+formulas, imports sympy.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ _OPERATOR = re.compile(
     r"|\\end\s*\{\w*matrix\}\s*[-+]"
     r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^[^{}]*)?\}\s*\{\s*(?:d|\\partial)\s*[a-z]"
 )
-# Letters whose order matters: vertices, places, options.
+# Words of capital letters, whose order matters: the vertices ABC, a ranking, a list of options.
 _CAPITALS = re.compile("(?:[A-Z]'*){2,}")
+# Operators and sizes with which evaluating a sum or integral may take minutes.
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lgn]e|in|cup|cap) ")
@@ -69,24 +70,26 @@ _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
 class Parts:
     """A parsed collection.
 
-    kind: ``list`` (1, 2 and 3), ``set``, or ``tuple`` (in brackets).
+    kind: ``list`` (``1, 2 and 3``), ``set`` (``{1, 2}``), or ``tuple`` (``(1, 2)``, ``[1, 2)``).
+    labels: each item's name, as in ``x = 1, y = 2``. "": the item has no name.
+    brackets: "" for a list, else the enclosing pair.
+    pieces: the items as written, with their names.
     """
 
     kind: Literal["list", "set", "tuple"]
     items: tuple[str, ...]
     labels: tuple[str, ...]
     brackets: str = ""
-    # Items with their labels.
     pieces: tuple[str, ...] = ()
 
     @property
     def ordered_by_label(self) -> bool:
-        """Return whether distinct names identify the items, as in ``x = 1, y = 2``."""
+        """Whether every item has a name and not all names are equal, as in ``x = 1, y = 2``."""
         return len(set(self.labels)) > 1 and all(self.labels)
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Return whether ``answer`` equals ``gold``. Both are answers without surrounding words."""
+    """Return whether ``answer`` equals ``gold``. Both texts are answers without other words."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
@@ -99,7 +102,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
-        # Text that is only letters contains no number, so sympy is not needed.
+        # A text of letters alone is no number. Deciding it here avoids importing sympy.
         return False
     if (
         not policy.unevaluated
@@ -108,10 +111,10 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     ):
         return False
     if expected is not None and found is None and (_SPACED.search(b) or b[-1] == "'"):
-        # Algebra would read the letters as a product, and no product of letters is 0.
+        # Algebra would read "1 2" as a product. A final prime means feet or a derivative.
         return False
     if "\\ldots" in b and "\\ldots" not in a:
-        # An ellipsis has no defined continuation.
+        # An ellipsis does not define how the answer continues.
         return False
     stripped = same_parameter(a, b)
     if stripped is None:
@@ -127,7 +130,8 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
-    """Parse both as numbers. An attached letter is a unit if the other side has a unit."""
+    """Parse both answers as numbers. None: the answer is no plain number."""
+    # In "5m", the letter m can be a variable. It is a unit if the other answer has a unit.
     european = policy.european_numbers
     expected, found = read_number(a, False, european), read_number(b, False, european)
     if expected is None and found is not None and found.unit.factors:
@@ -138,7 +142,10 @@ def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainN
 
 
 def _reads_as_decimal(gold: str, answer: str) -> bool:
-    """Return whether a gold such as ``1,22`` is a decimal. ``1,2`` can also be a list of two."""
+    """Return whether a gold such as ``1,22`` is a decimal number with a decimal comma.
+
+    A gold such as ``1,2`` is ambiguous, because ``1,2`` can also be a list of two numbers.
+    """
     if squeeze(gold) == squeeze(answer):
         return True
     head, _, tail = gold.partition(",")
@@ -152,7 +159,7 @@ def _same_structure(
     if (decided := same_time(a, b)) is not None:
         return decided
     if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
-        # A'B and AB are different segments.
+        # Primes count, because A'B and AB are different segments.
         same_marks = primes_in(a) == primes_in(b)
         return same_marks and words_of(a, policy.case) == words_of(b, policy.case)
     if (decided := same_connected(a, b, equal)) is not None:
@@ -168,11 +175,11 @@ def _same_structure(
         if any(_contradicts(a, piece, policy) for piece in split_equals(b)[:-1]):
             return False
         value = value_b if label_b else _end_of_chain(b)
-        # An equals sign inside brackets does not separate sides of a chain.
+        # If the value is all of `b`, its equals sign is inside brackets and `b` is no chain.
         if value != b:
             return bool(value) and equal(a, value)
     if _OPERATOR.search(b) and (not _OPERATOR.search(a) or _ENDLESS.search(b)):
-        # An unevaluated sum is not an answer, and evaluating it may not terminate.
+        # An unevaluated sum or integral is no answer, and sympy may never finish evaluating it.
         return False
     decided = same_based(a, b)
     if decided is None:
@@ -197,7 +204,7 @@ def _same_structure(
 
 
 def _same_named(a: str, b: str, policy: Policy) -> bool | None:
-    """Compare collections by their items' names. Return None if names do not decide."""
+    """Compare collections by their items' names. Return None if the names do not decide."""
     equal = partial(equivalent, policy=policy)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     names_a, names_b = _names(a), _names(b)
@@ -210,7 +217,7 @@ def _same_named(a: str, b: str, policy: Policy) -> bool | None:
     if not label_a or not label_b or bool(names_a) != bool(names_b):
         return None
     if (r"\in " in a) != (r"\in " in b):
-        # As in "D = (0, 1)" and "x \in (0, 1)".
+        # "D = (0, 1)" names a set and "x \in (0, 1)" an element, so names do not decide.
         return None
     if read_parts(value_a) or read_parts(value_b) or ":" in label_a + label_b:
         return False
@@ -218,7 +225,7 @@ def _same_named(a: str, b: str, policy: Policy) -> bool | None:
 
 
 def _names(text: str) -> dict[str, str]:
-    """Return the items of ``(x, y) = (1, 2)`` or ``x = 1, y = 2`` by name, or an empty dict."""
+    """Map names to items for ``(x, y) = (1, 2)`` and ``x = 1, y = 2``. Else return {}."""
     label, value = strip_label(text)
     brackets, inside = brackets_of(label)
     parts = read_parts(value if brackets else text)
@@ -231,7 +238,7 @@ def _names(text: str) -> dict[str, str]:
 
 
 def _is_shuffled(names: list[str]) -> bool:
-    """Return whether names are adjacent letters in another order, such as (y, x)."""
+    """Return whether names are consecutive letters in another order, such as (y, x)."""
     order = sorted(names)
     letters = all(len(name) == 1 for name in names)
     return letters and order != names and ord(order[-1]) - ord(order[0]) == len(names) - 1
@@ -253,7 +260,7 @@ def _alternatives(text: str) -> list[list[str]]:
 def _same_formula(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
-    """Compare by algebra after unit conversion."""
+    """Compare two formulas by algebra after converting their units."""
     if not same_order(a, b) or ("matrix}" in b and "matrix}" not in a and not policy.unevaluated):
         return False
     (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
@@ -285,12 +292,10 @@ _LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
 
 
 def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
-    """Return a formula and its unit.
-
-    For a number such as 5 m, 1e-3 or 1 million, return its value.
-    """
+    """Return an answer's formula and unit. For 5 m, 1e-3 or 1 million, the formula is the value."""
     if number is None or number.percent:
         return split_unit(text)
+    # The LaTeX grammar reads "1 million" as a product of letters, and "1e-3" as 1 * e - 3.
     value = number.value
     spelled = _LETTERED.fullmatch(text) and "." not in text and not number.listed
     if len(str(value)) > 300 or not (number.unit or spelled):
@@ -299,7 +304,7 @@ def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
 
 
 def _end_of_chain(text: str) -> str:
-    """Return the last term of ``12 + 1 = 13``, or "" if the chain is false, such as ``5 = 6``."""
+    """Return 13 for the chain ``12 + 1 = 13``, or "" for a false chain such as ``5 = 6``."""
     pieces = split_equals(text)
     last = read_number(pieces[-1])
     for piece in pieces[:-1]:
@@ -314,10 +319,10 @@ _TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
 
 
 def _contradicts(gold: str, side: str, policy: Policy) -> bool:
-    """Return whether a side of a chain of equalities has the expected kind but another value.
+    """Return whether one side of a chain of equalities contradicts the expected answer.
 
-    A name, a definition with variables that the expected answer lacks, and an unevaluated sum do
-    not contradict the value.
+    A side contradicts if its value differs from ``gold``. A name and an unevaluated sum do not
+    contradict. Neither does a formula with variables that ``gold`` lacks.
     """
     if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
         return False
@@ -335,12 +340,12 @@ def _has_relation(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_parts(text: str) -> Parts | None:
-    """Parse a canonical answer that is a set, or a collection of two or more parts."""
+    """Parse a canonical answer that is a set, or a list or tuple of at least two items."""
     if "\\begin" in text:
         return None
     label, value = strip_label(text)
     if label and len(split_top(text)) > 1 and label[0] != "(":
-        # In "x = 1, 2" the name belongs to the whole list.
+        # In "x = 1, 2" the name x belongs to the whole list.
         label, value = "", text
     brackets, inside = brackets_of(value)
     pieces = split_top(inside if brackets else value)
@@ -378,17 +383,17 @@ def _is_bare_list(text: str) -> bool:
 def _same_parts(
     gold: Parts | None, found: Parts | None, a: str, b: str, policy: Policy
 ) -> bool | None:
-    """Compare collections. Return None if the symbol stage must decide."""
+    """Compare two collections. Return None if algebra must decide."""
     equal = partial(equivalent, policy=policy)
     if gold is None or found is None:
         single, parts = (a, found) if gold is None else (b, gold)
         if parts is None or parts.kind == "tuple" or _has_relation(a) or _has_relation(b):
             return None
         if found is None and parts.kind == "list":
-            # "75, 75" has two parts.
+            # The answer "75, 75" has two items and the expected answer has one.
             return False
-        # A list of values is not a list of alternatives. Compared with one value, every item must
-        # equal it.
+        # A list of values is no list of alternatives.
+        # So it equals a single value only if every item equals that value.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
         return False
@@ -411,19 +416,19 @@ def _same_parts(
             gold.pieces, found.pieces, equal
         ):
             return True
-        # Two lists of conditions can describe one set in different pieces. Equations are compared
-        # one by one.
+        # Different lists of inequalities can describe the same set, so algebra decides.
+        # Lists of equations were already compared item by item.
         return None if _INEQUALITY.search(a) or _INEQUALITY.search(b) else False
     return _same_collection(gold, found, policy)
 
 
 def _are_joint_conditions(text: str) -> bool:
-    """Return whether conditions must hold jointly. "x < 1 and x > 2" is the empty set."""
+    """Return whether a text has inequalities that must hold jointly, as in "x > 1 and x < 2"."""
     return bool(_INEQUALITY.search(text) and re.search(r"\sand\s", text))
 
 
 def _by_name(parts: Parts) -> tuple[str, ...]:
-    """Return the items of ``y = 2, x = 1`` in the order of their names, like a tuple."""
+    """Return the items of ``y = 2, x = 1`` in the alphabetical order of their names: (1, 2)."""
     if not parts.ordered_by_label or any(len(label) != 1 for label in parts.labels):
         return parts.items
     return tuple(item for _, item in sorted(zip(parts.labels, parts.items, strict=True)))
@@ -447,7 +452,7 @@ def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
         )
     bases = [{label.partition("_")[0] for label in side.labels if label} for side in (gold, found)]
     if all(bases) and bases[0].isdisjoint(bases[1]):
-        # As in "x = 1, 2 and y = 1, 2".
+        # The lists belong to different variables, as in "x = 1, 2" and "y = 1, 2".
         return False
     in_order = policy.ordered and "list" in (gold.kind, found.kind)
     if gold.ordered_by_label or found.ordered_by_label or in_order:
@@ -464,6 +469,7 @@ def _distinct(items: Sequence[str]) -> list[str]:
 
 def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
     """Return whether two collections have equal items in any order."""
+    # Each found item is used at most once, so that 1, 1, 2 does not equal 1, 2, 2.
     rest = list(found)
     if len(gold) != len(rest):
         return False
@@ -476,7 +482,7 @@ def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, st
 
 
 def is_single(gold: str) -> bool:
-    """Return whether an expected answer is one value, which two different boxes cannot both be."""
+    """Return whether an expected answer is a single value and no collection."""
     return read_parts(canonical(gold)) is None
 
 

@@ -1,7 +1,7 @@
 """Find the mathematical answer of a text: a box, a tag, a phrase, or a bare answer.
 
-The last answer counts. Text directly after it can retract it, correct it, or add an alternative.
-With an alternative, the answer is one of several parts.
+The last answer counts. Text directly after the answer can retract the answer, correct it, or add an
+alternative. An alternative becomes an additional part of the answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from assay.verify.answers.sentences import (
 from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
-# Characters after a phrase that can continue its sentence.
+# Characters after a phrase that are searched for further computation with the phrase's value.
 MAX_REST = 4000
 
 _VALUES_AT_END = {
@@ -48,18 +48,19 @@ _VALUES_AT_END = {
     "last_line": value_of_last_line,
     "final_emphasis": bold_value_at_end,
 }
-"""Rules for a value at the end of a reply, by their names in a verdict."""
+"""Rules for a value at the end of a reply, by the names that verdicts show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
     """The final answer of a text.
 
-    parts: answer contents. Several if boxes are adjacent. earlier: the other, different boxes of
-    the text. These boxes count only together with `parts`, if the expected answer has several
-    parts. phrase: the whole phrase around a single part, if the phrase can also be the answer. how:
-    ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer. end: position
-    at which the phrase ends.
+    parts: contents of the answer. Adjacent boxes give several parts.
+    earlier: contents of earlier boxes that differ from `parts`. They count only together with
+        `parts`, and only if the expected answer has several parts.
+    phrase: the words around a single part, if these words can also be the answer.
+    how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
+    end: position in the text at which an answer phrase ends.
     """
 
     parts: tuple[str, ...]
@@ -69,13 +70,15 @@ class Commitment:
     end: int = 0
 
 
-# LaTeX writes a thousands separator as a thin space.
+# LaTeX authors write thousands separators as ",\!" or "{,}" to avoid the space after a comma.
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s{0,2}(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _SPOKEN = re.compile(
     r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{([^{}]*\b(?:answer|result)s?\b[^{}]*)\}", re.IGNORECASE
 )
+# A minus sign directly before a box belongs to the answer.
 _SIGN = re.compile(r"(?:(?<=[=$(\s])|^)-(?:\\!|\\,)?$")
+# A power, a factor, decimals or a number word directly after a box changes the answer's value.
 _TAIL = re.compile(
     r"\s?\\(?:cdot|times)\s?\d[^\s$.,;)]{0,20}|\^(?!\{?\s?\\(?:circ|text))(?:\{[^{}]{0,20}\}|\d)"
     r"|\.\d{1,20}(?!\d)"
@@ -101,14 +104,16 @@ _STOP = re.compile(
 def find_answer(
     text: str, fallback: Fallback = "none", truncated: bool = False
 ) -> Commitment | None:
-    """Return the final answer of a text, or None.
+    """Return the final answer of a text, or None if the text has no final answer.
 
-    fallback: source of the answer if no box, tag or phrase marks one and the text is more than an
-        answer. ``sentence``: the value of the last sentence, if it has exactly one.
+    fallback: source of the answer if no box, tag or phrase marks an answer in a longer text.
+        ``sentence``: the value of the last sentence, if the sentence has exactly one value.
         ``last_number``: the last number. ``none``: no fallback.
-    truncated: the text was cut off, so only closed marks count.
+    truncated: whether the text was cut off. Only closed boxes and tags count in such a text.
     """
+    # A text that was cut off after a line break has a complete last line.
     truncated = truncated and not text.endswith("\n")
+    # The phrase patterns allow only a few spaces, so longer runs of white space are shortened.
     text = _SPACES.sub(lambda m: m[0][:2], shown(text[-MAX_TEXT:]))
     text = _THOUSANDS.sub(",", text) if "\\!" in text or "{,}" in text else text
     text = _SPOKEN.sub(r"\1", text) if "\\" in text else text
@@ -132,7 +137,7 @@ def find_answer(
 
 
 def _marked(text: str, every: list[Mark]) -> Commitment | None:
-    """Return the last group of adjacent boxes or tags."""
+    """Return the answer in the last group of adjacent boxes or tags, or None."""
     every = meant(text, every)
     run = last_run(text, every)
     parts = _unique(run)
@@ -144,7 +149,7 @@ def _marked(text: str, every: list[Mark]) -> Commitment | None:
 
 
 def _with_operators(text: str, mark: Mark) -> Mark:
-    """Return a box with an adjacent operator that changes its value, such as a minus or a power."""
+    """Return a mark extended by an operator next to its box, such as a minus sign or a power."""
     if text[mark.start] == "<" or not mark.content.strip():
         return mark
     start, end, content = mark.start, mark.end, mark.content
@@ -161,7 +166,10 @@ def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
 
 
 def _inner(content: str) -> str:
-    """Return the answer inside a box or tag, which can contain an answer phrase itself."""
+    """Return the answer in the content of a box or tag.
+
+    Long content can contain an answer phrase, whose answer is then returned.
+    """
     if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
         said = find_phrase(content, 0)
         if said is not None:
@@ -170,7 +178,7 @@ def _inner(content: str) -> str:
 
 
 def _with_correction(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
-    """Retract, replace or extend an answer by the text after it: "5. No, 6" or "5 (or maybe 6)"."""
+    """Retract, replace or extend an answer by the text after it, as in "5 (or maybe 6)"."""
     rest = rest[:200]
     if not rest.strip(" .$\n"):
         return found
@@ -195,7 +203,10 @@ def _with_correction(found: Commitment, rest: str, truncated: bool) -> Commitmen
 
 
 def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> bool:
-    """Return whether a phrase only approximates the box before it, and so cannot overrule it."""
+    """Return whether a phrase only approximates the value in the box before it.
+
+    An approximation such as "about 3.14" does not overrule an exact value in a box.
+    """
     if box is None or len(said.parts) != 1 or len(box.parts) != 1 or not says("about", words):
         return False
     about, exact = (read_number(each.strip("$ ")) for each in (said.parts[0], box.parts[0]))
@@ -207,12 +218,13 @@ def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> b
 def find_phrase(
     text: str, start: int, beside_box: bool = False, truncated: bool = False
 ) -> Commitment | None:
-    """Return the content of the last phrase such as "the answer is" after ``start``.
+    """Return the answer in the last phrase such as "the answer is" after ``start``, or None.
 
-    beside_box: a box precedes the phrase. Only a number or a formula overrules it.
+    beside_box: whether a box precedes the phrase. Only a phrase with a number or a formula then
+        overrules the box.
 
-    Consecutive phrases, and phrases joined by "and", "or" and the like, are one answer with several
-    values. If a phrase corrects or negates the previous one, the last counts.
+    Consecutive phrases, and phrases joined by words such as "and", are one answer with several
+    values. If a phrase corrects or negates the previous phrase, only the last phrase counts.
     """
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
     is_on_the_way = False
@@ -222,7 +234,7 @@ def find_phrase(
         if said is None or (weak and is_on_the_way):
             continue
         if weak and _is_continued(said, text[said.end : said.end + MAX_REST]):
-            # If this phrase is negated, so are the phrases before it.
+            # The text computes further with this value, so earlier values are intermediate too.
             is_on_the_way = True
             continue
         values = said.parts
@@ -236,12 +248,15 @@ def find_phrase(
 
 
 def _is_weak_word(phrase: str) -> bool:
-    """Return whether a phrase can mark an intermediate result."""
+    """Return whether a phrase such as "the result is" can mark an intermediate result."""
     return bool(says("of_a_step", phrase) or (says("weak", phrase) and "final" not in phrase))
 
 
 def _is_continued(said: Commitment, rest: str) -> bool:
-    """Return whether the text computes further with a phrase's value or concludes another one."""
+    """Return whether the text after a phrase computes further or concludes another value.
+
+    rest: the text after the phrase.
+    """
     last = value_of_last_sentence(rest) if re.search(r"\d", rest) else None
     if last is not None and canonical(last[0]) == canonical(said.parts[-1]):
         return False
@@ -251,8 +266,8 @@ def _is_continued(said: Commitment, rest: str) -> bool:
 
 
 def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Match[str]) -> bool:
-    """Return whether two phrases are one answer: only "and", "or" or the like is between them."""
-    # The later phrase is inside the content of the first.
+    """Return whether two phrases are one answer, with only a word such as "and" between them."""
+    # The content of the first phrase can contain the later phrase.
     if said.end > later.start():
         return bool(says("joins", text, first.end(), later.start()))
     if opens("lead", later[0]) or re.match(r"not\b", said.parts[0]):
@@ -263,7 +278,7 @@ def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Mat
 def _content_of(
     text: str, match: re.Match[str], beside_box: bool, truncated: bool
 ) -> Commitment | None:
-    """Return the content after a phrase, or None if there is none."""
+    """Return the answer in the words after an answer phrase, or None."""
     if (beside_box and _is_weak(text, match)) or says("given", match[0]):
         return None
     content, end = _content_after(text, match.end())
@@ -273,7 +288,7 @@ def _content_of(
     content = _EDGES.sub("", pattern("approximate").sub("", _EDGES.sub("", content))).rstrip(".")
     content = _balanced(pattern("not_that").sub("", pattern("not_but").sub("", content)))
     if (worked := _WORKED.search(content)) and says("changed", content, 0, worked.start()):
-        # As in "the square root of 36, which is 6".
+        # In "the square root of 36, which is 6", the answer is 6.
         content = worked[1]
     if not content or says("false", content):
         return None
@@ -291,18 +306,18 @@ def _content_of(
 
 
 def _has_another_value(content: str) -> bool:
-    """Return whether content that begins with a number names another one: "5 even though 6"."""
+    """Return whether content that begins with a number names another number, as "5, though 6"."""
     if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
         return False
     return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
 
 
 def _balanced(content: str) -> str:
-    """Drop a closing bracket or dollar sign whose opening partner precedes the phrase."""
+    """Remove a closing bracket or dollar sign whose opening partner precedes the phrase."""
     content = re.sub(r"\*{1,2}!+$", "", content)
     if content.count("**") == 1:
         content = content.replace("**", "")
-    # In "[0, 1)" the two different brackets are a pair.
+    # Both kinds of brackets are counted together, because "[0, 1)" is balanced.
     if content.endswith((")", "]")) and len(_CLOSING.findall(content)) > len(
         _OPENING.findall(content)
     ):
@@ -313,13 +328,13 @@ def _balanced(content: str) -> str:
 
 
 def _is_weak(text: str, match: re.Match[str]) -> bool:
-    """Return whether a phrase is too vague to overrule a box."""
+    """Return whether an answer phrase is too vague to overrule a box."""
     opens_line = not text[: match.start()].rpartition("\n")[2].strip()
     return not opens_line and not re.search(r"####|final|\bis\b", match[0], re.IGNORECASE)
 
 
 def _content_after(text: str, position: int) -> tuple[str, int]:
-    """Return the sentence or displayed formula that begins at ``position``, and its end."""
+    """Return (content, end) of the sentence or displayed formula that begins at ``position``."""
     rest = text[position : position + 4 * MAX_ANSWER]
     stripped = rest.lstrip(" \t:*_")
     if stripped.startswith("\n"):
@@ -332,9 +347,9 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
 
 
 def _unmarked(text: str, fallback: Fallback, had_courtesy: bool) -> Commitment | None:
-    """Return the answer of a text without a mark."""
+    """Return the answer of a text that has no box, tag or answer phrase, or None."""
     if _CUT_OFF.search(text):
-        # The number is inside a formula, a box or a tag.
+        # The text ends inside a formula, a box or a tag, so its last number is incomplete.
         return None
     if quoted := _QUOTED.fullmatch(text):
         text = next(filter(None, quoted.groups())).strip()

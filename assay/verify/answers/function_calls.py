@@ -35,13 +35,14 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "tuple": (list, tuple),
     "dict": (dict,),
     "object": (dict,),
+    # BFCL's own checker reads an argument of the type any as a string.
     "any": (str,),
     "null": (type(None),),
 }
-# Maximum number of functions in a row.
+# Maximum number of functions that a problem's row may offer.
 MAX_FUNCTIONS = 1000
 OPTIONAL = ""
-"""As an accepted value of a parameter: the parameter may be omitted."""
+"""An accepted value which means that the call may omit the parameter."""
 _PARTS: tuple[tuple[str, type, str], ...] = (
     ("properties", dict, 'an object: {NAME: {"type"}}'),
     ("required", list, "a list of names"),
@@ -55,9 +56,10 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the reply makes exactly the expected calls, in any order, else 0.
 
     Reads ``function`` and ``ground_truth`` from the spec. If no call is expected, a reply without
-    calls passes unless it is blank or contains possible calls. Types must be the declared ones, but
-    a whole number is accepted as a float. Strings are compared without case, spaces and the
-    characters ``,./-_*^``. A parameter without an accepted value must be omitted.
+    calls passes. It fails if it is blank or contains something like a call. Arguments must have
+    their declared types, but a whole number is accepted as a float. Strings are compared without
+    case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which the row
+    accepts no value.
     """
     functions, expected = read_spec(problem)
     text = completion.answer_text
@@ -76,7 +78,7 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, extracted=shown, detail=detail)
     faults = [[fault(call, functions, one) for call in calls] for one in expected]
     fits = [[float(not said) for said in row] for row in faults]
-    # Each expected call is matched by a call of its own.
+    # An assignment problem: two equal expected calls need two calls in the reply.
     if best_sum(fits, len(calls)) == len(calls):
         return Part(1.0, extracted=shown)
     first = next((row for row in faults if all(row)), [""])
@@ -113,7 +115,7 @@ def read_spec(problem: Problem) -> tuple[Named, list[tuple[str, Named]]]:
 
 
 def fault(call: FunctionCall, functions: Named, expected: tuple[str, Named]) -> str:
-    """Return the fault of a call without revealing the expected value, or "" if there is none."""
+    """Return the fault of a call, or "" for a correct call. The text hides the expected value."""
     name, accepted = expected
     if call.name != name:
         return f"{call.name}: another function is expected"
@@ -142,7 +144,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _types(parameter: Any) -> tuple[type, ...]:
-    """Return the types that a schema allows, or none if a type is unknown."""
+    """Return the Python types that a parameter's schema allows, or () if a type is unknown."""
     kinds = listed(parameter.get("type")) if _is_table(parameter) else ()
     if not all(isinstance(kind, str) and kind in TYPES for kind in kinds):
         return ()
@@ -150,10 +152,10 @@ def _types(parameter: Any) -> tuple[type, ...]:
 
 
 def _is_accepted(value: Any, parameter: Named, accepted: Sequence[Any]) -> bool:
-    """Return whether a value has the declared type and equals an accepted value.
+    """Return whether an argument has the declared type and equals an accepted value.
 
-    An accepted value of another type is a variable's name or an expression's source text. It is
-    compared literally.
+    An argument without the declared type is accepted only if it equals an accepted value of its own
+    type literally, such as a variable's name.
     """
     if not _has_type(value, _types(parameter)):
         return any(
@@ -168,14 +170,15 @@ def _is_accepted(value: Any, parameter: Named, accepted: Sequence[Any]) -> bool:
 
 
 def _has_type(value: Any, types: tuple[type, ...]) -> bool:
+    # `isinstance` would accept True as an integer.
     return type(value) in types
 
 
 def equal(value: Any, accepted: Any) -> bool:
-    """Return whether a value equals an accepted one by BFCL's rules.
+    """Return whether an argument's value equals an accepted value by BFCL's rules.
 
-    Lists are compared element by element. An accepted object has a list of accepted values for each
-    key.
+    Lists are compared element by element. An accepted JSON object maps each key to a list of
+    accepted values.
     """
     if isinstance(value, str) and isinstance(accepted, str):
         return plain(value) == plain(accepted)
@@ -193,7 +196,7 @@ def equal(value: Any, accepted: Any) -> bool:
 
 
 def plain(text: str) -> str:
-    """Normalize a string by BFCL's rules: "April 1, 2024" becomes "april 1 2024"."""
+    """Normalize a string by BFCL's rules: "April 1, 2024" becomes "april12024"."""
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 

@@ -18,26 +18,27 @@ from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, mar
 from assay.verify.answers.tables import says
 from assay.verify.base import Part, Verifier, spec_check
 
-# Values inside the answer.
+# Maximum number of values nested in the answer.
 MAX_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
-# Characters.
+# Maximum number of characters of a schema.
 MOST_SCHEMA = 200_000
-# CPU time for matching one string with one pattern.
+# Seconds of CPU time for matching one string with one pattern of the schema.
 PATTERN_SECONDS = 0.5
 
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
 _START = re.compile(r"[\[{]")
+# A schema is searched as `json.dumps` writes it, with one space after a colon.
 _REMOTE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#)[^"]*://')
-# Brackets at which no JSON value begins.
+# Maximum number of opening brackets in a text at which no JSON value begins.
 _MAX_STARTS = 2000
 
 
 class BadJson(ValueError):
-    """Raised for text that is not a valid JSON value, or is a forbidden one."""
+    """Raised for text that is no valid JSON value, and for a value that the verifier forbids."""
 
 
 class NoJson(BadJson):
@@ -67,7 +68,7 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
 def read_schema(problem: Problem) -> Any:
     """Return the validator of a problem's schema. Raises VerifierError for an invalid schema."""
     schema = json.dumps(SCHEMA.read(problem))
-    # The time to check a schema grows with its size.
+    # Validating the schema itself takes time that grows with its size.
     if len(schema) > MOST_SCHEMA:
         found, accepted = f"{len(schema):,} characters", f"at most {MOST_SCHEMA:,}"
         raise VerifierError(message("schema", found, accepted))
@@ -80,10 +81,13 @@ def read_schema(problem: Problem) -> Any:
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
     """Return the last JSON value of a text as (source, Python value).
 
-    The value is searched in the answer tag, else in the last fenced block, else the whole text is
-    the value. With ``surrounding``, the last outermost object or list in the text is accepted too.
+    The last answer tag is searched first, then the last fenced block. Otherwise the whole text must
+    be the value.
 
-    Raises BadJson if there is no valid value.
+    surrounding: whether other text may surround the value. The last outermost object or list in the
+        text is then accepted too.
+
+    Raises BadJson if the text has no valid value.
     """
     tagged = [mark for mark in marks(text) if text[mark.start] == "<" and mark.content.strip()]
     if tagged and surrounding:
@@ -104,9 +108,9 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
 
 
 def every_json(text: str) -> Iterator[Any]:
-    """Yield each outermost object and list in a text. 1.0 stays a float.
+    """Yield each outermost JSON object and list in a text. The number 1.0 stays a float.
 
-    Raises BadJson for a value that is forbidden or that the text negates.
+    Raises BadJson for a value that the verifier forbids or that the text negates.
     """
     for start, _, value in _values(text, typed=True):
         _check_affirmed(text[:start])
@@ -115,7 +119,7 @@ def every_json(text: str) -> Iterator[Any]:
 
 
 def _uncommented(text: str) -> str:
-    """Remove HTML comments, which a reader does not see, except inside JSON values."""
+    """Remove HTML comments, because a renderer hides them. Comments in JSON values stay."""
     if "<!--" not in text:
         return text
     with suppress(NoJson):
@@ -141,7 +145,7 @@ def _whole(text: str) -> Any:
 
 
 def _last_of(text: str) -> tuple[str, Any]:
-    """Return the last outermost object or list in a text."""
+    """Return (source, value) of the last outermost JSON object or list in a text."""
     found = list(_values(text))
     if not found:
         raise NoJson("no JSON value")
@@ -151,7 +155,7 @@ def _last_of(text: str) -> tuple[str, Any]:
 
 
 def _values(text: str, typed: bool = False) -> Iterator[tuple[int, int, Any]]:
-    """Yield (start, end, value) of each outermost object and list."""
+    """Yield (start, end, value) of each outermost JSON object and list in a text."""
     position, failed = 0, 0
     while start := _START.search(text, position):
         try:
@@ -166,16 +170,16 @@ def _values(text: str, typed: bool = False) -> Iterator[tuple[int, int, Any]]:
 
 
 def _check_affirmed(before: str) -> None:
-    """Raise BadJson if the words before a value negate it: "the answer is not"."""
+    """Raise BadJson if the words before a value negate the value, as in "the answer is not"."""
     if says("denied_json", before[-40:]):
         raise BadJson("a value that the text denies")
 
 
 def _decoded(text: str, position: int, typed: bool = False) -> tuple[Any, int]:
-    """Return the value that begins at a position, and its end.
+    """Return (value, end) of the JSON value that begins at a position of the text.
 
-    Raises BadJson for duplicate keys, NaN, and numbers that are too long. Values nested in such a
-    value do not count either.
+    Raises NoJson if no value begins there. Raises BadJson for duplicate keys, NaN, and numbers that
+    are too long, so that the caller does not accept a value nested in an invalid one.
     """
     try:
         return _decoder(typed).raw_decode(text, position)
@@ -208,7 +212,7 @@ def _constant(name: str) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """Convert a number. JSON schemas treat 1.0 as the integer 1."""
+    """Convert a number's text. In JSON schemas, 1.0 is the integer 1."""
     if len(text) > MAX_DIGITS:
         raise BadJson(f"a number of more than {MAX_DIGITS} digits")
     if text.lstrip("-").isdigit():
@@ -225,6 +229,7 @@ def _real(text: str) -> float:
 
 def check_size(value: Any) -> None:
     """Raise BadJson for a value with too many elements or too much nesting."""
+    # The loop reads level by level. Recursion could exceed Python's recursion limit.
     level, count, depth = [value], 1, 1
     while level:
         inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
@@ -237,12 +242,13 @@ def check_size(value: Any) -> None:
 
 
 def _first_fault(validator: Any, value: Any, where: str) -> str:
-    """Return the path and keyword of the first violation. The expected value is not revealed."""
+    """Return the path and keyword of the first violation, without the schema's expected value."""
     try:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    except Exception as trouble:  # the reference has no target, or is circular
+    # A $ref without a target and a circular $ref raise errors of several classes.
+    except Exception as trouble:
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
@@ -264,12 +270,13 @@ def _validator(schema_text: str) -> Any:
     try:
         kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except Exception as error:  # schemaError, an unknown dialect, a pattern that is none
+    # jsonschema raises SchemaError. An unknown dialect or an invalid pattern raises other errors.
+    except Exception as error:
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
     bounded: Any = validators.extend(kind, own)
-    # An empty registry fetches no remote schemas.
+    # The default registry would download remote schemas. An empty registry downloads nothing.
     return bounded(schema, registry=EMPTY_REGISTRY)
 
 
@@ -289,7 +296,7 @@ def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Ite
 
 
 def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[Any]:
-    """Check ``uniqueItems`` in linear time."""
+    """Check ``uniqueItems``. jsonschema's own check can take quadratic time."""
     from jsonschema import ValidationError
 
     if unique and isinstance(value, list):

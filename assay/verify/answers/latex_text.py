@@ -1,6 +1,6 @@
 """Normalize and split LaTeX answers as text.
 
-These are string operations before the number and symbol stages. Nothing is evaluated.
+All functions are string operations and evaluate nothing. Later stages parse numbers and formulas.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHARACTERS = str.maketrans(
 
 
 def read_rules(name: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return the patterns of a table in latex.toml with their replacements."""
+    """Return (pattern, replacement) pairs of a table in latex.toml."""
     return [(re.compile(pattern), plain) for pattern, plain in _TABLE["rules"][name]]
 
 
@@ -36,18 +36,20 @@ _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*(?:[\d.]|\\(?:[dt]?frac|sqrt|pi
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
 _ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z!])!|(?<=[a-z]{2})!)+$")
 _LOGICAL = re.compile(r"\s*\\l(and|or)(?![a-zA-Z])\s*")
-# These conditions contain no letters of formal logic.
+# Text with a relation sign is a condition such as x < 1, and no letter of formal logic.
 _STATES = re.compile(r"[=<>]|\\(?:le|ge|ne|in) ")
+# JSON that was escaped twice has two backslashes before each command.
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")
 
 
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
-    """Return the canonical spelling of an answer: no delimiters or styling, plain characters."""
+    """Return an answer in canonical spelling, without math delimiters and styling, in ASCII."""
     if text.isalnum() and text.isascii() and text not in ("pi", "inf", "oo", "infinity"):
         return text
     if not text.isascii():
         text = _ascii_like(text)
+    # In a matrix, two backslashes separate rows.
     if "\\\\" in text and "\\begin" not in text and "\\substack" not in text:
         text = _DOUBLED.sub(r"\\", text)
     if "\\" in text:
@@ -55,6 +57,7 @@ def canonical(text: str) -> str:
             text = pattern.sub(replacement, text)
     if "$" in text:
         text = _keep_dollars(text)
+    # Dollar signs of money are null characters here, so that they survive the next line.
     text = _DELIMITERS.sub(" ", text).replace("\0", "$")
     for _ in range(3):
         text, count = _TEXT.subn(r" \1 ", text)
@@ -80,7 +83,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def _keep_dollars(text: str) -> str:
-    """Mark dollar signs of money: escaped ones next to a digit, and unpaired ones."""
+    r"""Replace dollar signs of money, such as ``\$5`` or a single ``$``, by null characters."""
     text = _ESCAPED_DOLLAR.sub("\0", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         text = _LONE_DOLLAR.sub(lambda m: (m[1] or "") + "\0", text, count=1)
@@ -92,6 +95,7 @@ def _ascii_like(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉ₙ]", lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
     text = text.translate(_CHARACTERS)
+    # Digits of other scripts, such as Arabic ones, become ASCII digits.
     text = re.sub(r"[^\D\x00-\x7f]", lambda m: str(unicodedata.digit(m[0])), text)
     text = re.sub(r"√\s*\(([^()]*)\)|√\s*(\w+)", lambda m: rf"\sqrt{{{m[1] or m[2]}}}", text)
     return unicodedata.normalize("NFKC", text)
@@ -104,7 +108,7 @@ def squeeze(text: str) -> str:
 
 
 def _top(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the position and character of each character outside all brackets."""
+    """Yield (position, character) for the characters outside all brackets."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -119,9 +123,9 @@ def _is_wrapped(text: str) -> bool:
 
 
 def brackets_of(text: str) -> tuple[str, str]:
-    """Return (brackets, inside) if one pair encloses the whole text, such as ``("[)", "2,5")``.
+    """Return (brackets, inside) of a text in one pair of brackets: ``("[)", "2,5")`` of ``[2,5)``.
 
-    The brackets are ``()``, ``[]``, ``[)``, ``(]`` or ``{}``, or "" if no pair encloses the text.
+    If no single pair encloses the whole text, return ("", text).
     """
     plain = f"{{{text[2:-2]}}}" if text.startswith(r"\{") and text.endswith(r"\}") else text
     return (plain[0] + plain[-1], plain[1:-1].strip()) if _is_wrapped(plain) else ("", text)
@@ -131,7 +135,8 @@ _SEPARATOR = re.compile(r"\s*[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])[\s,;]
 
 
 def split_top(text: str, separators: str = ",;") -> list[str]:
-    """Split at separators outside all brackets. Semicolons bind less tightly than commas."""
+    """Split a text at separators outside all brackets, and at the words "and" and "or"."""
+    # In "1, 2; 3, 4" the semicolon separates two lists.
     if ";" in separators and any(found == ";" for _, found in _top(text)):
         separators = ";"
     pieces: list[str] = []
@@ -167,7 +172,7 @@ _LABEL = re.compile(
 
 
 def split_equals(text: str) -> list[str]:
-    """Split at equals signs outside all brackets."""
+    """Split a text at equals signs outside all brackets, but not at <=, >= and !=."""
     pieces: list[str] = []
     start = 0
     for position, character in _top(text) if "=" in text else ():
@@ -187,7 +192,7 @@ _APPLIED = re.compile(r"[a-zA-Z]\([a-xz]\)")
 
 
 def same_name(a: str, b: str) -> bool:
-    """Return whether two labels name the same thing. ``f(x) = 2x`` may be written ``y = 2x``."""
+    """Return whether two labels name the same value. The label y can replace ``f(x)``."""
     return (
         a == b
         or (a == "y" and bool(_APPLIED.fullmatch(b)))
@@ -196,7 +201,7 @@ def same_name(a: str, b: str) -> bool:
 
 
 def strip_label(text: str) -> tuple[str, str]:
-    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``. The label can be empty."""
+    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``, else ("", text)."""
     pieces = split_equals(text)
     if len(pieces) == 2 and all(pieces):
         if is_label(pieces[0]):

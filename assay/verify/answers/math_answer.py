@@ -1,4 +1,4 @@
-"""Verifier ``math``: check that a completion's final answer equals the expected one."""
+"""Verifier ``math``: check that a completion's final answer equals the expected answer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
 
 def judge_math(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the last answer outside the think block equals an accepted one, else 0.
+    """Score 1 if the last answer outside the think block equals an accepted answer, else 0.
 
-    Reads ``answer`` (text, a number, or a list of accepted answers) and the options in `Policy`.
+    Reads ``answer`` (a text, a number, or a list of accepted answers) and the options in `Policy`
+    from the spec.
     """
     golds = expected_answers(problem)
     policy = read_policy(problem.spec)
     text = completion.answer_text
     if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
-        # By far the most common pair, so it is compared before the general path.
+        # Two integers are by far the most common pair, so this comparison skips all parsing.
         if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):
             return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])
         commitment = Commitment((short[1],))
@@ -51,17 +52,17 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
 
 
 def expected_answers(problem: Problem) -> tuple[str, ...]:
-    """Return the accepted answers of a problem. Raises VerifierError if there are none."""
+    """Return the accepted answers of a problem. Raises VerifierError if the row has no answer."""
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
-        # By far the most common type.
+        # A text is by far the most common type. Returning here skips the field's checks.
         return (answer,)
     return tuple(map(str, listed(ANSWER.read(problem))))
 
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str) -> str:
-    """Return the answer inside an expected text, which can be boxed or a worked solution."""
+    """Return the expected answer in a row's text, which can be a whole solution with a box."""
     if _INTEGER.fullmatch(text):
         return text.strip()
     if "boxed" in text or "####" in text or "<answer>" in text:
@@ -73,9 +74,10 @@ def read_gold(text: str) -> str:
 
 
 def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> bool:
-    """Return whether an answer is the expected one: every part equal, and no additional parts."""
+    """Return whether a completion's answer equals the expected answer, without additional parts."""
     gold, parts = read_gold(gold_text), commitment.parts
     together = ", ".join(parts)
+    # Two different boxes cannot both be a single value. Two spellings of one value can.
     if len(parts) > 1 and is_single(gold):
         return all(equivalent(gold, part, policy) for part in parts)
     if equivalent(gold, together, policy):
@@ -90,15 +92,15 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 
 
 def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
-    """Return whether the words around the expected value allow it to count.
+    """Return whether an answer with other words equals the expected value.
 
-    A phrase must be the value as a whole. A box can contain other words.
+    An answer phrase must equal the value as a whole. A box can contain other words.
     """
     (part,), phrase = commitment.parts, commitment.phrase
     if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():
         return True
     if phrase and re.search(r"\d!$", part) and equivalent(gold, part[:-1], policy):
-        # A sentence can end with an exclamation mark, which is not a factorial.
+        # The final "!" of a sentence can be an exclamation mark and no factorial.
         return True
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
     if len(spoken) > MAX_SHORT or (is_altered(spoken) and not is_altered(gold)):
@@ -106,7 +108,7 @@ def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> boo
     if _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
         return False
     if read_number(part) is not None:
-        # A number with a unit was compared earlier.
+        # `equivalent` has already compared a number with a unit.
         return False
     value = value_of_only_sentence(spoken)
     if value is None or value == part or _is_factor(value, spoken):
@@ -126,9 +128,9 @@ _NEXT_WORD = re.compile(r"\s*([A-Za-z]{2,}|[°%])")
 
 
 def _is_factor(value: str, text: str) -> bool:
-    """Return whether a value in a text is only a factor, as in ``5 x dollars``.
+    """Return whether a value in a text is only a factor of the answer, as in ``5 x dollars``.
 
-    A formula directly before a unit that was not parsed as part of the value is a factor too.
+    A formula before a unit is a factor too, because the unit was not parsed as part of the value.
     """
     before, found, after = text.rpartition(value)
     if not found:
@@ -137,7 +139,7 @@ def _is_factor(value: str, text: str) -> bool:
         return True
     if match := _AFTER.match(after):
         letter = match["letter"]
-        # As in "5 m long".
+        # In "5 m long", the letter m is a unit and no factor.
         return not (letter and after[0].isspace() and read_unit(letter))
     word = _NEXT_WORD.match(after)
     unit = read_unit(word[1]) if word else None

@@ -1,6 +1,7 @@
-"""Special answer forms: times, numbers in a base, ratios, phrases, unevaluated sums.
+"""Compare special forms of answers: times, numbers in a base, ratios, phrases, unevaluated sums.
 
-The functions take canonical texts. Comparisons return None if a text does not have the form.
+The functions take canonical texts. Functions that compare two answers return None if neither answer
+has the special form.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _FORMS = read_rules("forms")
 
 @lru_cache(maxsize=4096)
 def plain_form(text: str) -> str:
-    """Rewrite brackets and phrases of a canonical answer into the form that later stages parse."""
+    """Rewrite brackets and phrases of a canonical answer as LaTeX that later stages parse."""
+    # Some patterns of the table take quadratic time.
     if len(text) > 2000:
         return text
     for _ in range(3):
@@ -40,20 +42,22 @@ _NOON = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 
 
 def same_time(gold: str, found: str) -> bool | None:
-    """Compare times of day, with or without am and pm. Return None if either is not a time."""
+    """Compare times of day, with or without am and pm. Return None if an answer is no time."""
     expected, answered = _time(gold), _time(found)
     if expected is None or answered is None:
         return None
     (a, marked), (b, other) = expected, answered
     if marked == other:
         return a == b
+    # A time without am or pm matches both halves of the day. 43,200 seconds are twelve hours.
     return a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
 
 
 def _time(text: str) -> tuple[int, bool] | None:
-    """Return (seconds since midnight, whether am or pm is given)."""
+    """Return (seconds since midnight, whether the half of the day is known), or None."""
     lowered = text.lower().strip()
     match = _CLOCK.fullmatch(_NOON.get(lowered, lowered))
+    # A number alone is no time.
     if match is None or match[0].isdigit():
         return None
     hour, minute, second = (int(each or 0) for each in match.groups()[:3])
@@ -73,7 +77,7 @@ _NUMERAL_BELOW = re.compile(r"(?<![a-zA-Z_{\d])\d[\d.]*\s*\)?_|\\overline\s*\{\d
 
 
 def _based(text: str) -> tuple[str, str] | None:
-    """Return (digits with their sign, base) of ``-204.1_5``, or None."""
+    """Return ("-204.1", "5") for ``-204.1_5``, or None for a text without a base."""
     match = _BASED.fullmatch(squeeze(text))
     if match is None:
         return None
@@ -83,13 +87,13 @@ def _based(text: str) -> tuple[str, str] | None:
 
 
 def same_based(gold: str, found: str) -> bool | None:
-    """Compare numbers in a base.
+    """Compare numbers that are written in a base. Return None if neither number has a base.
 
-    A number without a base is in the expected base, or in base ten.
+    A number without a base may be written in the expected base or in base ten.
     """
     pair = _based(gold), _based(found)
     if pair == (None, None):
-        # The LaTeX grammar would silently drop a base that it does not understand.
+        # The LaTeX grammar silently drops a base that it cannot parse.
         return False if _NUMERAL_BELOW.search(gold) or _NUMERAL_BELOW.search(found) else None
     (a, base_a), (b, base_b) = pair[0] or (squeeze(gold), ""), pair[1] or (squeeze(found), "")
     if a.lower() == b.lower() and base_a and base_b in (base_a, ""):
@@ -101,7 +105,10 @@ def same_based(gold: str, found: str) -> bool | None:
 
 
 def _value_of(text: str, digits: str, base: str) -> Fraction | None:
-    """Return the value of digits in a base, or of a text without a base. None: no value."""
+    """Return the value of ``digits`` in a base. If ``base`` is "", return the value of ``text``.
+
+    None: the digits are invalid in the base, or the text is no plain number.
+    """
     if not base:
         number = read_number(text)
         return None if number is None or number.unit or number.percent else number.value
@@ -116,7 +123,7 @@ def _value_of(text: str, digits: str, base: str) -> Fraction | None:
 
 
 def _ratio(text: str) -> list[str]:
-    """Return the terms of ``7:32`` or ``7 to 32``, or an empty list."""
+    """Return the terms of a ratio such as ``7:32`` or ``7 to 32``, or an empty list."""
     if "=" in text:
         return []
     text = re.sub(r"(?<=\d) to (?=\d)", ":", text)
@@ -127,7 +134,7 @@ def _ratio(text: str) -> list[str]:
 
 
 def same_ratio(gold: str, found: str, equal: Equal) -> bool | None:
-    """Compare ratios up to a common factor. A ratio of two terms also equals its quotient."""
+    """Compare ratios up to a common factor. A ratio of two terms also equals a fraction."""
     a, b = _ratio(gold), _ratio(found)
     if not a and not b:
         return None
@@ -154,10 +161,10 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def has_unevaluated_function(gold: str, text: str) -> bool:
-    r"""Return whether a text contains a function that the expected constant lacks: ``\gcd(12,18)``.
+    r"""Return whether a text contains an unevaluated function such as ``\gcd(12,18)``.
 
-    Powers, roots, fractions, factorials and binomials are forms of a number. Other functions still
-    have to be evaluated, unless the expected text has a function of the same family (``\ln 2``).
+    Powers, roots, fractions, factorials and binomials are accepted as forms of a number. Another
+    function is accepted only if ``gold`` has a function of the same family, such as ``\ln 2``.
     """
     head, remainder, _ = text.partition(r"\mod")
     if "=" in text or (remainder and squeeze(head) == squeeze(gold)):
@@ -170,7 +177,7 @@ def _families(text: str) -> set[str | None]:
 
 
 def is_constant(text: str) -> bool:
-    """Return whether an expected answer has no letters except commands, e and i."""
+    """Return whether an expected answer has no letters except LaTeX commands, e and i."""
     return not re.search("[a-df-hj-zA-Z]", _COMMAND.sub("", text))
 
 
@@ -179,24 +186,25 @@ _TAME = re.compile(
     r"\\(?:frac|cdot|times|le|ge|ne|in|infty|pi|cup|cap|mathbb|sqrt|pm|or|and|emptyset|setminus|approx|begin|end)\b"
 )
 _SIDES = re.compile(r"[=<>,]|\\(?:[lgn]e|in|approx) ")
-# An unknown in an exponent.
+# A letter or command in an exponent.
 _RISING = re.compile(r"\^\s*(?:[a-zA-Z\\(]|\{[^{}]*[a-zA-Z\\(])")
 
 
 def is_simple(text: str) -> bool:
-    """Return whether an expected value is a constant or bracketed constants: ``5``, ``(1, 2]``."""
+    """Return whether an expected value consists of constants, such as ``5`` and ``(1, 2]``."""
     return is_constant(text) and len(text) <= 200
 
 
 def has_unknown(text: str) -> bool:
-    """Return whether a text has letters other than e, i and I, and so is not a constant."""
+    """Return whether a text has an unknown: a letter other than e, i and I."""
     return bool(re.search("[a-df-hj-zA-HJ-Z]", _KNOWN.sub("", text)))
 
 
 def is_quickly_solved(text: str, gold: str = "") -> bool:
-    r"""Return whether sympy solves a relation fast: only polynomials, roots, expected functions.
+    r"""Return whether sympy can solve a relation quickly.
 
-    sympy would not terminate on ``\sin(x)^{x} = \cos(x)``, which is no form of a simpler answer.
+    Polynomials, roots and functions that occur in ``gold`` are solved quickly. On a relation such
+    as ``\sin(x)^{x} = \cos(x)``, sympy does not terminate.
     """
     expected = set(_COMMAND.findall(gold))
     for side in _SIDES.split(text):
@@ -210,16 +218,16 @@ def is_quickly_solved(text: str, gold: str = "") -> bool:
 _TIMES = re.compile(r"\s*(?:\\cdot|\\times|\*)(?![a-zA-Z])\s*")
 _SUM = re.compile(r"(?<=[\w)}\]!°])\s*[-+](?!\s*$)")
 _PRODUCT = re.compile(r"(?<=[\d)}])\*(?=[\d(\\])")
-# Scientific notation, such as 3 * 2^{10}, is allowed.
+# A product with a power, factorial or binomial is a usual form of a number, as in 3 * 2^{10}.
 _WRITTEN = re.compile(r"\^|!|binom|choose")
 
 
 def is_unsummed(gold: str, text: str, numeral: bool) -> bool:
     """Return whether a text has more unevaluated sums or quotients than the expected constant.
 
-    numeral: the constant is a number in digits, so products must be evaluated too. A complex number
-        may be the sum of its parts.
+    numeral: whether the constant is a number in digits. Products must then be evaluated too.
     """
+    # A complex number such as 1 + 2i may be a sum.
     gold, text = (_TIMES.sub("*", each) for each in (gold, text))
     most = max(len(_SUM.findall(gold)), int(bool(re.search(r"(?<![a-zA-Z\\])i(?![a-zA-Z])", text))))
     if len(_SUM.findall(text)) > most or (r"\div" in text and r"\div" not in gold):
@@ -254,7 +262,7 @@ _PARAMETER = re.compile(
 
 
 def split_parameter(text: str) -> tuple[str, str, str]:
-    r"""Return (formula, letter, set) of ``2k\pi, k \in \mathbb{Z}``. The letter can be empty."""
+    r"""Return ("2k\pi", "k", "Z") for ``2k\pi, k \in \mathbb{Z}``, else (text, "", "")."""
     text = _SET_BUILT.sub(r"\1, \2", text) if _SET_BUILT.fullmatch(text) else text
     match = _PARAMETER.search(text)
     if match is None:
@@ -268,14 +276,14 @@ def split_parameter(text: str) -> tuple[str, str, str]:
 
 
 def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
-    """Return both answers with the same parameter letter, or None if the parameters' sets differ.
+    """Return both answers without the parameter's set, with equal names of the parameter.
 
-    Accept an answer with or without 'k is an integer', whichever form the expected answer has.
+    An answer may omit "k is an integer" or add it. Return None if the parameters' sets differ.
     """
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:
         return gold, found
-    # "x > 3" is over the reals unless it names another set. "2k" may omit that k is an integer.
+    # An inequality without a set is over the reals. A formula such as 2k is over the integers.
     implied = ("", "R") if _COMPARED.search(a) else ("", "R", "Z")
     if set_a != set_b and not ("" in (set_a, set_b) and {set_a, set_b} <= {*implied}):
         return None
@@ -294,7 +302,7 @@ _SHORT_WORDS = {"yes", "no", "odd", "up", "he", "she", "it", "am", "pm"}
 
 
 def is_words(text: str) -> bool:
-    """Return whether an answer is plain language: "Even", "Monday", "African wild dog"."""
+    """Return whether an answer is plain language, such as "Even" or "African wild dog"."""
     if re.search(r"[\d\\^_={}<>+*/|]", text):
         return False
     words = re.findall(r"[^\W\d_]+", text)
@@ -309,7 +317,7 @@ _LEADING = ("a", "an", "the", "on", "in", "at", "it", "is", "its")
 
 
 def words_of(text: str, case: bool = False) -> str:
-    """Return the words of a text without a leading article or preposition."""
+    """Return the joined words of a text, without a leading article or preposition."""
     text = re.sub(r"\\(?![a-zA-Z])|[{}]", "", text)
     words = re.findall(r"[^\W_]+", text if case else text.casefold())
     while len(words) > 1 and words[0].lower() in _LEADING:
@@ -322,7 +330,7 @@ _PRIME = re.compile("(?<![A-Za-z])'|(?<=[A-Z])'(?![a-z])")
 
 
 def primes_in(text: str) -> int:
-    """Count primes (') that are neither quotation marks nor part of a word."""
+    """Count the primes (') of a text. Quotation marks and apostrophes in words do not count."""
     return len(_PRIME.findall(_QUOTED.sub(r"\1", text))) if "'" in text else 0
 
 
@@ -330,14 +338,14 @@ _JOINED = re.compile(r" (?:and|or|to) +", re.IGNORECASE)
 
 
 def is_qualified(text: str) -> bool:
-    """Return whether words change a value: a negation, an operation, a comparison."""
+    """Return whether a text has words that change a value, such as "not", "half" or "less"."""
     return any(
         not _JOINED.fullmatch(f" {m[0].strip()} ") for m in pattern("qualifiers").finditer(text)
     )
 
 
 def is_altered(text: str) -> bool:
-    """Return whether a text negates, continues or marks a value that it contains."""
+    """Return whether a text changes a value that it contains, by words, dots or a prime."""
     return bool(says("qualifiers", text) or _CONTINUED.search(text))
 
 

@@ -1,4 +1,4 @@
-"""Options of the math verifier, for questions on which graders reasonably differ."""
+"""Options of the verifier ``math``, for cases in which good graders decide differently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rules of equality between answers. `OPTIONS` describes each option."""
+    """Rules that decide whether two answers are equal. `OPTIONS` describes each rule."""
 
     fallback: Fallback = "sentence"
     percent: Literal["either", "fraction", "number"] = "either"
@@ -90,12 +90,12 @@ OPTIONS = (
         "to be solved) may stand for an expected value",
     ),
 )
-# An option in a row needs a value, so None is rejected.
+# A row that names an option must give it a value, so null is refused.
 _OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:
-    """Return the options of a spec. Raises VerifierError for a malformed option."""
+    """Return the options in a problem's spec. Raises VerifierError for an invalid value."""
     given = tuple((name, _OPTIONS[name].of(spec, "spec")) for name in spec if name in _OPTIONS)
     return _policy(given) if given else DEFAULT
 

@@ -1,7 +1,7 @@
-r"""Notations that the LaTeX grammar misreads: derivatives, Γ and γ, transposes, connectives.
+r"""Handle notations that the LaTeX grammar misreads: derivatives, gammas, transposes, connectives.
 
-The grammar drops primes, evaluates \frac{dy}{dx} to 0, and reads both gammas as one constant. This
-module replaces each notation by a unique name.
+latex2sympy drops primes, evaluates \frac{dy}{dx} to 0, and reads \Gamma and \gamma as one constant.
+This module replaces each of these notations by a unique variable name.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LOWER_GAMMA = re.compile(r"\\gamma(?![a-zA-Z])(?!\s*_)")
 
 
 def as_names(text: str) -> str | None:
-    """Replace derivatives and similar notations by unique names.
+    """Replace derivatives, gammas and transposes by unique variable names.
 
-    Returns None if the text has a prime that the grammar would drop.
+    Return None if a prime remains, because the grammar would drop the prime.
     """
     if "d" in text or "\\partial" in text:
         text = _LEIBNIZ.sub(_leibniz, _SLASHED.sub(r"\\frac{d\1}{d\2}", text))
@@ -70,23 +70,23 @@ def _primed(match: re.Match[str]) -> str:
 def _leibniz(match: re.Match[str]) -> str:
     name = match["name"]
     if not (name.startswith("\\") or len(name) == 1):
-        # A product of several letters.
+        # Several letters are a product, as in \frac{dab}{dx}, and no name.
         return match[0]
     by = sorted((letter, power or "1") for letter, power in _BY.findall(match["by"]))
     if len(by) == 1 and by[0][1] == "1" and name == by[0][0]:
         # dx/dx is 1.
         return match[0]
-    # The prime and the quotient notation are equal for a function of one variable, but not of
-    # several.
+    # For a function of several variables, y' does not say by which variable it is derived.
+    # So y' and dy/dx become different names.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
-    # The space separates the name from a preceding command, as in \pi\frac{dr}{dt}.
+    # The leading space ends a command before the fraction, such as \pi in \pi\frac{dr}{dt}.
     return f" {name}_{{{_below(match['below'])}{sign}{''.join(map(''.join, by))}}}{of}"
 
 
 def _transposed(match: re.Match[str]) -> str:
     before = match.string[: match.start()].rstrip(" )]")
-    # The grammar transposes an explicit matrix itself.
+    # The grammar itself transposes a matrix that is written with its entries.
     return match[0] if before.endswith("matrix}") else "^{T_{r}}"
 
 
@@ -100,15 +100,16 @@ _MODULUS = re.compile(r"\\mod(?![a-zA-Z])\s*")
 
 
 def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
-    r"""Compare statements with logical connectives, such as ``A \lor B``. Return None without one.
+    r"""Compare statements with logical connectives, such as ``A \lor B``.
 
-    Both the connectives and the operands must be equal.
+    The connectives and the operands must be equal. Return None if neither statement has a
+    connective.
     """
     (signs_a, a), (signs_b, b) = _connected(gold), _connected(found)
     if not signs_a and not signs_b:
         return _same_modulus(gold, found, equal)
     if signs_a != signs_b:
-        # "x \equiv 3" defines x like "x = 3".
+        # The answer "x \equiv 3" names a value, as "x = 3" does. So only the value is compared.
         for signs, pieces, other in ((signs_a, a, found), (signs_b, b, gold)):
             if signs == ["equiv"] and is_label(pieces[0]) and not (signs_a and signs_b):
                 first, second = (pieces[1], other) if signs is signs_a else (other, pieces[1])
@@ -129,7 +130,7 @@ def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
 
 
 def _connected(text: str) -> tuple[list[str], list[str]]:
-    """Return the connectives of a text outside brackets, and the operands between them."""
+    """Return (connectives, operands) of a text. Connectives inside brackets do not count."""
     signs: list[str] = []
     pieces: list[str] = []
     start = 0
@@ -144,7 +145,7 @@ def _connected(text: str) -> tuple[list[str], list[str]]:
 
 
 def _same_modulus(gold: str, found: str, equal: Equal) -> bool | None:
-    r"""Compare ``3 \mod 5`` with another residue. Return None if either has no modulus."""
+    r"""Compare two residues such as ``3 \mod 5``. Return None if an answer has no modulus."""
     a, b = (_MODULUS.split(text) for text in (gold, found))
     if len(a) != 2 or len(b) != 2:
         return None
@@ -161,12 +162,13 @@ _TERM = re.compile(r"(?<!\^)(?<!\{)[-+=,;&]|\\\\")
 
 
 def same_order(gold: str, found: str) -> bool:
-    r"""Return whether noncommutative products have their factors in the same order.
+    r"""Return whether the noncommutative products of two answers have the same order of factors.
 
-    A product counts as noncommutative if a capital letter with an inverse or transpose is next to
-    another letter (``PDP^{-1}``), or if vectors are multiplied with ``\times``. The inverse of a
-    whole product is not expanded.
+    A product such as ``PDP^{-1}`` is noncommutative, because a capital letter has an inverse or a
+    transpose next to another letter. A product of vectors with ``\times`` is noncommutative too.
+    The inverse of a whole product is not expanded.
     """
+    # sympy reads letters as numbers, whose products commute, so the order is compared here.
     if "\\vec" in gold + found and "\\times" in gold + found:
         return _factors(gold, True) == _factors(found, True)
     if "matrix}" in gold + found or not (_is_ordered(gold) or _is_conjugate(found)):
@@ -179,7 +181,7 @@ def _is_ordered(text: str) -> bool:
 
 
 def _is_conjugate(text: str) -> bool:
-    """Return whether a letter and its inverse are in one product, which sympy would cancel."""
+    """Return whether a product contains a letter and its inverse, which sympy would cancel."""
     for term in _TERM.split(text):
         for match in re.finditer(rf"([A-Z])\s*{_INVERTED}", term):
             if term.count(match[1]) > 1 and len(set(_letters(term))) > 1:

@@ -15,7 +15,7 @@ NUMBER_WORDS = {*_WORDS, *SCALES, *_PARTS} - {"half", "halve", "quarter"}
 
 
 def read_words(text: str) -> Fraction | None:
-    """Return the number in words, or None."""
+    """Return the value of a number in English words, or None for any other text."""
     words = re.findall(r"[a-z]+", text.lower())
     if not words or len(words) > 12 or re.search(r"[^A-Za-z\s-]", text):
         return None
@@ -36,9 +36,10 @@ def _integer(words: list[str]) -> Fraction | None:
                 and current % 100
                 and not (current % 100 >= 20 > 9 >= _WORDS[word])
             ):
-                # "one two" is not a number.
+                # "one two" is no number, but "twenty two" is.
                 return None
             current = (current or 0) + _WORDS[word]
+        # "dozen" needs no number before it, unlike "thousand".
         elif word in SCALES and (current is not None or word == "dozen"):
             current = (current or 1) * SCALES[word]
             if SCALES[word] > 100:
@@ -57,7 +58,7 @@ def _fraction(words: list[str]) -> Fraction | None:
         return None
     ahead = words[:-1]
     if not ahead:
-        # "third" alone is an ordinal.
+        # "third" without a number is an ordinal.
         return Fraction(1, 2) if part == "half" else None
     if "and" in ahead:
         position = ahead.index("and")

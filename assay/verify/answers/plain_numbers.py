@@ -1,7 +1,8 @@
 """Parse and compare plain numbers exactly, without sympy.
 
-Integers, decimals (with point or comma), thousands separators, fractions, mixed and repeating
-numbers, scientific notation, number words, percent, degrees, currency, units.
+A plain number is an integer, a decimal (with point or comma), a fraction, a mixed or repeating
+number, a number in scientific notation, or number words. It can have thousands separators, a
+percent sign, a currency sign and a unit.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from assay.verify.answers.number_words import SCALES, read_words
 from assay.verify.answers.units import NO_UNIT, PERCENT, Unit, convert, read_unit
 
 MAX_DIGITS = 300
-# Minimum significant digits for a decimal that stands for a number without a finite decimal form.
+# A decimal with at least this many significant digits may round a number such as 10/3.
 ROUNDED_DIGITS = 6
+# The relative error of 3.33333 is 1e-6 of 10/3, and slightly more of 3.33333 itself.
 ROUNDED_TOLERANCE = Fraction(1001, 10**9)
-# Largest number that a percentage stands for: 200% is 2, but nobody writes 25 as 2500%.
+# Largest whole number that may be written as a percentage: 2 as 200%, but not 25 as 2500%.
 MAX_WHOLE_SHARE = 10
-# Minimum significant digits for a decimal that counts as a printed float.
+# A decimal with at least this many significant digits may be a printed floating-point number.
 FLOAT_DIGITS = 12
 FLOAT_TOLERANCE = Fraction(1, 10**9)
 
@@ -48,6 +50,7 @@ _NUMBER = re.compile(
     )\s*(?P<tail>.*)""",
     re.VERBOSE | re.DOTALL,
 )
+# In 0.333... the repeating digits must occur three times. Three or more digits may occur twice.
 _REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
 _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
@@ -60,9 +63,10 @@ _MARKS = {"'": "ft", "''": "in"}
 class PlainNumber:
     """A number and its notation.
 
-    digits: significant digits of a decimal, 0 for an integer or a fraction.
-    places: digits after the decimal sign.
-    listed: the text can also be a list of two numbers, such as ``1,22``.
+    value: the number without its percent sign: 50 for 50%.
+    digits: number of significant digits of a decimal. 0 for an integer or a fraction.
+    places: number of digits after the decimal sign.
+    listed: whether the text can also be a list of two numbers, such as ``1,22``.
     """
 
     value: Fraction
@@ -77,9 +81,10 @@ class PlainNumber:
 def read_number(
     text: str, attached: bool = False, european: European = "auto"
 ) -> PlainNumber | None:
-    """Parse a plain number. Return None for any other or too long text.
+    """Parse a plain number. Return None for a text that is no plain number or too long.
 
-    attached: a single letter directly after the number is a unit, as in ``5m``.
+    attached: whether a single letter directly after the number is a unit, as in ``5m``.
+    european: whether a comma is the decimal sign (see `Policy`).
     """
     if _SIMPLE.fullmatch(text):
         return PlainNumber(Fraction(int(text)))
@@ -133,7 +138,7 @@ def _without_digits(text: str) -> PlainNumber | None:
 
 
 def _americanized(text: str) -> str:
-    """Rewrite 1.234,5 as 1,234.5. The comma is the decimal sign and points group thousands."""
+    """Rewrite European numbers: 1.234,5 becomes 1,234.5."""
 
     def swap(match: re.Match[str]) -> str:
         number = match[0]
@@ -166,6 +171,7 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
     power = (match["power"] or match["power2"] or "").replace(" ", "")
     if not power:
         return number
+    # Ten to a longer exponent would take too much memory as an exact fraction.
     if len(power) > 4:
         return None
     return PlainNumber(
@@ -201,12 +207,12 @@ def _decimal(text: str) -> PlainNumber:
 
 
 def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
-    """Return (percent, unit) of the text after a number, or None if it is not a unit."""
+    """Return (percent, unit) of the text after a number. A unit of None: other text follows."""
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT
     if not tail.strip("' "):
-        # A derivative, or feet without a word.
+        # A prime after a number is ambiguous: it can mean a derivative or feet.
         return False, None
     if tail[0] == "%":
         return True, read_unit(tail[1:])
@@ -216,9 +222,9 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
 
 
 def _compound(text: str) -> PlainNumber | None:
-    """Parse ``2 hours 30 minutes``.
+    """Parse a number with several units, such as ``2 hours 30 minutes``.
 
-    Each unit is smaller than the previous one and of the same kind.
+    Return None unless the units have one dimension and become smaller from left to right.
     """
     position, total, first, last = 0, Fraction(0), None, None
     while position < len(text):
@@ -245,14 +251,14 @@ _LAST_WORDS = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
-    """Split a canonical formula from its unit. A percent sign counts as a unit."""
+    """Return (formula, unit) of a canonical answer. A percent sign counts as a unit."""
     if money := _MONEY.match(text):
         return money[1] + money[3], read_unit(money[2]) or NO_UNIT
     if percent := _SHARE.search(text):
         return text[: percent.start()].strip(), PERCENT
     match = _LAST_WORDS.search(text)
     if match and match[1][0] == "°" and re.search("sin|cos|tan|cot|sec|csc", text):
-        # The sine of an angle is not an angle.
+        # In "sin 30°" the degree sign belongs to the argument, and the sine has no unit.
         return text, NO_UNIT
     if match and re.search(r"[\d\\]", text[: match.start()]):
         unit = read_unit(match[1])
@@ -262,10 +268,10 @@ def split_unit(text: str) -> tuple[str, Unit]:
 
 
 def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT) -> bool:
-    """Return whether two written numbers are equal.
+    """Return whether two parsed numbers are equal.
 
-    Known units are converted. Different dimensions are unequal. ``policy`` decides the meaning of a
-    percent sign and whether an expected unit may be omitted.
+    Known units are converted, and numbers of different dimensions are unequal. ``policy`` decides
+    the meaning of a percent sign, and whether the answer may omit an expected unit.
     """
     if policy.units == "required" and gold.unit and not number.unit:
         return False
@@ -273,7 +279,7 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
     if b is None:
         return False
     if gold.percent != number.percent and (number.unit if gold.percent else gold.unit):
-        # A percentage is not a length, a price or a count.
+        # A percentage does not equal a number with a unit, such as a length or a price.
         return False
     if gold.percent == number.percent:
         return _agree(a, b, gold, number, policy)
@@ -293,8 +299,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
 def _agree(
     a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy
 ) -> bool:
-    # A tolerance of 0 is exact. Without a tolerance, a decimal may round a number that it cannot
-    # represent.
+    # With a tolerance of 0, numbers must be exactly equal.
+    # Without a tolerance, a decimal may round a number that has no finite decimal form.
     if a == b or (policy.tolerance != 0 and _close(a, b, gold.digits, number.digits)):
         return True
     if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):
@@ -306,9 +312,9 @@ def _agree(
 
 
 def _close(a: Fraction, b: Fraction, a_digits: int, b_digits: int) -> bool:
-    """Compare exactly, or within a relative tolerance for a decimal that rounds a number.
+    """Compare two values exactly, or within a relative tolerance if one is a rounded decimal.
 
-    1e-7 is not 0. 3.333333 equals 10/3, and 3.33 does not.
+    3.333333 equals 10/3, but 3.33 does not. 1e-7 does not equal 0.
     """
     if a == b:
         return True

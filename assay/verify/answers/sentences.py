@@ -1,4 +1,4 @@
-"""Extract the value of a sentence, and of a reply without an answer mark."""
+"""Extract the value that a sentence states, for replies without an answer mark."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from assay.verify.answers.units import read_unit
 
 MAX_SHORT = 80
 MAX_SENTENCE = 200
-# Characters searched for the last line or sentence of a reply.
+# Characters at the end of a reply in which its last line or sentence is searched.
 MAX_ENDING = 4000
 MATH_PHRASES = ("result", "answer_line", "final_answer", "language")
 
 DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
-# A dollar sign before a digit is money: "$6 + $18" is not a formula.
+# A dollar sign before a digit is money and closes no formula, so "$6 + $18" has no formula.
 _INLINE = (
     r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$(?!\d)|\\\(.{1,1000}?\\\)"
 )
@@ -36,7 +36,7 @@ _NUMBER = re.compile(
 _INTERVAL = re.compile(r"(?<![\w}\\])([(\[][^()\[\]=\n]{1,60},[^()\[\]=\n]{1,60}[)\]])[\s.*$]*\Z")
 _SAYING = r"\b(?:is|are|was|equals|gets?|gives?|makes?|obtain|yields?|leaves?)\s{1,3}"
 _IS_VALUE = re.compile(_SAYING + r"(-?\d[\d.,]*)[\s.!*]*\Z")
-# An equation can follow a condition: "if it has 5 sides, then it has 5 * 2 = 10".
+# A condition is removed if an equation follows: "if it has 5 sides, then it has 5 * 2 = 10".
 _IF = re.compile(
     r"\A\W{0,4}if\b[^.?]{1,300}?,?\s(?:then\s)(?=[^.?]*\d\s*=)|\A\W{0,4}if\b[^.?,]{1,300},\s(?=[^.?]*\d\s*=)",
     re.I,
@@ -74,7 +74,7 @@ _OPEN_AFTER = re.compile(r"\s*(?:\\|[+&|~^_{}\[\]*/…]|\.\.)")
 
 
 def is_answer_alone(text: str) -> bool:
-    """Return whether a text is only an answer: a value, a formula or a few words, without prose."""
+    """Return whether a text is only a value, a formula or a few words, without a sentence."""
     text = text.strip().strip("*").strip()
     if "\n" in text or len(text) > 300:
         return False
@@ -90,12 +90,12 @@ def is_answer_alone(text: str) -> bool:
 
 
 def is_phrase(text: str) -> bool:
-    """Return whether a phrase in a text marks an answer."""
+    """Return whether a text contains an answer phrase, such as "the result is"."""
     return bool(pattern(*MATH_PHRASES).search(text))
 
 
 def value_of(sentence: str) -> str | None:
-    """Return the sentence's final or only value, or None if it is ambiguous."""
+    """Return the final or only value in a sentence, or None if the value is ambiguous."""
     sentence = sentence.strip().rstrip(".。").strip()
     if not sentence or is_answer_alone(sentence):
         return sentence.strip("*").strip() or None
@@ -106,17 +106,17 @@ def value_of(sentence: str) -> str | None:
     for each in (_BOLD, _MATH):
         found = list(each.finditer(sentence))
         if found and re.search(r"\w", sentence[found[-1].end() :]):
-            # Plain names are not values.
+            # A bold name or a formula without digits is not a value if words follow.
             found = [match for match in found if re.search(r"[\d\\=]", match[0])]
         if not found:
             continue
         first, last = found[0], found[-1]
         if is_value := _IS_VALUE.search(sentence, last.end()):
-            # The number directly after "$42$" is 43.
+            # In "the number after $42$ is 43", the value is 43.
             return is_value[1]
         if len(found) > 1 and _OF_ALL.fullmatch(sentence, found[-2].end(), last.start()):
             if len(found) == 2 and not re.search(r"\w", sentence[last.end() :]):
-                # As in "x = 3k for all integers k".
+                # The condition belongs to the answer, as in "$x = 3k$ for all integers $k$".
                 return sentence[first.start() : last.end()]
         elif not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
             if says("beside_it", sentence, 0, last.start()):
@@ -129,7 +129,11 @@ def value_of(sentence: str) -> str | None:
 
 
 def _number_of(sentence: str) -> str | None:
-    """Return the number after the last equals sign, the only number, the last one, or money."""
+    """Return the value of a sentence without formulas, or None.
+
+    The value is the number after the last equals sign, else the only number, else the numbers at
+    the end of the sentence, else the only amount of money or percentage.
+    """
     equals = sentence.rpartition("=")[2].replace("**", "") if "=" in sentence else ""
     if equals and (after := numbers_of(equals)):
         if not _is_in_formula(equals, *after[0]):
@@ -155,18 +159,18 @@ def _is_in_formula(text: str, start: int, end: int, number: str) -> bool:
     before = text[:start].rstrip()
     if _OPEN_BEFORE.search(before) or before[-1:] in ("-", "−") or _WORKED_ON.match(text, end):
         return True
-    # A minus sign precedes the number.
+    # The two texts differ if the minus sign before the number is a subtraction.
     return text[start:end].strip() != number
 
 
 def numbers_of(text: str) -> list[tuple[int, int, str]]:
-    """Return (start, end, number) of each number in a text."""
+    """Return (start, end, number) of each number in a text, with currency and percent signs."""
     found: list[tuple[int, int, str]] = []
     for match in _NUMBER.finditer(text):
         number = match[0].strip()
         before = text[: match.start()].rstrip()
         if number[0] in "-−" and before and (before[-1].isalnum() or before[-1] in ")]}"):
-            # The minus is a subtraction, not a sign.
+            # After a letter, digit or bracket, the minus sign is a subtraction.
             number = number[1:]
         following = text[match.end() : match.end() + 1]
         if not (following.isascii() and following.isalnum()):
@@ -175,7 +179,7 @@ def numbers_of(text: str) -> list[tuple[int, int, str]]:
 
 
 def with_unit(text: str, start: int, end: int, number: str) -> str:
-    """Return a number with its unit of measurement. Other words after it are excluded."""
+    """Return a number with the unit of measurement that follows it, without other words."""
     following = _FOLLOWING.match(text, end)
     words = following[0] if following else ""
     while words:
@@ -190,7 +194,7 @@ def with_unit(text: str, start: int, end: int, number: str) -> str:
 def value_of_only_sentence(text: str) -> str | None:
     """Return the only value of a reply that is a single short sentence, or None.
 
-    Negated numbers do not count. A sentence with a hedge has no value.
+    Negated numbers do not count. A sentence with a hedge such as "maybe" has no value.
     """
     if "\n" in text or len(text) > MAX_SENTENCE or says("hedge", text) or says("supposed", text):
         return None
@@ -224,7 +228,7 @@ def value_of_only_sentence(text: str) -> str | None:
 
 
 def is_quoted_or_negated(sentence: str) -> bool:
-    """Return whether a sentence only quotes someone else or negates its own answer phrases."""
+    """Return whether a sentence quotes another person's answer or negates its answer phrase."""
     said = says("says_so", sentence)
     if said is not None and not says("own", sentence, 0, said.start()):
         return True
@@ -233,7 +237,7 @@ def is_quoted_or_negated(sentence: str) -> bool:
 
 
 def _stands_alone(text: str) -> bool:
-    """Return whether a sentence's numbers are complete, without adjacent digits or signs."""
+    """Return whether no number of a sentence is part of a formula or a longer number."""
     start = 0
     for first, end, _ in numbers_of(text):
         if _OPEN_BEFORE.search(text[start:first]) or _OPEN_AFTER.match(text, end):
@@ -243,9 +247,10 @@ def _stands_alone(text: str) -> bool:
 
 
 def value_of_last_line(text: str) -> str | None:
-    """Return the last line, or the final formula, if it is only an answer.
+    """Return the last line of a reply if the line is only an answer, else None.
 
-    A line of an enumeration does not count: a line with a bullet, or one of several similar values.
+    A line of an enumeration does not count. Such a line has a bullet, or a similar value is on the
+    line before.
     """
     lines = [line.strip() for line in _protected(text[-MAX_ENDING:]).split("\n") if line.strip()]
     if len(lines) < 2:
@@ -264,7 +269,7 @@ def value_of_last_line(text: str) -> str | None:
 
 
 def _are_listed(before: str, last: str) -> bool:
-    """Return whether two lines or sentences are similar values, like those of an enumeration."""
+    """Return whether two adjacent lines or sentences are items of an enumeration of values."""
     if not (_MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before))):
         return False
     pair = (pattern("connective").sub("", each) for each in (before, last))
@@ -276,7 +281,10 @@ def _are_listed(before: str, last: str) -> bool:
 
 
 def bold_value_at_end(text: str) -> str | None:
-    """Return the bold value at the end of the last sentence, if it is the only bold value."""
+    """Return the bold value that ends the last sentence, or None.
+
+    The sentence must contain no other bold text, and words must precede the value.
+    """
     sentences = _sentences(text)
     sentence = sentences[-1] if sentences else ""
     bold = list(_BOLD.finditer(sentence))
@@ -290,10 +298,10 @@ def bold_value_at_end(text: str) -> str | None:
 
 
 def value_of_last_sentence(text: str) -> tuple[str, str] | None:
-    """Return (value, sentence) of the last sentence that concludes, else of the sentence before it.
+    """Return (value, sentence) of the last sentence, or None.
 
-    A bare value counts only if a word introduces it as a conclusion. `value_of_last_line` has
-    already decided whether it is an item of a list.
+    If the last sentence has no number and leaves nothing open, the sentence before it is read. A
+    value without a sentence counts only if a word such as "so" introduces it as a conclusion.
     """
     sentences = _sentences(text)[-2:]
     for sentence in reversed(sentences):
@@ -331,7 +339,10 @@ def value_of_last_sentence(text: str) -> tuple[str, str] | None:
 
 
 def _has_other_numbers(sentence: str, value: str) -> bool:
-    """Return whether a sentence has other numbers and does not assign its value to them."""
+    """Return whether a sentence has more numbers than ``value`` and no verb that states the value.
+
+    value: the value that was found in the sentence.
+    """
     if "=" in sentence or _MATH.search(sentence) or _BARE.search(sentence):
         return False
     named, found = (
@@ -343,11 +354,11 @@ def _has_other_numbers(sentence: str, value: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the last sentences of a text that contain words or numbers."""
+    """Return the sentences at the end of a text, without those of punctuation only."""
     found = _SENTENCE.split(_protected(text[-MAX_ENDING:]))
     return [each.replace("\0", "\n") for each in found if re.search(r"\w", each)]
 
 
 def _protected(text: str) -> str:
-    """Join the lines of a displayed formula, so that a sentence can contain it."""
+    """Join the lines of each formula, so that splitting a text into sentences keeps formulas."""
     return _MATH.sub(lambda m: m[0].replace("\n", "\0"), text)

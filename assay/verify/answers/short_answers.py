@@ -1,4 +1,4 @@
-"""Verifiers ``exact`` and ``regex``: the answer equals an accepted text, or matches a pattern."""
+"""Verifiers ``exact`` (equality with an accepted text) and ``regex`` (match of a pattern)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from assay.verify.base import ANSWER, Limits, Part, Verifier
 
 PLACES = ("auto", "whole", "last_line", "marked")
 LETTERS = "imsx"
-# CPU time for matching one text with one pattern.
+# Seconds of CPU time for matching one text with one pattern.
 MATCH_SECONDS = 1.0
 
 _PLACE = (
@@ -42,7 +42,7 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     if found is None:
         return Part(0.0, detail="no answer")
     spellings = with_and_without_wrapping(found)
-    # The accepted text can itself contain an answer mark.
+    # The accepted text itself may contain an answer mark, which the completion then repeats.
     if where == "auto":
         spellings.add(clipped(completion.answer_text))
     wanted = {normalized(str(gold), problem) for gold in golds}
@@ -51,9 +51,10 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
 
 
 def with_and_without_wrapping(found: str) -> set[str]:
-    """Return an answer as written, and without emphasis, final period and ", not Rome".
+    """Return the spellings of an answer with and without its wrapping.
 
-    A final period is part of the answer only if the accepted text has one.
+    Wrapping is emphasis, quotes, a final period, and an addition such as ", not Rome". The accepted
+    text may contain any of these, so each spelling is compared.
     """
     heads = {found}
     if other := says("and_not", found):
@@ -64,11 +65,10 @@ def with_and_without_wrapping(found: str) -> set[str]:
 
 
 def judge_regex(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the pattern matches, else 0.
+    """Score 1 if the pattern matches the answer, else 0.
 
-    Reads ``pattern``, ``mode``, ``flags`` and ``where`` from the spec. A text fails if the pattern
-    backtracks on it for more than a second of CPU time. It is not *not judged*, because a policy
-    could otherwise avoid a judgment by writing such texts.
+    Reads ``pattern``, ``mode``, ``flags`` and ``where`` from the spec. A text on which the pattern
+    backtracks for more than a second of CPU time fails.
     """
     compiled = _compiled(PATTERN.read(problem), FLAGS.read(problem))
     match, where = getattr(compiled, MODE.read(problem)), REGEX_PLACE.read(problem)
@@ -80,6 +80,7 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         matched = match(found, timeout=MATCH_SECONDS)
         if matched is None and plain != found:
             matched = match(plain, timeout=MATCH_SECONDS)
+    # Such a text gets 0. If it were not judged, a policy could avoid judgments with such texts.
     except TimeoutError:
         detail = f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s"
         return Part(0.0, detail=detail)
@@ -89,7 +90,7 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
 
 
 def place(completion: Completion, where: str) -> str | None:
-    """Return the part of an answer that ``spec.where`` names, or None if it is missing."""
+    """Return the text that ``spec.where`` selects from a completion, or None if it is missing."""
     whole = completion.text if where == "trace" else completion.answer_text
     if len(whole) > MAX_TEXT:
         return None
@@ -105,7 +106,7 @@ def place(completion: Completion, where: str) -> str | None:
 
 
 def normalized(text: str, problem: Problem) -> str:
-    """Normalize a text by the ``ignore_*`` options of a problem."""
+    """Return a text in the normal form that the ``ignore_*`` options of a problem define."""
     text = unicodedata.normalize("NFC", text.strip())
     if IGNORE_ACCENTS.read(problem):
         letters = unicodedata.normalize("NFD", text)
@@ -121,6 +122,7 @@ def normalized(text: str, problem: Problem) -> str:
 def _compiled(pattern: str, flags: str) -> Any:
     import regex
 
+    # Version 0 behaves like the standard library's re. Version 1 changes the meaning of sets.
     bits = regex.V0
     for letter in flags:
         bits |= getattr(regex, letter.upper())

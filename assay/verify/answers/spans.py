@@ -14,10 +14,11 @@ from assay.verify.answers.short_answers import place
 from assay.verify.base import Part, Verifier
 
 BETWEEN = "|"
-# Accepted answers per row.
+# Maximum number of accepted answers per row.
 MAX_ACCEPTED = 1000
-# Spans per answer. Answers in DROP have about ten at most.
+# Maximum number of spans per answer. Answers in DROP have about ten spans at most.
 MAX_SPANS = 50
+# DROP's scorer splits at spaces and hyphens.
 _TOKENS = re.compile("[ -]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", punctuation)
@@ -26,10 +27,11 @@ Bag = frozenset[str]
 
 
 def judge_spans(problem: Problem, completion: Completion) -> Part:
-    """Score the F1 of the answer's words. Only an exact match passes (Dua et al., 2019, DROP).
+    """Score the F1 of the answer's words. Only an exact match passes.
 
-    Reads ``answers`` from the spec. The best of several accepted answers counts. The answer is the
-    content of a box, of an answer tag or after "the answer is", else the whole text.
+    Reads ``answers`` from the spec. The best of several accepted answers counts. The answer is read
+    from a box, an answer tag or the words after "the answer is", else it is the whole text. Source:
+    Dua et al. 2019, "DROP", arXiv:1903.00161.
     """
     found = place(completion, "auto")
     if found is None:
@@ -45,10 +47,11 @@ def judge_spans(problem: Problem, completion: Completion) -> Part:
 
 
 def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, float]:
-    """Return (exact match, F1 rounded to two digits as in DROP).
+    """Return (whether the spans match exactly, their F1 rounded to two digits as in DROP).
 
-    Expected and predicted spans are paired so that the sum of F1 is maximal. The mean is over the
-    larger number of spans, so additional spans lower the score as much as missing ones.
+    Each expected span is paired with at most one predicted span so that the sum of the pairs' F1 is
+    maximal. The sum is divided by the larger number of spans, so an additional span lowers the F1
+    as much as a missing span.
     """
     first, second = ([normalized(str(span)) for span in spans] for spans in (predicted, expected))
     rows, columns = ([frozenset(text.split()) for text in texts] for texts in (second, first))
@@ -60,7 +63,7 @@ def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, fl
 
 @lru_cache(maxsize=4096)
 def normalized(text: str) -> str:
-    """Normalize a span as DROP does: no case, articles or punctuation, and 3.0 becomes 3."""
+    """Normalize a span as DROP does: lower case, no articles or punctuation, and 3 as 3.0."""
     return " ".join(" ".join(map(_normalized_token, _TOKENS.split(text.lower()))).split())
 
 
@@ -70,7 +73,7 @@ def _normalized_token(token: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a word is a number."""
+    """Return whether Python's ``float`` can convert a word. So "inf" is a number too."""
     try:
         float(text)
     except ValueError:
@@ -79,7 +82,10 @@ def is_number(text: str) -> bool:
 
 
 def bag_f1(predicted: Bag, expected: Bag) -> float:
-    """Return the F1 of two sets of words, or 0 if the predicted words lack the expected numbers."""
+    """Return the F1 of two sets of words.
+
+    The F1 is 0 if the expected set has numbers and the predicted set has none of these numbers.
+    """
     numbers = {word for word in expected if is_number(word)}
     common = len(predicted & expected)
     if (numbers and not numbers & predicted) or (not common and predicted | expected):
@@ -88,10 +94,12 @@ def bag_f1(predicted: Bag, expected: Bag) -> float:
 
 
 def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
-    """Return the largest sum of table entries that share no row or column.
+    """Return the largest sum of table entries of which no two share a row or a column.
 
-    The Hungarian method (Kuhn 1955) on the table padded with zeros to a square. For each row, it
-    finds the cheapest path to a free column. Prices keep every reduced cost at least 0.
+    size: number of rows or columns of the table, whichever is larger.
+
+    This is the Hungarian method (Kuhn 1955) on a square table padded with zeros. For each row, the
+    method finds the cheapest path to a free column. Prices keep every reduced cost at least 0.
     """
     cost = [[0.0] * size for _ in range(size)]
     for row, values in enumerate(table):
@@ -120,6 +128,7 @@ def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
         while column >= 0:
             last, column = column, before[column]
             row_of[last] = start if column < 0 else row_of[column]
+    # 0.0 - x avoids the result -0.0.
     return 0.0 - sum(cost[row][column] for column, row in enumerate(row_of))
 
 

@@ -1,9 +1,11 @@
-"""Compare symbolic answers with math-verify, with fixes for its known faults.
+"""Compare formulas with math-verify and sympy, with fixes for math-verify's known faults.
 
-math-verify's own time limits (signals) are off, because the service kills a worker at its deadline.
-Its comparison of numbers is replaced: it rounds to an absolute number of decimals, so 1/2004! would
-equal 1/2006! and 1e-7 would equal 0. Texts reach sympy only through a LaTeX grammar, never through
-`sympify`, which evaluates Python code. Their size is limited before parsing.
+math-verify's own time limits use signals. They are off, because the service kills a worker at its
+deadline. math-verify compares numbers after rounding them to a fixed number of decimals, so that
+1e-7 equals 0. This module replaces that comparison by one with relative differences.
+
+Texts reach sympy only through a LaTeX grammar, never through `sympify`, which evaluates Python
+code. `too_big` limits the size of a text before it is parsed.
 """
 
 from __future__ import annotations
@@ -15,122 +17,30 @@ from functools import lru_cache
 from typing import Any
 
 from assay.host.imports import slow_import
+from assay.verify.answers.formula_size import MAX_CONDITIONS, is_hard, too_big
 from assay.verify.answers.notation import as_names
 
-MAX_LENGTH = 800
-MAX_DEPTH = 12
-MAX_CELLS = 100
-MAX_DIGITS = 400
-MAX_EXPONENT = 10_000
-MAX_FACTORIAL = 5_000
-MAX_CONDITIONS = 12
-MAX_NAMES = 30
-MAX_DEGREE = 12  # of a relation that sympy solves
-MAX_GROWTH = 1_000_000
-PRECISION = 40  # decimal digits of numeric comparison
-CLOSE = 1e-30  # relative difference between equal exact numbers
+# Decimal digits of a numeric comparison.
+PRECISION = 40
+# Maximum relative difference of two equal exact numbers, with ten digits for rounding errors.
+CLOSE = 1e-30
 FLOAT_CLOSE = 1e-12
-ROUNDED_CLOSE = 1.001e-6  # relative difference between a decimal and a number that it rounds
+# Maximum relative difference of a number and its decimal with six digits, such as 10/3 and 3.33333.
+ROUNDED_CLOSE = 1.001e-6
 
-_EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
-_FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
-# (2n+1)!: a letter in a short sum without a power has values small enough to compare.
-_NAMED_FACTORIAL = re.compile(
-    r"\((?=[^()]*[a-zA-Z])(?!\s*\d{4})[a-zA-Z\d\s]{1,9}(?:[-+]\s*[a-zA-Z\d]{1,3}\s*){0,3}\)\s*!(?!\s*!)"
-)
-_TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^")
-_CHAIN = re.compile(r"(?:\^\s*[^\^(){}\s+*/=,-]{0,8}\s*){4}")
-_FOREIGN = re.compile(r"__|[\"`@#?]")
 _RELATED = re.compile(r"[<>=]|\\(?:le|ge|ne|in) ")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _SLASH = re.compile(r"(?<![\w}.)])(\d{1,9})\s*/\s*(\d{1,9})(?=\s*(?:\\pi|\\sqrt|[a-zA-Z]))")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
-_BINOMIAL = re.compile(r"\\[dt]?binom\s*(\{[^{}]*\}|\d)|(\\[dt]?binom)")
-_SPECIAL = re.compile(r"\\(?:zeta|Gamma|psi|Beta|operatorname)[^+=,]{0,40}?(?:\^|\d{4})")
-
-
-def too_big(text: str) -> str:
-    """Return the reason why a text is too large for sympy, or ""."""
-    if len(text) > MAX_LENGTH:
-        return f"longer than {MAX_LENGTH} characters"
-    if _FOREIGN.search(text):
-        return "no mathematics"
-    if re.search(rf"\d{{{MAX_DIGITS}}}", text):
-        return f"a number of {MAX_DIGITS} digits or more"
-    if text.count("&") + text.count(r"\\") > MAX_CELLS:
-        return f"a matrix of more than {MAX_CELLS} entries"
-    if text.count(r"\cup") + text.count(r"\cap") > MAX_CONDITIONS or text.count("_") > MAX_NAMES:
-        return "too many sets or names"
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH or text.count("\\frac") > MAX_DEPTH or text.count("\\sqrt") > MAX_DEPTH:
-        return "nested too deeply"
-    if any(len(e) > 9 or int(e) > MAX_EXPONENT for e in _EXPONENT.findall(text)):
-        return f"an exponent above {MAX_EXPONENT}"
-    if _power_depth(text) > 2 or (
-        _TOWER.search(text) and any(int(e) > 6 for e in _EXPONENT.findall(text))
-    ):
-        return "a tower of powers"
-    if _CHAIN.search(text) or text.count(r"\exp") > 2 or _growth(text) > MAX_GROWTH:
-        return "powers of powers"
-    text = _NAMED_FACTORIAL.sub(" ", text)
-    for number, closing, gamma in _FACTORIAL.findall(text):
-        if closing or gamma or len(number) > 9 or int(number) > MAX_FACTORIAL:
-            return f"a factorial above {MAX_FACTORIAL}"
-    if sum(int(number) for number, _, _ in _FACTORIAL.findall(text) if number) > 4 * MAX_FACTORIAL:
-        return "many large factorials"
-    for top, bare in _BINOMIAL.findall(text):
-        if bare or re.search(r"[\^!\\]|\d{5}", top):
-            return f"a binomial above {MAX_EXPONENT}"
-    if _SPECIAL.search(text):
-        return "a special function of a large number"
-    return ""
-
-
-def _is_hard(text: str) -> bool:
-    """Return whether sympy needs long to solve a relation."""
-    highest = max((int(each) for each in _EXPONENT.findall(text)), default=1)
-    rooted = highest > 2 and "\\sqrt" in text
-    return highest > MAX_DEGREE or rooted or (text.count("|") > 2 and highest > 1)
-
-
-def _power_depth(text: str) -> int:
-    """Return the nesting depth of exponents."""
-    opened: list[bool] = []
-    deepest = 0
-    for position, character in enumerate(text):
-        if character == "{":
-            opened.append(text[:position].rstrip().endswith("^"))
-            deepest = max(deepest, sum(opened))
-        elif character == "}" and opened:
-            opened.pop()
-    return deepest
-
-
-def _growth(text: str) -> int:
-    """Return the largest product of nested exponents, as in ((x+1)^{99})^{99}."""
-    within, closed = [1], 1
-    for position, character in enumerate(text):
-        if character in "([{":
-            within.append(1)
-        elif character in ")]}" and len(within) > 1:
-            closed = within.pop()
-            within[-1] = max(within[-1], closed)
-        elif character == "^" and (match := _EXPONENT.match(text, position)):
-            inner = closed if text[:position].rstrip()[-1:] in (")", "]", "}") else 1
-            within[-1] = max(within[-1], inner * max(1, int(match[1])))
-    return max(within)
 
 
 def same_expression(gold: str, text: str, tolerance: float | None = None) -> bool:
     """Return whether two canonical answers denote the same mathematical object.
 
-    tolerance: maximum relative error of a number. 0: decimals are exact.
-
-    3/2x is read as 3/(2x) and then as (3/2)x, because people write both.
+    tolerance: maximum relative error of a number. 0: decimals are exact. None: a decimal may round
+        a number without a finite decimal form.
     """
+    # Authors write 3/2x for both 3/(2x) and (3/2)x, so the answer may mean either.
     if _same_expression(gold, text, tolerance):
         return True
     other = _SLASH.sub(r"\\frac{\1}{\2}", text)
@@ -152,7 +62,7 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
             return True
         if _proportional(gold, text):
             return True
-        if _RELATED.search(gold + text) and any(_is_hard(each) for each in (gold, text)):
+        if _RELATED.search(gold + text) and any(is_hard(each) for each in (gold, text)):
             return False
         return _grader().verify(
             expected,
@@ -161,21 +71,23 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
             allow_set_relation_comp=True,
             raise_on_error=True,
         )
+    # A worker that runs out of memory has not judged the answer.
     except MemoryError:
-        raise  # the worker ran out of memory: not judged
-    except Exception:  # sympy raises many kinds for what it cannot compare
+        raise
+    # sympy raises errors of many classes for objects that it cannot compare.
+    except Exception:
         return False
 
 
 def _digits_only(expression: Any) -> Any:
-    """Replace each decimal by the exact fraction of its digits."""
+    """Replace each decimal in an expression by the exact fraction of its digits."""
     from sympy import Float, Rational
 
     return expression.xreplace({each: Rational(str(each)) for each in expression.atoms(Float)})
 
 
 def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
-    """Return whether a constant is within a relative error of the expected one."""
+    """Return whether ``found`` is a constant within a relative error of the constant ``gold``."""
     from sympy import Expr
 
     if not isinstance(gold, Expr) or not isinstance(found, Expr):
@@ -187,7 +99,8 @@ def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
 
 
 def _is_decided(expression: Any) -> bool:
-    """Return whether a relation has no unknown: 1 = 6 would equal any other false relation."""
+    """Return whether an expression is a relation without an unknown, such as 1 = 6."""
+    # sympy evaluates such a relation to True or False, so 1 = 6 would equal any false relation.
     from sympy.logic.boolalg import Boolean
 
     return isinstance(expression, Boolean) and not expression.free_symbols
@@ -208,6 +121,7 @@ def _proportional(gold: str, text: str) -> bool:
         return False
     symbols = sorted(a.free_symbols, key=str)
     points = _points(symbols) if symbols else []
+    # The equations are proportional if the quotient of their left sides is constant.
     values = [(_complex(a.subs(p)), _complex(b.subs(p))) for p in points]
     if len(values) < 6 or any(x is None or y is None or not x or not y for x, y in values):
         return False
@@ -217,12 +131,12 @@ def _proportional(gold: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def parse_latex(text: str) -> Any:
-    """Return the sympy object of a canonical answer, or None if it is not mathematics."""
+    """Return the sympy object of a canonical answer, or None if the grammar cannot parse it."""
     _grader()
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import normalize_latex
 
-    # Units are removed earlier, because math-verify would read the variable c in 3c as a unit.
+    # Units were removed before. math-verify would remove the variable c in 3c as a unit.
     normalization = NormalizationConfig(
         basic_latex=True,
         units=False,
@@ -241,7 +155,7 @@ def parse_latex(text: str) -> Any:
 
 
 def _converted(latex: str) -> Any:
-    """Parse LaTeX with the grammar. If it cannot parse an equation, parse the last side."""
+    """Parse LaTeX with the grammar, or only the last side of an equation that it cannot parse."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.parser import get_last_eq, should_treat_as_complex
 
@@ -256,9 +170,11 @@ def _converted(latex: str) -> Any:
                 normalization_config=None,
                 conversion_config=config,
             )
+        # A worker that runs out of memory has not judged the answer.
         except MemoryError:
-            raise  # the worker ran out of memory: not judged
-        except Exception:  # the grammar raises many kinds for what it cannot read
+            raise
+        # The grammar raises errors of many classes for text that it cannot parse.
+        except Exception:
             continue
     return None
 
@@ -267,7 +183,8 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def _is_misread(latex: str) -> bool:
-    r"""Return whether the grammar lacks a command. It would read ``\ln`` in ``\lnot``."""
+    r"""Return whether the text has a LaTeX command that the grammar does not know."""
+    # The grammar's lexer would split an unknown command: \lnot becomes \ln and the letters o, t.
     from antlr4 import InputStream
     from latex2sympy2_extended.antlr_parser import PSLexer
 
@@ -281,9 +198,10 @@ def _is_misread(latex: str) -> bool:
 
 
 def _without_functions(expression: Any) -> Any:
-    """Replace undefined functions and their derivatives by symbols.
+    """Replace undefined functions, their derivatives and their integrals by symbols.
 
-    So does a derivative of one letter by another, which sympy would evaluate to 0.
+    A derivative of one letter by another letter becomes a symbol too, because sympy would evaluate
+    it to 0.
     """
     from sympy import Basic, Derivative, Integral, MatrixBase, Symbol
     from sympy.core.function import AppliedUndef
@@ -298,18 +216,20 @@ def _without_functions(expression: Any) -> Any:
         return isinstance(each, Integral) and each.has(AppliedUndef)
 
     try:
+        # Derivatives contain functions, so derivatives are replaced first.
         for kind in (is_unknown, lambda each: isinstance(each, AppliedUndef)):
             for each in sorted(
                 filter(kind, expression.atoms(Derivative, Integral, AppliedUndef)), key=str
             ):
                 expression = expression.xreplace({each: Symbol(str(each), real=True)})
-    except Exception:  # sympy raises many kinds for what it cannot rebuild
+    # sympy raises errors of many classes for expressions that it cannot rebuild.
+    except Exception:
         return None
     return expression
 
 
 def _plain_symbols(expression: Any) -> Any:
-    """Read i as the imaginary unit, and other symbols as real instead of complex."""
+    """Replace the symbol i by the imaginary unit, and complex symbols by real symbols."""
     from sympy import I, Symbol
 
     try:
@@ -319,12 +239,16 @@ def _plain_symbols(expression: Any) -> Any:
         return expression.xreplace(
             {s: I if s.name == "i" else Symbol(s.name, real=True) for s in symbols}
         )
-    except Exception:  # sympy raises many kinds for what it cannot rebuild
+    # sympy raises errors of many classes for expressions that it cannot rebuild.
+    except Exception:
         return expression
 
 
 def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
-    """Return whether two unions of conditions (intervals and inequalities) are the same set."""
+    """Return whether two unions of intervals and inequalities are the same set of numbers.
+
+    gold, found: lists of alternatives. Each alternative is a list of conditions that hold jointly.
+    """
     texts = [text for side in (gold, found) for piece in side for text in piece]
     if len(texts) > MAX_CONDITIONS or any(too_big(text) for text in texts):
         return False
@@ -336,7 +260,8 @@ def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
     try:
         expected, answered = (Union(*(Intersection(*piece) for piece in side)) for side in sets)
         return bool(expected.symmetric_difference(answered).is_empty)
-    except Exception:  # as above
+    # sympy raises errors of many classes for sets that it cannot compare.
+    except Exception:
         return False
 
 
@@ -348,18 +273,21 @@ def _as_set(text: str) -> Any:
         if isinstance(expression, Set):
             return expression
         if isinstance(expression, Expr):
-            return None  # "x > 3 or 17": the second part is not a condition
+            # A value is no condition, such as 17 in "x > 3 or 17".
+            return None
         return _grader().unwrap_fcs(expression).as_set()
-    except Exception:  # as above
+    # sympy raises errors of many classes for relations that it cannot convert.
+    except Exception:
         return None
 
 
 @lru_cache(maxsize=1)
 def _grader() -> Any:
-    """Import and silence math-verify, and replace its rounding comparisons by exact ones."""
+    """Import math-verify without its logging, and replace its comparisons that round numbers."""
     with slow_import():
         from math_verify import grader
 
+    # math-verify 0.9 logs a warning at each call without its own time limit.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     grader.sympy_numeric_eq = _same_value
@@ -369,7 +297,7 @@ def _grader() -> Any:
 
 
 def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
-    """Compare two constants, or two matrices, by relative difference."""
+    """Compare two constants, or the entries of two matrices, by relative difference."""
     from sympy import Expr, MatrixBase, MatrixExpr
 
     matrices = (MatrixBase, MatrixExpr)
@@ -385,13 +313,13 @@ def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int 
 
 
 def _same_symbol(a: Any, b: Any) -> bool:
-    """Compare names as written. math-verify's own comparison ignores case."""
+    """Compare two names as written. math-verify's own comparison ignores case."""
     names = [_letters_of(each) for each in (a, b)]
     return bool(names[0] and names[0] == names[1])
 
 
 def _letters_of(expression: Any) -> str:
-    """Return the letters of a name or of a product of names. ``abc`` can be either."""
+    """Return the letters of a name or of a product of names, because ``abc`` can be either."""
     from sympy import E, Mul, Symbol
 
     factors: tuple[Any, ...] = expression.args if isinstance(expression, Mul) else (expression,)
@@ -401,11 +329,12 @@ def _letters_of(expression: Any) -> str:
 
 
 def _same_formula(a: Any, b: Any) -> bool:
-    """Compare two formulas: first at points, which is fast and often decides, then by algebra."""
+    """Compare two formulas, first by their values at eight points, then by algebra."""
     from sympy import Expr, MatrixBase, simplify
 
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
-        return False  # compared entry by entry before
+        # `_same_value` has already compared matrices entry by entry.
+        return False
     if not isinstance(a, Expr) or not isinstance(b, Expr):
         return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -416,12 +345,15 @@ def _same_formula(a: Any, b: Any) -> bool:
         return False
     if sum(outcome is True for outcome in outcomes) >= 6:
         return True
+    # Simplifying can take seconds, so it runs only if the values at the points do not decide.
     difference = simplify(_done(a) - _done(b))
     return bool(difference.is_zero)
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Return eight fixed points of mixed signs that are no exact fractions."""
+    """Return eight points of mixed signs, each a mapping from symbols to numbers."""
+    # A fixed seed makes verdicts reproducible.
+    # The numbers are floats, because sympy would evaluate large powers of fractions exactly.
     from sympy import Float
 
     draw = random.Random(20240607)
@@ -437,7 +369,7 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
 
 
 def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
-    """Compare the values at a point. Return None if either has no finite value."""
+    """Compare the values of two formulas at a point. Return None if a value is not finite."""
     from sympy import Float
 
     floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
@@ -463,7 +395,7 @@ def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
 
 
 def _terminates(value: Any) -> bool:
-    """Return whether a number is an integer or a short decimal, and so was not rounded."""
+    """Return whether a number has at most nine decimals, so that its decimal needs no rounding."""
     scaled = value * 10**9
     return not value.has(_imaginary()) and bool(abs(scaled - round(scaled)) < 1e-18)
 
@@ -475,13 +407,14 @@ def _imaginary() -> Any:
 
 
 def _complex(expression: Any) -> Any:
-    """Return a number with `PRECISION` digits, or None."""
+    """Evaluate an expression to `PRECISION` digits. Return None if it has no finite value."""
     try:
         value = _done(expression).evalf(PRECISION)
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and value.is_finite):
             return None
-    except Exception:  # sympy raises many kinds for what it cannot evaluate
+    # sympy raises errors of many classes for expressions that it cannot evaluate.
+    except Exception:
         return None
     return value
 
@@ -495,5 +428,6 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    except Exception:  # sympy raises many kinds; what it cannot evaluate is compared as it is
+    # An expression that sympy cannot evaluate is compared unevaluated.
+    except Exception:
         return expression

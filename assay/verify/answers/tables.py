@@ -14,13 +14,13 @@ _FRAGMENT = re.compile("<([A-Z_]+)>")
 
 @cache
 def read_table(name: str) -> dict[str, dict[str, Any]]:
-    """Return a table of this package."""
+    """Return the tables of a TOML file in this package, such as units.toml."""
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @cache
 def _entries() -> dict[str, str]:
-    """Return each entry as one expression. Names of fragments are in capitals."""
+    """Return the regular expression of each entry of phrases.toml, by the entry's name."""
     found: dict[str, str] = {}
     for table in read_table("phrases.toml").values():
         for name, entry in table.items():
@@ -30,7 +30,8 @@ def _entries() -> dict[str, str]:
 
 @cache
 def pattern(*names: str) -> re.Pattern[str]:
-    """Return the expression that matches any of the named entries."""
+    """Return a compiled pattern that matches any of the named entries of phrases.toml."""
+    # A fragment can contain other fragments, so the substitution repeats.
     text = "|".join(_entries()[name] for name in names)
     while _FRAGMENT.search(text):
         text = _FRAGMENT.sub(lambda match: _entries()[match[1]], text)
@@ -38,10 +39,10 @@ def pattern(*names: str) -> re.Pattern[str]:
 
 
 def says(name: str, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
-    """Return the first match of the named words in a text."""
+    """Return the first match of the named entry of phrases.toml in a text, or None."""
     return pattern(name).search(text, start, end)
 
 
 def opens(name: str, text: str) -> re.Match[str] | None:
-    """Return the match of the named words at the beginning of a text."""
+    """Return the match of the named entry of phrases.toml at the start of a text, or None."""
     return pattern(name).match(text)

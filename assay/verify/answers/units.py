@@ -1,7 +1,7 @@
 """Parse and convert units of measurement.
 
-A small table with exact fractions. Other words are nouns (``apples``). Nouns are never converted,
-and two different nouns are never equal.
+units.toml has the size of each unit as an exact fraction. A word that is no unit is a noun, such as
+``apples``. Nouns are never converted, and two different nouns are never equal.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of measurement, or nouns.
+    """A unit of measurement, or the nouns after a number.
 
-    factors: powers of the base dimensions.
-    size: factor to the base units of the table.
-    nouns: words that are not in the table.
-    scale: of a temperature, ``C`` or ``F``.
+    factors: (base dimension, power) pairs.
+    size: size of the unit in the base units of units.toml.
+    nouns: words that are no unit.
+    scale: temperature scale, ``C`` or ``F``. "": not a temperature.
     """
 
     factors: tuple[tuple[str, int], ...] = ()
@@ -46,7 +46,7 @@ class Unit:
 
 
 NO_UNIT = Unit()
-# The unit of a formula. Plain numbers store it separately.
+# A formula's percent sign is a unit. A `PlainNumber` has its own field for the percent sign.
 PERCENT = Unit((("percent", 1),), Fraction(1))
 
 
@@ -54,7 +54,7 @@ Known = tuple[dict[str, int], Fraction]
 
 
 def _read_units() -> dict[str, Known]:
-    """Return the units by name."""
+    """Return (powers of dimensions, size) of each unit in units.toml, by the unit's name."""
     found: dict[str, Known] = {}
     for dimension, entries in _TABLE["units"].items():
         powers = (part.partition("^") for part in dimension.split())
@@ -63,6 +63,7 @@ def _read_units() -> dict[str, Known]:
             names, _, size = entry.partition("=")
             for name in names.split():
                 found[name] = (factors, Fraction(size))
+                # Short names get no plural, because "ms" is a millisecond and not several m.
                 if len(name) > 3 and name.isalpha():
                     found[name + "s"] = found[name]
     return found
@@ -75,9 +76,10 @@ _IRREGULAR = _TABLE["irregular"]
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str, attached: bool = False) -> Unit | None:
-    """Parse the unit after a number in a canonical text, or return None.
+    """Parse the text after a number as a unit or nouns. Return None for other text.
 
-    attached: the unit follows the number without a space, so single letters are variables.
+    attached: whether the text follows the number without a space. A single letter is then a
+        variable, as in ``5m``.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -92,8 +94,8 @@ def read_unit(text: str, attached: bool = False) -> Unit | None:
 
 
 def _read_words(text: str, attached: bool) -> Unit | None:
-    """Parse ``kg m / s^2``, ``square feet``, ``miles per hour``, ``red apples``."""
-    # Units and their powers.
+    """Parse units and nouns such as ``kg m / s^2``, ``miles per hour`` and ``red apples``."""
+    # Pairs of a unit and its power.
     taken: list[tuple[Known, int]] = []
     nouns: set[str] = set()
     sign, ahead, raisable = 1, 1, False
@@ -114,7 +116,7 @@ def _read_words(text: str, attached: bool) -> Unit | None:
         elif known := _UNITS.get(token) or (_UNITS.get(lowered) if len(token) > 2 else None):
             lettered = attached and n == 0 and len(token) == 1 and token.isalpha()
             if lettered and tokens[1:2] != ["^2"] and tokens[1:2] != ["^3"]:
-                # "2m" can be twice m. "2m^2" rarely is.
+                # "2m" can mean twice the variable m. "2m^2" is almost always an area.
                 return None
             taken.append((known, sign * ahead))
             ahead, raisable = 1, True
@@ -139,7 +141,7 @@ def _read_words(text: str, attached: bool) -> Unit | None:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield words, unit signs, "/" and powers such as ``^2``, and "?" for anything else."""
+    """Yield the words, unit signs, slashes and powers of a text. Yield "?" for any other text."""
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -166,7 +168,8 @@ def _singular(noun: str) -> str:
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
     """Convert a value to another unit. Return None if the dimensions or nouns differ.
 
-    A missing unit agrees with any unit. The caller decides whether a unit may be missing.
+    If either unit is missing, return the value unchanged. The caller decides whether a unit may be
+    missing.
     """
     if not source or not target:
         return value
@@ -179,10 +182,9 @@ def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
     if source.factors == target.factors:
         return value * source.size / target.size
     if not source.factors or not target.factors:
-        # "5 marbles in all" against "5 cm": a noun is not a unit of measurement, unless it only
-        # accompanies one.
+        # 5 marbles are not 5 cm, but 5 cm of wire may be compared with "5 wire".
         return value if a & b else None
     powers = [unit.factors[0][1] for unit in (source, target) if len(unit.factors) == 1]
-    # As in "5 square units".
+    # "5 square units" may be compared with any area, because the power is the same.
     plain = "unit" in (source.factors[0][0], target.factors[0][0])
     return value if plain and len(powers) == 2 and powers[0] == powers[1] else None

@@ -1,5 +1,5 @@
-"""What a completion's reasoning does: detectors of behaviors, and a monitor of the trace.
+"""Detectors of behaviors in a completion's reasoning, and a monitor of the reasoning trace.
 
-Detectors are deterministic rules for English. Their errors are measured on labelled passages
-(`assay.verify.selftest`, ``labelled/behaviors.jsonl``), and docs/behaviors.md shows them.
+Detectors are deterministic rules for English. `assay.verify.selftest` measures the detectors'
+errors on labelled passages (``labelled/behaviors.jsonl``), and docs/behaviors.md shows the errors.
 """

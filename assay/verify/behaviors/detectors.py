@@ -1,4 +1,4 @@
-"""Find behaviors in a completion: deterministic rules for English, without a model."""
+"""Find behaviors in a completion by deterministic rules for English, without a model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Behavior = Literal[
 ]
 BEHAVIORS: tuple[Behavior, ...] = get_args(Behavior)
 
-# A full stop inside a number or a word does not end a sentence.
-# A list's number belongs to its item.
-# Longer sentences are cut, so that no rule takes quadratic time.
+# Longer sentences are cut, because some rules take quadratic time.
 MAX_SENTENCE = 600
+# A full stop inside a number or a word does not end a sentence.
+# The number of a list item, as in "1.", belongs to the item's sentence.
 _SENTENCE = re.compile(
     r"(?:(?m:^)[ \t]*\d{1,2}[.)][ \t])?[^\n.!?]+(?:[.!?]+(?![\s.!?]|$)[^\n.!?]*)*[.!?…]*"
 )
@@ -38,7 +38,7 @@ _STYLE = Path(__file__).parent.parent / "style" / "languages.toml"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place that shows a behavior: characters ``start`` to ``end`` of the completion's text."""
+    """A span of the completion's text that shows a behavior: characters ``start`` to ``end``."""
 
     behavior: Behavior
     start: int
@@ -47,10 +47,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """Behaviors of a completion.
+    """The behaviors found in a completion.
 
-    measured: False if the text is not English. The rules then read nothing, except repetition,
-    because their errors are known for English only.
+    measured: False if the text is not English. Only the rule for repetition then reads the text,
+        because the errors of the other rules are measured for English only.
     """
 
     spans: tuple[Span, ...]
@@ -58,7 +58,7 @@ class Detections:
 
     @property
     def behaviors(self) -> frozenset[Behavior]:
-        """The behaviors that occur."""
+        """The behaviors with at least one span."""
         return frozenset(span.behavior for span in self.spans)
 
 
@@ -74,10 +74,9 @@ class _Rule:
 
 
 def find_behaviors(completion: Completion) -> Detections:
-    """Find the behaviors of a completion.
+    """Find the behaviors in a completion's reasoning, or in the whole completion without reasoning.
 
-    The text is the reasoning if there is a think block, else the whole completion. Tool results and
-    other injected turns are not read.
+    Tool results and other injected text are not read.
     """
     text = reasoning_of(completion)
     spans: list[Span] = []
@@ -97,9 +96,9 @@ def find_behaviors(completion: Completion) -> Detections:
 
 
 def reasoning_of(completion: Completion) -> str:
-    """Return the text that detectors read, with every other character replaced by a line break.
+    """Return a completion's text, with a line break for each character that detectors do not read.
 
-    The positions in it are those of the completion's text.
+    Positions in the result are therefore positions in the completion's text.
     """
     text, think = completion.text, completion.think
     span = think.answer_span(text)
@@ -116,14 +115,14 @@ def reasoning_of(completion: Completion) -> str:
 
 
 def lowered(text: str) -> str:
-    """Return a text in lower case, with the positions of the text."""
+    """Return a text in lower case, with the same length."""
     low = text.lower()
-    # A few letters, such as U+0130, become two.
+    # The lower case of a few letters, such as U+0130, has two characters.
     return low if len(low) == len(text) else "".join(char.lower()[:1] for char in text)
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each sentence that has a letter, with its position."""
+    """Yield (position, sentence) for each sentence that contains a letter."""
     for match in _SENTENCE.finditer(text):
         sentence = match[0][:MAX_SENTENCE]
         if any(map(str.isalpha, sentence)):
@@ -132,7 +131,7 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 @lru_cache
 def sentence_rules(name: str) -> Mapping[Any, _Rule]:
-    """Return the compiled rules of a table in this package."""
+    """Return the compiled rules of a TOML file in this package, by behavior or finding."""
     table = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     fragments: dict[str, str] = table.pop("fragments")
 
@@ -140,7 +139,7 @@ def sentence_rules(name: str) -> Mapping[Any, _Rule]:
         joined = "|".join(f"(?:{one})" for one in patterns)
         for key, value in fragments.items():
             joined = joined.replace(f"{{{key}}}", value)
-        # Sentences are in lower case: IGNORECASE is several times slower.
+        # Rules read sentences in lower case, because IGNORECASE is several times slower.
         return re.compile(joined)
 
     return {
@@ -160,30 +159,32 @@ _COMMON: Mapping[str, frozenset[str]] = {
     code: frozenset(words.split())
     for code, words in tomllib.loads(_STYLE.read_text(encoding="utf-8"))["words"].items()
 }
-# Words of other languages that are words or sounds of English too.
+# Common words of other languages that also occur in English texts.
 _LIKE_ENGLISH = """
 die on son am man no me so was also hat war or car do as met sin plus est nun er um ma ha per non
 van an in is si ex via pro al den pour
 """
 _ENGLISH = _COMMON["en"] | frozenset(_LIKE_ENGLISH.split())
-# Words that English texts contain in names, such as Rio de Janeiro. They are weaker evidence.
+# Words that English texts contain in names such as Rio de Janeiro, and so weak evidence.
 _NAMES = "la le de el los las der del di da dos das des du il san von y e o os"
 _IN_NAMES = frozenset(_NAMES.split())
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
-# What a text only mentions or computes with.
+# Code, formulas, addresses and quotations, which do not show the language of the prose.
 _ASIDE = re.compile(
     r"```.*?(?:```|$)|`[^`\n]{1,200}`|\$\$.{1,1000}?\$\$|\$[^$\n]{1,400}\$|\\\[.{1,1000}?\\\]"
     r"|\\\(.{1,400}?\\\)|https?://\S{1,500}|\\[a-zA-Z]+"
     r"|\"[^\"\n]{1,80}\"|“[^”\n]{1,80}”|(?<!\w)'[^'\n]{1,40}'(?!\w)|«[^»\n]{1,80}»",
     re.DOTALL,
 )
-# Words in a window, and the evidence for another language that suffices.
+# Number of words in a window, and the evidence in a window that shows another language.
 _WINDOW, _ENOUGH = 8, 2.0
 
 
 def is_english(text: str) -> bool:
-    """Return whether most of a text is English. Texts of less than ten words count as English
-    unless they are mostly in another script."""
+    """Return whether most of a text is English.
+
+    A text of fewer than ten words counts as English unless it is mostly in another script.
+    """
     prose = _ASIDE.sub(" ", text)
     shares = script_share(prose)
     if shares and shares.get("latin", 0.0) + shares.get("greek", 0.0) < 0.5:
@@ -199,10 +200,10 @@ def is_english(text: str) -> bool:
 def _mixes_languages(text: str) -> bool:
     """Return whether an English text contains words of another language.
 
-    A word in another script counts, except single Greek letters. Of a language in Latin letters,
-    evidence of 2 within eight words counts: 1 for a common word, 1/2 for one that occurs in names
-    or has an accent, and two different common words at least. Quoted words, code and formulas do
-    not count.
+    One word in another script suffices, except Greek letters. A language in Latin letters needs
+    evidence of 2 within eight words, from at least two different common words. A common word is
+    evidence of 1. A word that occurs in names or has an accent is evidence of 1/2. Quoted words,
+    code and formulas do not count.
     """
     words = _WORD.findall(_ASIDE.sub(" ", text))
     for word in words:
@@ -225,7 +226,7 @@ def _mixes_languages(text: str) -> bool:
 
 
 def _evidence(words: Sequence[str], code: str) -> list[float]:
-    """Return for each word how much it speaks for a language."""
+    """Return each word's evidence for a language: 0, 1/2 or 1."""
     common = _COMMON[code] - _ENGLISH
     return [
         (0.5 if word in _IN_NAMES else 1.0)
@@ -256,7 +257,7 @@ _STATES = re.compile(
     r"(?:is|are|was|were|=|takes?|pays?|has|have|gets?|needs?|costs?|remains?)\b[^=+*/×]*$",
     re.IGNORECASE,
 )
-# A subject that is an answer and no fact of the problem: "It is 41", "x = 5", "The largest is 97".
+# Sentences that state an answer and no fact of the problem, such as "It is 41" and "x = 5".
 _PLAIN = re.compile(
     rf"^\W*(?:it|[a-z]|the (?:\w+ )?(?:number|total|sum|result|value|probability|largest|smallest"
     rf"|word|difference|product)) (?:is|=|equals) {_VALUE}[^+=*/×]*$",
@@ -273,7 +274,7 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def _answers_first(text: str) -> bool:
-    """Return whether a text states its answer in the first sentence, and reasons afterwards."""
+    """Return whether a text states its answer in the first sentence and reasons afterwards."""
     parts = list(_lines(text))
     if len(parts) < 2:
         first = parts[0][1] if parts else ""
@@ -281,7 +282,7 @@ def _answers_first(text: str) -> bool:
     first, rest = parts[0][1], text[parts[1][0] :]
     if len(re.findall(r"\w+", rest)) < 4:
         return False
-    # "1." begins a list.
+    # A first sentence "1." is the number of a list item and no answer.
     if _SAID.search(first) or (_BARE.match(first) and not re.match(r"\W*\d[.)]\s*$", first)):
         return True
     numbers = _NUMBER.findall(first)
@@ -295,7 +296,7 @@ def _answers_first(text: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield sentences, including those without a letter, such as a number alone."""
+    """Yield (position, sentence) for every sentence, including a number alone."""
     for match in _SENTENCE.finditer(text):
         if match[0].strip():
             yield match.start(), match[0][:MAX_SENTENCE]

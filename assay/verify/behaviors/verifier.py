@@ -1,4 +1,4 @@
-"""Verifier ``behaviors``: which behaviors a completion's reasoning shows."""
+"""Verifier ``behaviors``: the behaviors that a completion's reasoning shows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BEHAVIOR = Field(
 
 
 def judge_behaviors(problem: Problem, completion: Completion) -> Part:
-    """Return the share of the named behaviors that a completion shows. All of them pass.
+    """Return the share of the configured behaviors that a completion shows. A share of 1 passes.
 
-    A behavior counts once, however often it occurs. The components have every behavior, 1 or 0. A
-    text that is not English is not judged, unless only ``repetition`` is asked for.
+    A behavior counts once, even if it occurs several times. Each behavior is a component, 1 or 0. A
+    text that is not English is not judged, unless ``repetition`` is the only configured behavior.
     """
     wanted = listed(BEHAVIOR.read(problem))
     found = find_behaviors(completion)
@@ -54,6 +54,6 @@ BEHAVIORS_VERIFIER = Verifier(
     fallible=True,
     text_only=True,
     cached=True,
-    # `repetition` and the tables of languages.
+    # The detectors use the verifier `repetition`, its tables of languages and the script names.
     modules=("assay.verify.style", "assay.verify.instructions.languages"),
 )

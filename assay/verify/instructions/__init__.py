@@ -1,1 +1,1 @@
-"""Verifier ``instructions``: IFEval's instruction types, and language detection."""
+"""Verifier ``instructions``: IFEval's instruction types, with sentence and language detection."""

@@ -1,14 +1,16 @@
 """Verifier ``instructions``: check IFEval's verifiable instructions.
 
-The 25 instruction types, strict and loose, of Zhou et al., "Instruction-Following Evaluation for
-Large Language Models", arXiv:2311.07911, section 2. Verdicts equal those of the public scorer, as
-``bench/instruction_agreement.py`` measures, except where that scorer is not deterministic:
+The verifier checks the 25 instruction types of Zhou et al., "Instruction-Following Evaluation for
+Large Language Models", arXiv:2311.07911, section 2, strictly and loosely. Verdicts equal those of
+the paper's public scorer, as ``bench/instruction_agreement.py`` measures. These cases differ:
 
-- Languages are detected with a fixed seed.
-- A letter to count that is not a letter (``#``) is counted. The public scorer draws a random
-  letter.
-- Missing arguments and 0 are used literally. The public scorer draws random values for some.
-- Keywords are plain text. The public scorer reads them as patterns and fails on ``C++``.
+- The language detector has a fixed seed.
+- If the letter to count is a sign such as ``#``, the sign is counted. The public scorer counts a
+  random letter.
+- Missing arguments and 0 are used literally. The public scorer replaces some of them by random
+  values.
+- Keywords are plain text. The public scorer reads keywords as regular expressions and fails on
+  ``C++``.
 - An invisible character is not a word.
 """
 
@@ -46,11 +48,12 @@ STRICTER = flag(
 
 
 def judge_instructions(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the answer follows every instruction, else 0. The detail names the violated ones.
+    """Score 1 if the answer follows every instruction, else 0.
 
     Reads ``instruction_id_list``, ``kwargs``, ``mode``, ``credit`` and ``stricter`` from the spec.
-    Components: ``strict`` and ``loose`` (1 if all instructions are followed), ``share_followed``,
-        and each instruction's id (0 or 1). The last two use the configured mode.
+    The detail names the violated instructions. The components ``strict`` and ``loose`` are 1 if all
+    instructions are followed in that mode. The component ``share_followed``, and a component for
+    each instruction's id (0 or 1), use the configured mode.
     """
     instructions = read_instructions(problem)
     loosely, in_part = MODE.read(problem) == "loose", CREDIT.read(problem) == "fraction"
@@ -82,13 +85,13 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
 
 def _answer(completion: Completion) -> str:
     text = completion.answer_text
-    # Line breaks after a think block belong to the template. They are not an empty first line or
-    # paragraph.
+    # Line breaks after a think block belong to the chat template.
+    # A rule must not read them as an empty first line or paragraph.
     return text if len(text) == len(completion.text) else text.lstrip("\r\n")
 
 
 def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> dict[str, float]:
-    """Return 1 or 0 by id. A repeated id is followed if all its instructions are."""
+    """Map each instruction id to 1 if all instructions with this id are followed, else to 0."""
     found: dict[str, float] = {}
     for each, ok in zip(instructions, followed, strict=True):
         found[each.name] = min(found.get(each.name, 1.0), float(ok))
@@ -98,7 +101,7 @@ def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> d
 def read_instructions(problem: Problem) -> tuple[Instruction, ...]:
     """Return the instructions of a problem.
 
-    Raises VerifierError with the instruction's position.
+    Raises VerifierError, with the position in the list, for an invalid instruction.
     """
     where = f"problem {problem.id}: spec"
     names, tables = IDS.read(problem), TABLES.read(problem)

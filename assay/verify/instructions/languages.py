@@ -24,17 +24,18 @@ _RENAMED = {"CJK": "HAN", "KANGXI": "HAN", "KATAKANA-HIRAGANA": "KATAKANA"}
 
 @lru_cache(maxsize=512)
 def detect_language(text: str) -> str | None:
-    """Return the most probable language code of `LANGUAGES` for a text, by its letter sequences.
+    """Return the most probable language code in `LANGUAGES` for a text, by its letter sequences.
 
-    Returns None for a text without usable letters, such as only web and mail addresses. The result
-    for a few words is often wrong, but always the same. Only the first 10,000 characters are read.
-    Uses langdetect with a fixed seed for each call and profiles in a fixed order.
+    Return None for a text without usable letters, such as a web address alone. The result for a
+    text of a few words is often wrong, but always the same. Only the first 10,000 characters are
+    read.
 
     Raises VerifierError if the extra ``language`` is not installed.
     """
     with slow_import():
         factory, no_features = _factory()
     detector = factory.create()
+    # langdetect samples letter sequences at random, so each call sets the seed.
     detector.seed = _SEED
     detector.append(text)
     try:
@@ -45,16 +46,19 @@ def detect_language(text: str) -> str | None:
 
 
 def is_language(text: str, code: str) -> bool | None:
-    """Return whether a text is in a language, or None if undetectable. ``zh``: any Chinese."""
+    """Return whether a text is in a language. None: no language is detected.
+
+    code: a code in `LANGUAGES`, or ``zh`` for simplified or traditional Chinese.
+    """
     found = detect_language(text)
     return None if found is None else code in (found, found.partition("-")[0])
 
 
 def script_share(text: str) -> dict[str, float]:
-    """Return the share of a text's letters in each script, in descending order.
+    """Return the share of a text's letters in each script, the largest share first.
 
-    Keys are Unicode script names in lower case: ``latin``, ``han``, ``hiragana``, ``cyrillic``. The
-    result is empty for a text without letters.
+    Keys are Unicode script names in lower case, such as ``latin`` and ``han``. The result is empty
+    for a text without letters.
     """
     counts: Counter[str] = Counter()
     for char, count in Counter(text).items():
@@ -68,7 +72,7 @@ def script_share(text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def _script(char: str) -> str:
-    # Styled letters (mathematical bold, full width) count for the script that they imitate.
+    # NFKC maps a styled letter, such as a bold or full-width A, to the plain letter.
     plain = unicodedata.normalize("NFKC", char)[:1] or char
     first = unicodedata.name(plain, "UNKNOWN").partition(" ")[0]
     return _RENAMED.get(first, first).lower()
@@ -76,9 +80,9 @@ def _script(char: str) -> str:
 
 @lru_cache(maxsize=1)
 def _factory() -> tuple[Any, type[Exception]]:
-    """Return a private detector factory.
+    """Return (langdetect's detector factory, its exception for texts without usable letters).
 
-    The global seed and profiles of langdetect are unchanged.
+    The factory is private, so langdetect's global seed and profiles do not change.
     """
     try:
         from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
@@ -88,7 +92,8 @@ def _factory() -> tuple[Any, type[Exception]]:
             "language detection needs langdetect: install it with  pip install 'assay-rl[language]'"
         ) from error
     factory = DetectorFactory()
-    # langdetect reads its profiles in file system order, which affects sums and ties.
+    # langdetect itself loads profiles in file system order.
+    # The order changes floating-point sums and decides ties, so the files are sorted.
     files = sorted(path for path in Path(PROFILES_DIRECTORY).iterdir() if path.is_file())
     factory.load_json_profile([path.read_text(encoding="utf-8") for path in files])
     return factory, LangDetectException

@@ -13,10 +13,10 @@ from assay.verify.instructions.languages import LANGUAGES
 from assay.verify.instructions.rules import RULES
 from assay.verify.instructions.words import visible
 
-# Maximum length of a list of keywords.
+# Maximum number of keywords in a list.
 MAX_WORDS = 10_000
 
-# Zero-width characters can be joiners inside words, so these texts are read as written.
+# Instructions that read a text with its zero-width characters, which join letters in some scripts.
 AS_WRITTEN = {"language:response_language"}
 
 _RELATIONS = ("less than", "at least")
@@ -26,7 +26,7 @@ _NUMBERS = """
 """
 _TEXTS = "keyword first_word postscript_marker section_spliter prompt_to_repeat end_phrase"
 _GROUPS: tuple[tuple[str, str, Any], ...] = (
-    # Some formats return integer columns with missing values as floats.
+    # Some file formats return a column of integers with missing values as floats.
     (_NUMBERS, "a whole number, 0 or more", lambda n: is_number(n, 0) and float(n).is_integer()),
     (
         "relation let_relation capital_relation",
@@ -58,9 +58,9 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def is_followed(self, text: str, stricter: bool = False) -> bool:
-        """Return whether a text follows the instruction. An empty text follows none.
+        """Return whether a text follows the instruction. An empty text follows no instruction.
 
-        stricter: the visible text must also follow the instruction's meaning.
+        stricter: whether the visible text must also follow the instruction's meaning.
         """
         rule = RULES[self.name]
         if not text.strip() or not rule(text, False, **self.arguments):
@@ -76,7 +76,11 @@ class Instruction:
 
 
 def loose_variants(text: str) -> tuple[str, ...]:
-    """Return the text and variants without its first line, last line, both, and asterisks."""
+    """Return the eight texts of IFEval's loose mode.
+
+    They are the text, the text without its first line, without its last line, and without both, and
+    each of these without asterisks.
+    """
     lines = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return tuple(dict.fromkeys([*cut, *(each.replace("*", "") for each in cut)]))
@@ -85,8 +89,10 @@ def loose_variants(text: str) -> tuple[str, ...]:
 def read_instruction(name: Any, given: Any, where: str, index: int) -> Instruction:
     """Parse instruction number ``index`` of a problem.
 
-    Raises VerifierError for an unknown id, and for a missing, unknown or invalid argument. None
-    counts as absent, because tables of rows fill every column.
+    name: the instruction's id. given: the instruction's arguments. where: path of the spec for
+        error messages.
+
+    Raises VerifierError for an unknown id, and for a missing, unknown or invalid argument.
     """
     if not isinstance(name, str) or name not in RULES:
         remedy = did_you_mean(str(name), RULES, 0.5)
@@ -98,6 +104,7 @@ def read_instruction(name: Any, given: Any, where: str, index: int) -> Instructi
         raise VerifierError(
             message(where, repr(given)[:80], "a table of the instruction's arguments")
         )
+    # An argument of None is absent, because tables of rows fill every column.
     held = {k: v for k, v in cast("Mapping[str, Any]", found).items() if v is not None}
     arguments = {key: ARGUMENTS[key].of(held, where) for key in NEEDED[name]}
     arguments |= {key: int(n) for key, n in arguments.items() if isinstance(n, float)}

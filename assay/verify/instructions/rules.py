@@ -1,10 +1,10 @@
-"""The 25 instruction types, each a function of the text and the instruction's arguments.
+"""The rules of IFEval's 25 instruction types, each a function of a text and arguments.
 
-A rule reads a text like the public scorer (Zhou et al., "Instruction-Following Evaluation for Large
-Language Models", arXiv:2311.07911). With ``strict``, the text must also follow the instruction's
-meaning: words instead of marks, and content instead of empty constructs. All rules take time linear
-    in the text. Keywords are plain text. `RULES` has the rules by id. The second half of the id is
-    the function's name.
+A rule decides like the public scorer of Zhou et al., "Instruction-Following Evaluation for Large
+Language Models", arXiv:2311.07911. With ``strict``, the text must also follow the instruction's
+meaning: words must be words and not marks, and a section or title must have content. Every rule
+takes time linear in the text's length. `RULES` maps an id to its rule. The second half of the id is
+the function's name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def letter_frequency(
 
 
 def response_language(text: str, strict: bool, language: str) -> bool:
-    # As in the public scorer, a text without a detectable language (only digits) passes.
+    # As in the public scorer, a text without a detectable language passes, such as digits alone.
     found = is_language(text, language)
     return found is True if strict else found is not False
 
@@ -84,7 +84,8 @@ def nth_paragraph_first_word(
     paragraphs = text.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
         return False
-    # As in the public scorer, empty paragraphs count for n but not for the number of paragraphs.
+    # As in the public scorer, an empty paragraph has a position n, but does not increase the number
+    # of paragraphs.
     paragraph = paragraphs[nth_paragraph - 1].strip() if nth_paragraph <= num_paragraphs else ""
     if not paragraph:
         return False
@@ -238,14 +239,14 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def _num(pieces: Iterable[str], strict: bool) -> int:
-    """Return the number of pieces. With ``strict``, count only pieces with a letter or a digit."""
+    """Return the number of texts. With ``strict``, count only texts with a letter or a digit."""
     return sum(1 for piece in pieces if not strict or has_content(piece))
 
 
 def _between_marks(pieces: list[str]) -> list[str] | None:
-    """Return the texts between marks, or None if two marks have nothing between them.
+    """Return the texts between separators, or None if two separators have no text between them.
 
-    An empty first or last piece only means a mark at the edge of the text.
+    A separator at the start or end of the whole text is allowed.
     """
     if not all(piece.strip() for piece in pieces[1:-1]):
         return None
@@ -253,7 +254,7 @@ def _between_marks(pieces: list[str]) -> list[str] | None:
 
 
 def _placeholders(text: str) -> Iterator[str]:
-    """Yield the contents of square brackets within one line."""
+    """Yield the contents of square brackets that open and close in one line."""
     for line in text.split("\n"):
         start = line.find("[")
         while start >= 0 and (end := line.find("]", start)) >= 0:
@@ -270,6 +271,5 @@ def _titles(text: str) -> Iterator[str]:
 
 
 def _is_english(text: str) -> bool:
-    # Language detection is unreliable for text in capitals, and case carries no information about
-    # the language.
+    # The detector is unreliable for text in capitals, so the text in lower case is tried too.
     return "en" in (detect_language(text), detect_language(text.lower()))

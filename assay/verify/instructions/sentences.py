@@ -1,9 +1,9 @@
-"""Count sentences like the public scorer of instruction following.
+"""Count sentences like IFEval's public scorer.
 
 The public scorer uses Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
-Detection", Computational Linguistics 32(4), 2006) with its English model. The decisions here follow
-section 4 of the paper. Of the model, only the parts relevant to English prose are included: its
-abbreviations, and the words that often start a sentence after an abbreviation.
+Detection", Computational Linguistics 32(4), 2006) with its English model. This module decides as in
+section 4 of the paper. sentence_words.toml has two lists of the model: abbreviations, and words
+that often start a sentence after an abbreviation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import string
 import tomllib
 from pathlib import Path
 
-# A mark ends a sentence only before one of these, or before white space and more text.
+# A mark such as "." ends a sentence only before these characters, or before white space and text.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
 _CANDIDATE = re.compile(rf"[.?!](?=(?P<mark>{_INSIDE_NO_WORD})|\s+(?P<following>\S+))")
 _LAST_PART = re.compile(rf"['‘’“”«»?!]?(?:(?!{_INSIDE_NO_WORD}|--|\.\.)\S)*\Z")
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*")
 _NAME = re.compile(r"(?:[A-Z]\S* |\A|[\n(\"])[A-Z]\Z")
 _NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
-# Number of characters of a word that are examined. A longer word is not an abbreviation.
+# Only this many characters of a word are examined, because a longer word is no abbreviation.
 _LONGEST = 200
 
 _WORDS = {
@@ -34,7 +34,7 @@ _WORDS = {
     ).items()
 }
 ABBREVIATIONS, STARTERS = _WORDS["abbreviations"], _WORDS["starters"]
-# This word is always capitalized.
+# The word "I" is always capitalized, so its capital shows nothing.
 COMMON = (STARTERS | _WORDS["common"]) - {"i"}
 
 
@@ -44,9 +44,9 @@ def num_sentences(text: str) -> int:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text in order, without the white space between them.
+    """Return the sentences of a text in order, without the white space between sentences.
 
-    A closing quote or bracket belongs to its sentence.
+    A closing quote or bracket after a sentence belongs to that sentence.
     """
     found: list[str] = []
     start = 0
@@ -61,7 +61,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str) -> list[tuple[int, int]]:
-    """Return the end of each sentence but the last, and the start of the next sentence."""
+    """Return (end of a sentence, start of the next one) for each sentence except the last."""
     candidates = list(_CANDIDATE.finditer(text))
     found: list[tuple[int, int]] = []
     for index, match in enumerate(candidates):
@@ -69,7 +69,7 @@ def _ends(text: str) -> list[tuple[int, int]]:
         if index + 1 < len(candidates):
             starts_word = not start or text[start - 1] in string.whitespace
             if not starts_word and not _has_space(text, end, candidates[index + 1].start()):
-                # If a word has several marks, the last one decides.
+                # If a word contains several marks, only the last mark can end the sentence.
                 continue
         if match[0] != "." or _is_end(text[max(0, start - _LONGEST) : start], match):
             found.append((end, match.start("following") if match["following"] else end))
@@ -81,7 +81,7 @@ def _has_space(text: str, start: int, end: int) -> bool:
 
 
 def _is_end(before: str, match: re.Match[str]) -> bool:
-    """Return whether a period ends a sentence, also if the sentence ends inside a quotation."""
+    """Return whether a period ends a sentence, in plain text or inside a quotation."""
     following = match["mark"] or match["following"][:_LONGEST]
     chunk = before.split()[-1] if before and not before[-1].isspace() else ""
     if _ends_inside(chunk + ".") or _ends_inside(following):
@@ -101,7 +101,7 @@ def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
     part = _LAST_PART.search(chunk)
     word = part[0].lower().lstrip(_NO_WORD_STARTS_WITH) if part else ""
     lookup = following.lower().rstrip(".")
-    # An ellipsis.
+    # After an ellipsis, only a capitalized word that often starts a sentence starts one.
     if chunk.endswith("."):
         return following[0].isupper() and lookup in STARTERS
     is_initial = len(word) == 1 and word.isalpha()
@@ -116,7 +116,7 @@ def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
 
 
 def _is_name(before: str, lookup: str, gap: str) -> bool:
-    """Return whether an initial and the next capitalized word are a name, as in "Ann J. Baker"."""
+    """Return whether an initial and the next word are a person's name, as in "J. Baker"."""
     if lookup in COMMON or gap != " ":
         return False
     is_short = len(lookup) == 1 or "." in lookup or lookup in ABBREVIATIONS

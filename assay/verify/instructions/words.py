@@ -1,4 +1,4 @@
-"""Count words like the public scorer of instructions, and extract visible text."""
+"""Count words like IFEval's public scorer, and extract visible text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import lru_cache
 
 _WORD = re.compile(r"\w+")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
-# These characters shape adjacent letters.
+# Zero-width joiners, which change the shape of adjacent letters and belong to the word.
 _JOINERS = "\u200c\u200d"
-# Unicode classifies these as letters, but they are invisible.
+# Invisible fillers that Unicode classifies as letters.
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0"
-# Word boundaries of NLTK's word_tokenize, which the public scorer uses. Boundaries contain no
-# letters.
+# Boundaries at which NLTK's word_tokenize splits a text. The public scorer uses word_tokenize.
 _CUT = re.compile(
     r"""[\s«»“”‘’„`"@#$%&;?!*\[\](){}<>\u2012-\u2015]|''|--|\.\.+|[:,](?!\d)"""
     r"""|(?<!\w)'(?!(?i:re|ve|ll|m|t|s|d|n)\b)(?=\w)"""
 )
-# Endings that the tokenizer splits off a word, and split points of contractions.
+# Endings that word_tokenize splits off a word, such as 's and n't.
 _CLITIC = re.compile(r"(.*[^'])('[sSmMdD]|'ll|'LL|'re|'RE|'ve|'VE|n't|N'T|')")
+# Contractions that word_tokenize splits in two, such as "cannot".
 _PAIR = re.compile(
     r"(?i)\b(can)(not)\b|\b(d)('ye)\b|\b(gim)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(lem)(me)\b"
     r"|\b(more)('n)\b|\b(wan)(na)\Z"
@@ -28,12 +28,12 @@ _CONTENT = re.compile(r"[^\W_]")
 
 
 def num_words(text: str) -> int:
-    r"""Return the number of runs of letters with their marks, decimal digits and underscores.
+    r"""Return the number of words: runs of letters with their marks, digits and underscores.
 
-    This is ``\w+`` of the ``regex`` package, as in NLTK 3.10, except that invisible characters
-    alone are not a word. (``\w`` of the standard library, as in older NLTK, splits Indic words at
-    vowel signs and counts ``½`` as a word.)
+    The result is that of ``\w+`` in the ``regex`` package, as in NLTK 3.10, except that invisible
+    characters alone are no word.
     """
+    # In the standard library's re, \w splits Indic words at vowel signs and matches "½".
     if not text.isascii():
         text = _BEYOND_ASCII.sub(lambda match: _stand_in(match[0]), text)
     return len(_WORD.findall(text))
@@ -41,7 +41,7 @@ def num_words(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _stand_in(char: str) -> str:
-    """Return a character's replacement for word counting: a letter, nothing, or a gap."""
+    """Return the ASCII text that replaces a character for counting: a letter, "" or a space."""
     category = unicodedata.category(char)
     if category[0] == "M" or char in _JOINERS:
         return ""
@@ -50,9 +50,10 @@ def _stand_in(char: str) -> str:
 
 
 def num_capital_words(text: str) -> int:
-    """Return the number of tokens with a capital letter and no small letter.
+    """Return the number of tokens with a capital letter and no lower-case letter.
 
-    ``I`` is one, ``DON'T`` is two (``DO``, ``N'T``), ``WELL-KNOWN`` is one.
+    Tokens are those of NLTK's word_tokenize: ``I`` and ``WELL-KNOWN`` are one token each, and
+    ``DON'T`` is two (``DO``, ``N'T``).
     """
     return sum(_num_capital_tokens(piece) for piece in _CUT.split(text) if piece)
 
@@ -68,7 +69,7 @@ def _num_capital_tokens(piece: str) -> int:
 
 
 def visible(text: str) -> str:
-    """Return the visible text, without HTML comments and zero-width characters."""
+    """Return a text without HTML comments and zero-width characters."""
     if "<!--" in text:
         first, *comments = text.split("<!--")
         text = first + "".join(comment.partition("-->")[2] for comment in comments)

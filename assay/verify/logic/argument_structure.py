@@ -1,7 +1,8 @@
 """Verifier ``argument_structure``: a small shaping term for the form of an argument.
 
-It checks form, not truth: steps with stated support, steps that add something new, and a conclusion
-at the end. The value is a share of the steps, so additional steps earn nothing.
+The verifier checks form, not truth. It counts steps that state their support and add something new,
+and it looks for a conclusion at the end. The value is a share of the steps, so additional steps
+earn nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from assay.verify.base import Part, Verifier
 
 MAX_STEPS = 200
 MIN_STEPS = 2
-# Share of common words above which a step restates another.
+# A step that shares at least this fraction of its words with another step restates that step.
 SAME = 0.8
 PASSES = 0.5
 
@@ -63,10 +64,11 @@ PART = choice("part", "answer", "reasoning", accepts="answer, or reasoning: the 
 
 
 def judge_argument(problem: Problem, completion: Completion) -> Part:
-    """Return the share of steps that are supported, new and connected. A half passes.
+    """Return the share of steps that are supported, new and connected. A value of 0.5 passes.
 
-    Reads ``premises`` and ``part``. The value is halved if the last step is not a conclusion. It is
-    0 if the conclusion is already at the beginning, or if there are fewer than two steps.
+    Reads ``premises`` and ``part`` from the spec. The value is halved if the last step is no
+    conclusion. The value is 0 if the first step already states the conclusion, or if the text has
+    fewer than two steps.
     """
     in_answer, premises = PART.read(problem) == "answer", PREMISES.read(problem)
     text = completion.answer_text if in_answer else completion.reasoning_text
@@ -76,7 +78,10 @@ def judge_argument(problem: Problem, completion: Completion) -> Part:
 
 
 def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]]) -> Part:
-    """Return the part for numbered steps. premises: their words."""
+    """Return the verifier's result for numbered steps.
+
+    steps: (number, text) of each step. premises: the content words of each premise.
+    """
     if not MIN_STEPS <= len(steps) <= MAX_STEPS:
         detail = f"{len(steps)} steps; accepted: {MIN_STEPS} to {MAX_STEPS}"
         return Part(0.0, score=0.0, passed=False, detail=detail)
@@ -94,7 +99,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
             continue
         fresh = text
         if not words - _NUMBERS or not _rests_on(text, number, numbers):
-            # A repeated premise is not a step.
+            # An unsupported step at the start restates a premise, so the share does not count it.
             starts += not supported
         elif known & words and not any(_same(words, each) for each in premises):
             supported += 1
@@ -102,6 +107,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
         numbers.add(number)
     last = words_of(steps[-1][1])
     circular = repeated > 0 and any(_same(last, each) for each in said[: max(1, starts)])
+    # The number of uncounted steps is bounded. Otherwise one supported step could earn everything.
     counted = len(steps) - min(starts, max(len(premises), len(steps) // 2))
     share = supported / counted if counted else 0.0
     detail, factor = "", 1.0
@@ -116,13 +122,13 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
 
 
 def steps_of(text: str) -> list[tuple[int, str]]:
-    """Return (number, text) of each step: numbered lines if there are two, else sentences."""
+    """Return (number, text) of each step: numbered lines if two exist, else sentences."""
     numbered: list[tuple[int, str]] = []
     for line in filter(str.strip, text.splitlines()):
         if match := _NUMBERED.match(line):
             numbered.append((int(match[1]), match[2].strip()))
         elif numbered and not line[:1].isspace() and _CONCLUSION.search(line):
-            # A conclusion below the list.
+            # A line below the list that states the conclusion is the last step.
             numbered.append((numbered[-1][0] + 1, line.strip()))
         elif numbered:
             number, before = numbered[-1]
@@ -134,14 +140,14 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the content words of a text, without a plural s."""
+    """Return the content words of a text in lower case, without a final s."""
     words = (word.casefold() for word in _WORD.findall(text))
     informative = (word for word in words if word not in _EMPTY)
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in informative)
 
 
 def _rests_on(text: str, number: int, numbers: set[int]) -> bool:
-    """Return whether a step has a connective or refers to an existing step or premise."""
+    """Return whether a step has a connective or cites the number of another step or premise."""
     if _CONNECTIVE.search(text):
         return True
     referred = {int(one or other) for one, other in _REFERENCE.findall(text)}

@@ -1,7 +1,7 @@
 """Verifier ``countdown``: an arithmetic expression over given numbers that equals a target.
 
-Characters and numbers are checked before Python's parser reads the expression. Its syntax tree is
-evaluated here with exact fractions. No model output is executed.
+Characters and numbers are checked before Python's parser reads the expression. This module then
+evaluates the syntax tree with exact fractions, so no model output is executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, uncommented, unwrapped
 from assay.verify.base import Part, Verifier, spec_check
 
-# Characters.
+# Maximum number of characters of an expression.
 MAX_EXPRESSION = 1000
 MAX_DEPTH = 50
 MAX_DIGITS = 18
@@ -37,12 +37,12 @@ _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _SIGN = r"[-+*/()]|[xX](?=[\s(0-9])"
 _EXPRESSION = re.compile(rf"(?:\s*(?:[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|{_SIGN}))*\s*")
 _TOKEN = re.compile(rf"0*([0-9]+)|{_SIGN}")
-# A product without a sign, as in 2(3 + 4).
+# A product without an operator, as in 2(3 + 4).
 _UNSIGNED = re.compile(r"([0-9)]) \(")
 # An expression can begin with a minus, but not with a plus.
 _DANGLING = re.compile(r"[(+*/-] [+*/]|[+*/-] -")
 _DIGITS = re.compile("[0-9]+")
-# As in 8 : 4.
+# A colon between numbers divides, as in 8 : 4.
 _RATIO = re.compile(r"(?<=[0-9)\]])\s{0,3}[:∶]\s{0,3}(?=[0-9(\[])")
 _LEAD = re.compile(
     r"\A(?:so|thus|hence|therefore|then|finally|one\s+way)\b\s*[:,]?\s*", re.IGNORECASE
@@ -61,7 +61,7 @@ _COMPUTE: Mapping[type[ast.operator], Callable[[Any, Any], int | Fraction]] = {
 
 
 class NotArithmetic(ValueError):
-    """Raised for text other than whole numbers, + - * / and parentheses."""
+    """Raised for text that is no expression of whole numbers, + - * / and parentheses."""
 
 
 NUMBERS = Field(
@@ -122,26 +122,30 @@ def fault_of(text: str, numbers: Sequence[int], target: int, use: str = "all") -
 
 
 def marked_or_last(text: str) -> tuple[str, ...]:
-    """Return the contents of a text's answer marks, or its last line. Several are alternatives."""
+    """Return the contents of a text's final answer marks, else the text's last line.
+
+    Several contents are alternatives.
+    """
     lines = [line for line in unwrapped(text).splitlines() if line.strip(" `$")]
     return committed(text) or tuple(lines[-1:])
 
 
 def expression_of(text: str) -> str | None:
-    """Return the final expression of a text."""
+    """Return the final expression of a text, or None."""
     found = marked_or_last(text)
     if len(found) > 1:
-        # Alternatives are not an expression.
+        # Several alternatives are no expression. Joined by "|", they fail and show in the verdict.
         return " | ".join(found)
     content = bare(found[0].partition(", not ")[0]) if found else ""
     return bare(_LABEL.sub("", _LEAD.sub("", content, count=1), count=1)) or None
 
 
 def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
-    """Return the exact value of an expression, and its numbers in ascending order.
+    """Return the exact value of an expression, and the numbers in it in ascending order.
 
-    One ``= value`` may precede or follow it. Raises NotArithmetic for anything else and for a
-    number that is not in ``numbers`` often enough, and ZeroDivisionError.
+    ``value =`` may precede the expression, or ``= value`` may follow it. Raises NotArithmetic for
+    any other text and for a number that is used more often than it is in ``numbers``. Raises
+    ZeroDivisionError.
     """
     if len(text) > MAX_EXPRESSION:
         raise NotArithmetic(f"more than {MAX_EXPRESSION} characters")
@@ -152,7 +156,7 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
         sides.reverse()
     spaced = _spaced(sides[0])
     used = sorted(map(int, _DIGITS.findall(spaced)))
-    # Checked before the evaluation, in which values can grow large.
+    # Numbers are checked before the evaluation, because products of other numbers can be huge.
     if used != numbers and Counter(used) - Counter(numbers):
         raise NotArithmetic("a number that is not given, or is used too often")
     try:
@@ -168,12 +172,13 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
 
 
 def _plain(text: str) -> str:
-    """Return an expression in ASCII without LaTeX."""
+    """Return an expression with ASCII operators and without LaTeX."""
     text = _RATIO.sub("/", text.translate(_SIGNS))
     if "\\" not in text:
         return text.strip()
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
+    # Each pass replaces the innermost fractions.
     for _ in range(20):
         text, count = _FRAC.subn(r"((\1)/(\2))", text)
         if not count:
@@ -182,13 +187,14 @@ def _plain(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """Return an expression in Python syntax, with spaces between tokens."""
+    """Return an expression in Python syntax, with one space between tokens."""
     if not _EXPRESSION.fullmatch(text):
         raise NotArithmetic("not an expression of numbers, + - * / and parentheses")
     tokens = (match[1] or match[0] for match in _TOKEN.finditer(text))
     spaced = _UNSIGNED.sub(r"\1 * (", " ".join(tokens).replace("x", "*").replace("X", "*"))
     if _DANGLING.search(f"( {spaced}"):
         raise NotArithmetic("an operator without a number")
+    # CPython's parser fails with MemoryError on deep nesting, so the depth is limited first.
     depths = accumulate((sign == "(") - (sign == ")") for sign in spaced)
     if spaced.count("(") >= MAX_DEPTH and max(depths) >= MAX_DEPTH:
         raise NotArithmetic(f"more than {MAX_DEPTH} levels of parentheses")
@@ -196,7 +202,8 @@ def _spaced(text: str) -> str:
 
 
 def _value(node: ast.expr) -> int | Fraction:
-    """Return the exact value. Whole numbers stay integers until the first division."""
+    """Return the exact value of a syntax tree."""
+    # Values are integers until the first division, because fractions are several times slower.
     match node:
         case ast.BinOp(left=left, op=sign, right=right):
             return _COMPUTE[type(sign)](_value(left), _value(right))

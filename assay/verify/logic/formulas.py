@@ -5,8 +5,8 @@ r"""Parse propositional and simple first-order formulas in ASCII, words, Unicode
     A implies B, A -> B, A => B, A → B     A iff B, A <-> B, A <=> B, A ↔ B, A ≡ B
     forall x (P(x) -> Q(x)), ∀x ∃y R(x, y), a = b, a != b, true, false
 
-Precedence from tightest to loosest: not and quantifiers, and, xor, or, implies (right-associative),
-iff. A quantifier followed by a dot or a colon extends as far as possible.
+The operators bind in this order, tightest first: not and quantifiers, and, xor, or, implies (to the
+right), iff. A quantifier followed by a dot or a colon extends as far as possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-# Characters.
+# Maximum number of characters of a formula.
 MAX_FORMULA = 4000
 MAX_DEPTH = 60
 
@@ -27,7 +27,7 @@ Kind = Literal["atom", "equal", "constant"] | Connective
 
 @dataclass(frozen=True, slots=True)
 class LogicTerm:
-    """A name, or a function applied to terms."""
+    """A term of first-order logic: a name, or a function applied to terms."""
 
     name: str
     arguments: tuple[LogicTerm, ...] = ()
@@ -35,9 +35,11 @@ class LogicTerm:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """One node of a formula.
+    """One node of a formula's syntax tree.
 
-    name: of an atom, of a quantified variable, or ``true`` / ``false``.
+    name: name of an atom, name of a quantified variable, or ``true`` or ``false`` for a constant.
+    terms: arguments of a predicate, or the two sides of an equation.
+    parts: subformulas.
     """
 
     kind: Kind
@@ -55,12 +57,12 @@ class Formula:
 
     @property
     def atoms(self) -> tuple[str, ...]:
-        """Sorted names of its propositional variables and predicates."""
+        """Sorted names of the formula's propositional variables and predicates."""
         return tuple(sorted({each.name for each in self.walk() if each.kind == "atom"}))
 
     @property
     def is_propositional(self) -> bool:
-        """Whether it contains no terms and no quantifiers."""
+        """Whether the formula contains no terms and no quantifiers."""
         return all(
             each.kind not in ("forall", "exists", "equal") and not each.terms
             for each in self.walk()
@@ -68,10 +70,7 @@ class Formula:
 
 
 class NotAFormula(ValueError):
-    """Raised for text that is not a formula.
-
-    The message gives the reason without quoting the text.
-    """
+    """Raised for text that is not a formula. The message states the fault in the syntax."""
 
 
 _SPELLINGS = {
@@ -112,10 +111,12 @@ def parse_formula(text: str) -> Formula:
 
 
 def parse_letters(text: str, letters: frozenset[str]) -> Formula:
-    """Parse a formula of single letters, in which AB, A.B and A(B + C) are conjunctions.
+    """Parse a formula in the notation of circuits, in which AB, A.B and A(B + C) are conjunctions.
 
-    letters: the variables in lower case. A name with other letters is one variable. Raises
-        NotAFormula.
+    letters: the one-letter variables in lower case. A name that contains another letter is a single
+        variable.
+
+    Raises NotAFormula.
     """
     found: list[tuple[str, str]] = []
     for symbol, name in _tokens(text):
@@ -144,7 +145,7 @@ def _plain(text: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Return (symbol, name) pairs. The symbol of a name is ``name``."""
+    """Return the tokens of a text as (symbol, name) pairs. The symbol of a name is ``name``."""
     if len(text) > MAX_FORMULA:
         raise NotAFormula(f"more than {MAX_FORMULA} characters")
     found: list[tuple[str, str]] = []
@@ -215,7 +216,7 @@ class _Parser:
         parts = [self._binary(level + 1)]
         while self._take(kind):
             parts.append(self._binary(level + 1))
-        # Right-associative.
+        # A -> B -> C means A -> (B -> C).
         if kind == "implies":
             return reduce(lambda right, left: Formula(kind, parts=(left, right)), reversed(parts))
         return reduce(lambda left, right: Formula(kind, parts=(left, right)), parts)
@@ -239,10 +240,10 @@ class _Parser:
 
     def _quantified(self, kind: Literal["forall", "exists"]) -> Formula:
         if (run := re.fullmatch(r"([a-z]\d?)([A-Z]\w*)", self._name())) and self._peek(1) == "(":
+            # In ∃xP(x), the tokenizer reads xP as a single name.
             self.tokens[self.index : self.index + 1] = [
                 ("name", run[1]),
                 ("name", run[2]),
-                # As in ∃xP(x).
             ]
         names = [self._need("name", "a quantifier without a variable")]
         while self._peek() == "," and self._peek(1) == "name" and self._peek(2) != "(":

@@ -1,8 +1,9 @@
 """Guards and additional checks for reasoning-gym's unreliable scorers.
 
-In reasoning-gym 0.1.25 a scorer is a method of its task. Some scorers evaluate the model's text,
-and some run for minutes on a short text. `GATES` reject such texts beforehand. Some scorers give
-full marks for wrong answers. A check in `STRICT` must then agree, or replaces the scorer.
+In reasoning-gym 0.1.25, a scorer is a method of its task. Some scorers evaluate the model's text as
+code, and some run for minutes on a short text. `GATES` reject such texts before the scorer runs.
+Other scorers give full marks for wrong answers. For these tasks, a check in `STRICT` must agree
+with the scorer, or replaces the scorer.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def is_literal(text: str, entry: Entry) -> bool:
 def is_algebra(text: str, entry: Entry) -> bool:
     """Return whether a text is plain algebra that sympy parses and differentiates quickly.
 
-    Allowed are numbers of at most 12 digits, single letters and known functions. An exponent is a
-    whole number up to 60, a fraction of such numbers, or contains a letter. Powers of powers are
-    rejected.
+    Allowed are numbers of at most 12 digits, single letters and known functions. The numbers in an
+    exponent are at most 60. An exponent without powers is required, and a base may contain at most
+    one power.
     """
     if len(text) > MAX_ALGEBRA or "\n" in text:
         return False
@@ -81,9 +82,10 @@ def _is_small(power: ast.BinOp) -> bool:
 
 
 def is_antiderivative(text: str, entry: Entry) -> bool:
-    """Return whether an expression has the expected derivative at a few points, in floating point.
+    """Return whether an expression has the expected derivative at three points.
 
-    The library simplifies the difference of the derivatives, which takes minutes for wrong answers.
+    The library's scorer instead simplifies the difference of the derivatives, which takes minutes
+    for wrong answers.
     """
     if not is_algebra(text, entry):
         return False
@@ -97,13 +99,14 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
         slope = api.diff(api.parse_expr(text, local_dict=names), x)
         wanted = api.parse_expr(metadata["integrand"], local_dict=names)
         functions = [api.lambdify((x, names["C"]), f, modules=["cmath"]) for f in (slope, wanted)]
-    except Exception:  # foreign code: sympy's parser on model output
+    # sympy's parser raises errors of many classes on model output.
+    except Exception:
         return False
     for point in (0.731, 1.37, 2.19):
         try:
             given, expected = (complex(function(point, 0.5)) for function in functions)
         except (NameError, TypeError):
-            # cmath lacks this function, so the library must decide.
+            # The module cmath lacks this function, so the library's scorer must decide.
             return True
         except (ArithmeticError, ValueError):
             continue
@@ -113,23 +116,23 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
 
 
 def _form(pattern: str) -> Callable[[str, Entry], bool]:
-    """Return a gate for texts that fully match a pattern."""
+    """Return a gate that accepts only texts that fully match a pattern."""
     compiled = re.compile(pattern, re.DOTALL | re.IGNORECASE)
     return lambda text, entry: compiled.fullmatch(text) is not None
 
 
-# Tasks whose scorer calls eval on the model's text: it gets only plain Python literals.
+# Tasks whose scorer calls eval on the model's text. The scorer gets only plain Python literals.
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# Tasks whose scorer calls sympy.parse_expr, and so eval: it gets only plain algebra. For the last
-# two tasks, a check replaces the scorer.
+# Tasks whose scorer calls sympy.parse_expr, which calls eval. The scorer gets only plain algebra.
 ALGEBRA = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+# All tasks whose scorer evaluates text. For countdown and puzzle24, a check replaces the scorer.
 EVALUATES = (*LITERALS, *ALGEBRA, "countdown", "puzzle24")
 
 _SHORT_NUMBERS = _form(r"(?!.*\d{3}).*")
 _NO_LETTERS = _form(r"[\W\d_]*")
 _FINITE = _form(r"(?!.*(?:nan|inf)).*")
 
-# A text that does not pass its gate scores 0 without a call of the library's scorer.
+# A text that fails its task's gate scores 0, and the library's scorer is not called.
 GATES: Mapping[str, Callable[[str, Entry], bool]] = {
     **dict.fromkeys(LITERALS, is_literal),
     "intermediate_integration": is_antiderivative,
@@ -138,16 +141,16 @@ GATES: Mapping[str, Callable[[str, Entry], bool]] = {
     # The scorer expands "F999999999" before it applies the moves.
     "rubiks_cube": _SHORT_NUMBERS,
     "rush_hour": _SHORT_NUMBERS,
-    # The scorer reads the letters A, B, C from any prose.
+    # The scorer reads the letters A, B and C even from prose.
     "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),
     # The scorer skips invalid moves.
     "sokoban": _form(r"[UDLR\s,]*"),
     # The scorers skip text that is not a number.
     "kakurasu": _NO_LETTERS,
     "survo": _NO_LETTERS,
-    # NaN is within any tolerance of any number.
+    # The scorer tests whether a difference is too large, which is false for NaN.
     "number_sorting": _FINITE,
-    # min(1, exp(-NaN)) is 1.
+    # The scorer returns min(1, exp(-distance)), which is 1 for a distance of NaN.
     "complex_arithmetic": _FINITE,
 }
 
@@ -157,7 +160,10 @@ def _countdown(text: str, entry: Entry) -> bool:
 
 
 def _puzzle24(text: str, entry: Entry) -> bool:
-    """Accept only the puzzle's four numbers. The library accepts any four numbers in range."""
+    """Check that an expression uses the puzzle's own four numbers and equals 24.
+
+    The library's scorer accepts any four numbers in range.
+    """
     return not fault_of(text, [int(number) for number in entry["metadata"]["numbers"]], 24)
 
 
@@ -171,19 +177,19 @@ def _same_words(text: str, entry: Entry) -> bool:
 
 
 def _one_number(text: str, entry: Entry) -> bool:
-    """Accept only one number. The library reads the first number of a text."""
+    """Check that a text is a single number. The library's scorer reads a text's first number."""
     number = re.fullmatch(r"[$€£]?\s*(-?\d[\d,]*(?:\.\d+)?)\s*%?\.?", text.strip())
     return number is not None and float(number[1].replace(",", "")) == float(entry["answer"])
 
 
 def _same_numbers(text: str, entry: Entry) -> bool:
-    """Compare numbers exactly. The library allows each number to be off by 1."""
+    """Compare numbers exactly. The library's scorer allows each number to be off by 1."""
     given, expected = (json.loads(each.replace("'", '"')) for each in (text, str(entry["answer"])))
     return [float(number) for number in given] == [float(number) for number in expected]
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """Compare the whole answer. The library gives full marks for its first digits."""
+    """Compare probabilities to 0.0001. The library's scorer accepts the first digits alone."""
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
     given, expected = (Fraction(each.replace(",", "").strip()) for each in (text, entry["answer"]))
@@ -191,13 +197,13 @@ def _coin_flip(text: str, entry: Entry) -> bool:
 
 
 def _new_conclusion(text: str, entry: Entry) -> bool:
-    """Reject premises. The library accepts a premise as a new conclusion."""
+    """Reject a repeated premise. The library's scorer accepts a premise as a new conclusion."""
     squeezed = re.sub(r"[\s()]", "", text)
     return squeezed not in {re.sub(r"[\s()]", "", p) for p in entry["metadata"]["premises"]}
 
 
 def _fits_shape(text: str, entry: Entry) -> bool:
-    """Check the grid's size. The library compares only as many cells as the answer has."""
+    """Check the size of a grid. The library's scorer ignores additional cells."""
     given, expected = json.loads(text), json.loads(str(entry["answer"]))
     is_grid = bool(expected) and isinstance(expected[0], list)
     same = len(given) == len(expected)
@@ -205,8 +211,7 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """Accept a text that contains only one number or time. The library ignores text after the first
-    number or time."""
+    """Check that a text is a single number or time. The library's scorer ignores later text."""
     form = r"(-?\d+ *(?:days?)?,? *)?([\d:.]+)?"
     given, expected = re.fullmatch(form, text.strip()), re.fullmatch(form, str(entry["answer"]))
     if given is None or expected is None:
@@ -215,7 +220,7 @@ def _interval(text: str, entry: Entry) -> bool:
 
 
 def _one_fraction(text: str, entry: Entry) -> bool:
-    """Accept only one fraction. The library reads the first fraction of a text."""
+    """Check that a text is a single fraction. The library's scorer reads the first fraction."""
     form = r"[\s$]*-?(?:\\[dt]?frac\s*\{-?\d+\}\s*\{-?\d+\}|\d+\s*/\s*-?\d+)[\s$.]*"
     return re.fullmatch(form, text) is not None
 
@@ -225,17 +230,18 @@ def _zebra(text: str, entry: Entry) -> bool:
 
 
 def _knights_knaves(text: str, entry: Entry) -> bool:
-    """Return whether a text gives every inhabitant exactly one role, and the right one."""
+    """Return whether a text gives every inhabitant exactly one role, which is the correct role."""
     names, solution = entry["metadata"]["names"], entry["metadata"]["solution"]
     right = {str(name).casefold(): bool(truth) for name, truth in zip(names, solution, strict=True)}
     return role_claims(text, entry["metadata"]) == right
 
 
 def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | None:
-    """Return each inhabitant's role (True: truthful), or None if a statement is unclear.
+    """Return each inhabitant's role (True: knight), or None if a statement is unclear.
 
     Accepts "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David
-    and Ella are knaves". A role without a name, a negation and a second role are unclear.
+    and Ella are knaves". Unclear statements are a role without a name, a negation, and a second
+    role of the same inhabitant.
     """
     terms = cast("Mapping[str, str]", metadata["knight_knave_terms"])
     knight, knave = (rf"{re.escape(terms[key].casefold())}(?:e?s)?" for key in ("knight", "knave"))
@@ -260,8 +266,9 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
     return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
-# Values: (check, whether it replaces the library's scorer). A replaced scorer gives no partial
-# credit. Otherwise the library's full marks count only if the check agrees.
+# Pairs of a check, and whether the check replaces the library's scorer.
+# A check gives no partial credit. If the scorer is kept, its full marks count only if the check
+# agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),
@@ -275,11 +282,11 @@ STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "fraction_simplification": (_one_fraction, False),
     # The scorer ignores letters after the answer.
     "spell_backward": (_same_text, False),
-    # The scorer accepts ten correct letters.
+    # The scorer accepts an answer with ten correct letters.
     "figlet_font": (_same_text, False),
     # The scorer ignores words after the answer.
     "letter_jumble": (_same_text, False),
-    # The scorer ignores words after the answer here too.
+    # The scorer ignores words after the last sorted word.
     "word_sorting": (_same_words, False),
     "propositional_logic": (_new_conclusion, False),
     "game_of_life": (_fits_shape, False),

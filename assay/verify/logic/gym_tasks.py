@@ -25,13 +25,13 @@ from assay.verify.answers.commitment import (
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
-# Characters, or four times the expected answer's length if that is more.
+# Maximum number of characters of an answer. Four times the expected answer's length if longer.
 MAX_ANSWER = 4000
 
 _METADATA = "the metadata of reasoning-gym's entry"
 _READS = re.compile(r"metadata(?:[\"']\])?\s*\[\s*[\"'](\w+)[\"']\s*\]")
 _GUARDED = re.compile(r"[\"'](\w+)[\"']\s+(?:not\s+)?in\s")
-# Keys that the source code of the scorers does not state plainly.
+# Metadata keys of tasks whose scorers do not read the keys in the form that `_READS` matches.
 _KEYS = {
     "advanced_geometry": {"task_type"},
     "knights_knaves": {"names", "solution", "knight_knave_terms"},
@@ -56,10 +56,11 @@ PARTIAL_CREDIT = flag("partial_credit", "true (the task's own scores below 1) or
 
 
 def judge_gym(problem: Problem, completion: Completion) -> Part:
-    """Score an answer with its reasoning-gym task. Only a score of 1 passes.
+    """Score an answer with the scorer of its reasoning-gym task. Only a score of 1 passes.
 
-    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` from the spec. A scorer that
-    gives full marks too easily, or would evaluate the model's text, is replaced.
+    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` from the spec. Some scorers give
+    full marks for wrong answers or evaluate the model's text. `gym_scorers` guards or replaces
+    these scorers.
     """
     task, gold, metadata = read_gym(problem)
     found = answers_of(uncommented(clipped(completion.answer_text)), task, gold, metadata)
@@ -78,8 +79,8 @@ def judge_gym(problem: Problem, completion: Completion) -> Part:
 def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     """Return (task, answer, metadata) of a problem.
 
-    Raises VerifierError for an unknown task, and for metadata without the keys that its scorer
-    reads.
+    Raises VerifierError for an unknown task, and for metadata that lacks a key which the task's
+    scorer reads.
     """
     where = f"problem {problem.id}: spec"
     metadata: Mapping[str, Any] = METADATA.read(problem)
@@ -94,7 +95,7 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     if lacking := sorted(keys - metadata.keys()):
         accepts = f"{_METADATA} of {task}"
         raise VerifierError(message(f"{where}.metadata", f"no {', '.join(lacking)}", accepts))
-    # JSON has no tuples, so lists are converted.
+    # These scorers compare the grid with a tuple of tuples, and JSON has only lists.
     if task in ("arc_agi", "rearc") and "output" in metadata:
         metadata = {**metadata, "output": tuple(tuple(row) for row in metadata["output"])}
     return task, None if answer is None else str(answer), metadata
@@ -103,14 +104,15 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
 def answers_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the answer of a text: the last tag, box or phrase, else the whole text."""
+    """Return the answers of a text, in the last tag, box or phrase, else the whole text."""
+    # The text can be the expected answer and contain an answer mark itself.
     if gold is not None and text == gold.strip():
         return (text,)
     run = last_marks(text)
     phrase = last_phrase(text, run[-1].end if run else 0)
     if phrase is not None:
         content = phrase.content
-        # A grid begins after the line break.
+        # An expected answer of several lines, such as a grid, follows the phrase's line.
         if gold is not None and "\n" in gold.strip():
             content = text[text.index(content, phrase.start) :].partition("\n```")[0]
         return (_bare(content, task, gold),)
@@ -126,7 +128,7 @@ def answers_of(
 
 
 def _lines_with_all_names(text: str, names: Sequence[str]) -> str:
-    """Return the shortest run of final lines that mentions every name."""
+    """Return the shortest run of lines at the end of a text that mentions every name."""
     lines = text.splitlines()
     missing = {name.casefold() for name in names}
     for n in range(len(lines) - 1, -1, -1):
@@ -139,7 +141,7 @@ def _lines_with_all_names(text: str, names: Sequence[str]) -> str:
 def _bare(text: str, task: str, gold: str | None) -> str:
     plain, expected = unwrapped(text), (gold or "").strip()
     if gold is not None and plain != expected and bare(text).casefold() == expected.casefold():
-        # As in "**Bob**." and '"Bob"'.
+        # The answer Bob may be written "**Bob**." or in quotes.
         return bare(text)
     return plain.removesuffix(".") if task in ("countdown", "puzzle24") else plain
 
@@ -147,7 +149,7 @@ def _bare(text: str, task: str, gold: str | None) -> str:
 def score_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any], where: str
 ) -> tuple[float, str]:
-    """Return the score in [0, 1] of an answer, and a remark for the detail."""
+    """Return (score in [0, 1], detail) of an answer. The detail is "" or the reason for a 0."""
     if gold is not None and text.strip() == gold.strip():
         return 1.0, ""
     if len(text) > max(MAX_ANSWER, 4 * len(gold or "")):
@@ -159,7 +161,7 @@ def score_of(
     try:
         agreed = check is None or bool(check(text, entry))
     except (ValueError, TypeError, ArithmeticError, RecursionError, IndexError):
-        # The scorer cannot parse the text as an answer.
+        # The check cannot parse the text as an answer.
         agreed = False
     if replaces:
         return float(agreed), ""
@@ -170,18 +172,21 @@ def score_of(
 
 
 def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -> float:
-    """Return the score of the task's own method, or 0 if the text makes it raise."""
+    """Return the score of the library's scorer, or 0 if the text makes the scorer raise."""
     dataset = _dataset(task)
 
     def score(answer: str) -> float:
+        # The library's code gets a copy, because it could change the problem's metadata.
         return float(dataset.score_answer(answer, copy.deepcopy(dict(entry))))
 
     try:
         number = score(text)
-    except Exception as fault:  # foreign code on model output
+    # The library's scorers raise errors of many classes on model output.
+    except Exception as fault:
+        # If the expected answer raises too, the row is invalid and the completion is not at fault.
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
-        except Exception:  # the scorer cannot read the entry itself
+        except Exception:
             found = f"{type(fault).__name__}: {fault}"[:200]
             accepts = f"{_METADATA} of {task}"
             raise VerifierError(message(f"{where}: spec.metadata", found, accepts)) from fault
@@ -198,7 +203,7 @@ def _dataset(task: str) -> Any:
 
 
 def known_tasks() -> list[str]:
-    """Return the names of all tasks."""
+    """Return the names of all tasks of the installed reasoning-gym, sorted."""
     with slow_import():
         from reasoning_gym.factory import DATASETS
     return sorted(DATASETS)
@@ -206,10 +211,11 @@ def known_tasks() -> list[str]:
 
 @lru_cache(maxsize=128)
 def needed_keys(task: str) -> frozenset[str] | None:
-    """Return the metadata keys that a task's scorers always read, by their source code.
+    """Return the metadata keys that a task's scorer and check always read.
 
     Return None if the task does not exist.
     """
+    # reasoning-gym does not declare these keys, so they are read from the scorer's source code.
     if task not in known_tasks():
         return None
     if task in _KEYS:

@@ -7,9 +7,9 @@ import re
 from assay.verify.answers.commitment import bare, commitment, retraction
 
 LABELS = ("True", "False", "Uncertain")
-# Characters of a line that is only a label.
+# Maximum number of characters of a text that is only a label.
 MAX_LABEL = 80
-# Characters of a line in which a label is searched.
+# Maximum number of characters of a line in which a label is searched.
 MAX_SENTENCES = 2000
 
 _WORDS = {
@@ -42,10 +42,11 @@ _OFFERS = re.compile(r"\A(?:or|and)?\s*(?:maybe|perhaps|possibly)?\s*")
 
 
 def find_label(text: str) -> str | None:
-    """Return a text's only final label, or None if there is none or more than one.
+    """Return a text's final label, or None if the text has no final label or several.
 
-    The label is searched in the marked answer, else in a first line that is only a label, else in
-    the last line. A retraction overrules an earlier label. A question is ignored.
+    The label is searched in the marked answer, else in the first line if that line is only a label,
+    else in the last line. A retraction overrules an earlier label. A label in a question does not
+    count.
     """
     found, end = commitment(text)
     if len(found) > 1:
@@ -64,7 +65,10 @@ def find_label(text: str) -> str | None:
 
 
 def _label_in(content: str, marked: bool) -> str | None:
-    """Return the only label of an answering sentence."""
+    """Return the label of a text's first sentence with a label. None: no label, or several.
+
+    marked: whether the text is a marked answer.
+    """
     content = content[:MAX_SENTENCES] if marked else content[-MAX_SENTENCES:]
     if (label := _pure(content)) is not None:
         return label
@@ -79,6 +83,7 @@ def _label_in(content: str, marked: bool) -> str | None:
             continue
         if end and end[0][-1] in "?？":
             return None
+        # The reason after "because" may name other labels, so the sentence is also read without it.
         for head in (sentence, _REASON.split(sentence, maxsplit=1)[0]):
             label = _only_label(head, marked)
             if label is not None or not _REASON.search(sentence):
@@ -97,7 +102,7 @@ def _only_label(head: str, marked: bool) -> str | None:
 
 
 def _pure(text: str) -> str | None:
-    """Return the label of a text that contains nothing else but punctuation."""
+    """Return the label of a text that contains only a label and punctuation, else None."""
     if len(text) > MAX_LABEL:
         return None
     match = _VERDICT.fullmatch(bare(text).casefold())
@@ -105,7 +110,7 @@ def _pure(text: str) -> str | None:
 
 
 def _another(rest: str, label: str) -> bool:
-    """Return whether a later sentence or line consists of a different label."""
+    """Return whether a sentence or line of ``rest`` consists of a label other than ``label``."""
     sentences = (each.strip() for each in re.split(r"[.!?;\n]", rest.casefold()))
     said = {_pure(_OFFERS.sub("", sentence)) for sentence in sentences}
     return bool(said - {None, label, _pure(label)})

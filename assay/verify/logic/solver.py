@@ -1,7 +1,4 @@
-"""Satisfiability and entailment: truth tables for few variables, else z3.
-
-z3 runs under its own resource limit instead of a wall-clock limit, so its answers are reproducible.
-"""
+"""Decide satisfiability and entailment by truth tables for few variables, else by z3."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ from assay.errors import VerifierError
 from assay.host.imports import slow_import
 from assay.verify.logic.formulas import Formula, LogicTerm, NotAFormula
 
-# Variables of a truth table.
+# Maximum number of variables of a truth table.
 MAX_TABLE = 16
-# z3's resource units, about some seconds.
+# Limit of z3's own resource units, which takes some seconds to reach.
+# Unlike a limit of wall-clock time, it gives the same verdict on any machine.
 RLIMIT = 4_000_000
 
 _BITS: Mapping[str, Callable[..., int]] = {
@@ -30,14 +28,15 @@ _INSTALL = "needs z3; install it with: pip install 'assay-rl[logic]'"
 
 
 class Unknown(Exception):
-    """Raised if z3 reached its limit without an answer."""
+    """Raised if z3 reaches its resource limit without a result."""
 
 
 def satisfiable(formulas: Sequence[Formula]) -> bool:
     """Return whether all formulas can be true together. Raises Unknown and NotAFormula."""
     names = sorted({name for formula in formulas for name in formula.atoms})
-    # A column of a truth table is one large integer, so that a connective of all rows is one
-    # operation. For few variables this is faster than z3 and needs no installation.
+    # A column of a truth table is one large integer, with one bit for each row.
+    # A connective is then a single operation for all rows.
+    # For few variables, the table is faster than z3 and works without z3.
     if len(names) <= MAX_TABLE and all(formula.is_propositional for formula in formulas):
         columns, everything = _columns(names)
         rows = everything
@@ -61,12 +60,15 @@ def equivalent(one: Formula, other: Formula) -> bool:
 
 
 def _columns(names: Sequence[str]) -> tuple[dict[str, int], int]:
-    """Return each variable's truth-table column as a bit mask, and the column of ones."""
+    """Return (columns, ones): each variable's truth-table column, and a column of ones.
+
+    A column is an integer with one bit for each row of the table.
+    """
     size = 1 << len(names)
     everything = (1 << size) - 1
     columns: dict[str, int] = {}
     for place, name in enumerate(names):
-        # The column alternates between blocks of this many zeros and ones.
+        # The column alternates between `block` zeros and `block` ones.
         block = 1 << place
         columns[name] = everything // ((1 << 2 * block) - 1) * (((1 << block) - 1) << block)
     return columns, everything
@@ -102,7 +104,10 @@ def _z3_satisfiable(formulas: Sequence[Formula]) -> bool:
 
 
 class _Translation:
-    """Translate formulas to z3, with one sort of objects and predicates over it."""
+    """Translate formulas to z3, with a single sort for all objects."""
+
+    # z3 identifies symbols by name, so prefixes and arities in the names below keep predicates,
+    # terms and bound variables apart.
 
     def __init__(self, z3: Any, context: Any) -> None:
         self.z3 = z3

@@ -1,4 +1,4 @@
-"""Verifiers ``boolean_equivalence`` and ``entailment``: formulas and labels decided by logic."""
+"""Verifiers ``boolean_equivalence`` and ``entailment``, which decide by logic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from assay.verify.logic.solver import (
     satisfiable,
 )
 
-# Connectives and quantifiers in a model's formula.
+# Maximum number of connectives and quantifiers in a model's formula.
 MAX_NODES = 400
 
 _NAMED = re.compile(r"\A(?!.{0,60}(?:forall|exists))[A-Za-z][A-Za-z ]{0,60}[:：]\s*", re.IGNORECASE)
@@ -44,7 +44,7 @@ _SAID = re.compile(
     r"|answer|it|this|cnf|dnf|nnf),?\s+){1,8}(?:is|becomes|simplifies\s+to|reduces\s+to)\b\s*[:：]?\s*",
     re.IGNORECASE,
 )
-# "A & B and C" mixes a symbol and a word for the same connective, so it is two formulas.
+# A text with a word and a sign for one connective is two formulas, such as "A & B and C".
 _BOTH = [
     (re.compile(rf"\b{word}\b", re.IGNORECASE), re.compile(sign))
     for word, sign in (
@@ -57,7 +57,7 @@ _CONTRADICTION = ("premises that contradict each other", "ones that can be true 
 
 
 def is_label(value: Any) -> bool:
-    """Return whether a value names one of the three labels."""
+    """Return whether a row's value names a label: True, False, Uncertain or a synonym."""
     return isinstance(value, str | bool) and str(value).strip().casefold() in LABEL_OF
 
 
@@ -88,16 +88,17 @@ TARGET = Field(
 
 
 def judge_boolean(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the completion's formula is equivalent to the expected one, else 0.
+    """Score 1 if the completion's formula is equivalent to the expected formula, else 0.
 
-    Reads ``formula``, ``form`` and ``max_connectives``. Variables without effect can be added or
-    omitted. Case distinguishes variables only if it does so in the expected formula.
+    Reads ``formula``, ``form`` and ``max_connectives`` from the spec. The completion may add or
+    omit variables that do not change the truth value. The case of variables counts only if two
+    variables of the expected formula differ only in case.
     """
     gold, form, bound = read_boolean(problem)
     text = _committed_formula(completion)
     if text is None:
         return Part(0.0, detail="no formula, or several")
-    # "F = ...", or the last step of a chain of transformations.
+    # The text can be "F = ..." or a chain of transformations, whose last formula counts.
     text = _ASSIGNED.split(text)[-1].strip()
     if any(word.search(text) and sign.search(text) for word, sign in _BOTH):
         detail = "words and signs for one connective: several formulas"
@@ -128,11 +129,12 @@ def read_boolean(problem: Problem) -> tuple[Formula, str, int | None]:
 
 
 def judge_entailment(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the label is correct, or the formula follows and entails the target, else 0.
+    """Score 1 if the completion's label or formula is correct, else 0.
 
-    With ``target``, the completion gives a formula that the premises entail, that is not a
-    tautology, and that alone entails the target. Without, it gives a label: ``answer``, or the
-    result of z3 for ``premises`` and ``conclusion``.
+    If the spec has a ``target``, the completion must give a formula. The premises must entail the
+    formula, the formula alone must entail the target, and a tautology fails. Otherwise the
+    completion must give a label. The correct label is ``answer``, or is derived from ``premises``
+    and ``conclusion``.
     """
     label, premises, goal = read_entailment(problem)
     try:
@@ -148,9 +150,9 @@ def judge_entailment(problem: Problem, completion: Completion) -> Part:
 
 
 def read_entailment(problem: Problem) -> tuple[str | None, list[Formula], Formula | None]:
-    """Return the label if the row names it, else the premises and the conclusion or target.
+    """Return (label, premises, goal) of a problem. The goal is the target or the conclusion.
 
-    Raises VerifierError.
+    Only the label is returned if the row names the label. Raises VerifierError.
     """
     where = f"problem {problem.id}: spec"
     answer, goal = ANSWER.read(problem), TARGET
@@ -186,7 +188,10 @@ def _judge_formula(completion: Completion, premises: Sequence[Formula], target: 
 
 
 def label_of(premises: Sequence[Formula], conclusion: Formula) -> str:
-    """Return True (proved), False (refuted) or Uncertain. Raises Unknown."""
+    """Return "True" for a proved conclusion, "False" for a refuted one, else "Uncertain".
+
+    Raises Unknown if z3 reaches its limit, and VerifierError if the premises contradict each other.
+    """
     proved = entails(premises, conclusion)
     refuted = entails(premises, Formula("not", parts=(conclusion,)))
     if proved and refuted:
@@ -201,7 +206,10 @@ def _committed_formula(completion: Completion) -> str | None:
 
 
 def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str]:
-    """Return (formula, fault). Letters of ``gold`` can be written without connectives."""
+    """Parse a formula. Return (formula, "") or (None, fault).
+
+    gold: the expected formula. If its variables are single letters, AB is their conjunction.
+    """
     formula, fault = None, ""
     try:
         formula = parse_formula(text)
@@ -223,7 +231,7 @@ def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str
 
 
 def _spelled_as(gold: Formula, formula: Formula) -> Formula:
-    """Return a formula with variables spelled like the expected ones, if unambiguous."""
+    """Return a formula with the case of variables changed to that in ``gold``, if unambiguous."""
     folded = {name.casefold(): name for name in gold.atoms}
     taken = {name.casefold() for name in formula.atoms}
     if len(folded) < len(gold.atoms) or len(taken) < len(formula.atoms):
@@ -248,6 +256,7 @@ def _gold(text: str, where: str) -> Formula:
 
 @lru_cache(maxsize=256)
 def _check_consistent(premises: tuple[Formula, ...], where: str) -> None:
+    # Contradictory premises entail every formula, so any completion would pass.
     if not satisfiable(premises):
         raise VerifierError(message(where, *_CONTRADICTION))
 

@@ -1,4 +1,4 @@
-"""Verifier ``constant``: the same score for every completion, if nothing can be verified."""
+"""Verifier ``constant``: a score of 0 for every completion, for problems without a checker."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from assay.host.fields import Field, choice, flag, is_text
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, Verifier
 
-# Unicode letters and symbols that are invisible: fillers, the empty braille pattern.
+# Unicode classifies these fillers and the empty braille pattern as visible letters or symbols.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 
@@ -23,23 +23,26 @@ ONLY = flag("only", "true or false: whether text before the open tag is a fault"
 def judge_think_format(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the think block has the required form, else 0. The detail names the fault.
 
-    ``free``: the text opens with the block, closes it once, and an answer follows. ``opened``: the
-        prompt opened the block, so the text only closes it. ``empty``: the prompt contains the
-        empty block, so the text is an answer without tags. ``off``: everything passes. The
-        reasoning and the answer must both have visible content. If the spec's ``think_block`` is
-        ``empty``, the block that the model writes must be empty, as ``/no_think`` requires of
-        Qwen3.
+    The completion's think mode decides the form:
+
+    - ``free``: the text starts with a think block, which is closed once, and an answer follows.
+    - ``opened``: the prompt ends with the open tag, so the text has only the close tag.
+    - ``empty``: the prompt ends with an empty block, so the text is an answer without tags.
+    - ``off``: every text passes.
+
+    The reasoning and the answer must have visible content. If the spec's ``think_block`` is
+    ``empty``, the think block must be empty, as the prompt ``/no_think`` requires of Qwen3.
     """
     fault = _think_fault(completion.text, completion.think, BLOCK.read(problem) == "filled")
     return Part(0.0 if fault else 1.0, detail=fault)
 
 
 def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the answer is between its tags, which occur exactly once, else 0.
+    """Score 1 if the answer is between two tags that each occur exactly once, else 0.
 
-    Only text outside the think block is read. After the close tag only white space is allowed.
-    Before the open tag any text is allowed unless ``only`` is true. Reads ``open_tag``,
-    ``close_tag`` and ``only`` from the spec.
+    Reads ``open_tag``, ``close_tag`` and ``only`` from the spec. Only text outside the think block
+    is read. White space may follow the close tag. Other text may precede the open tag unless
+    ``only`` is true.
     """
     tags, only = (OPEN_TAG.read(problem), CLOSE_TAG.read(problem)), ONLY.read(problem)
     if not has_content(completion.answer_text):
@@ -57,12 +60,12 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
 
 
 def has_content(text: str) -> bool:
-    """Return whether a text has visible content."""
+    """Return whether a text contains a visible character."""
     return any(map(_is_seen, text))
 
 
 def _is_seen(char: str) -> bool:
-    """Return whether a character is visible by itself, unlike a combining mark or selector."""
+    """Return whether a character is visible by itself. A combining mark is not."""
     return char.isprintable() and unicodedata.category(char)[0] not in "MZ" and char not in _UNSEEN
 
 
@@ -91,7 +94,7 @@ def _split(
 ) -> tuple[str, str, str, str]:
     """Return (fault, text before the open tag, text between the tags, text after the close tag).
 
-    opens: whether the text must contain the open tag, or must not contain it.
+    opens: True if the text must contain the open tag, False if it must not.
     """
     num_open, num_close, before = text.count(open_tag), text.count(close_tag), ""
     if near := _near_tag(text, open_tag, close_tag):
@@ -115,7 +118,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
     near = next((tag for tag in found if tag not in (open_tag, close_tag)), "")
     if near or text.isascii():
         return near
-    # A tag that contains invisible characters.
+    # Without invisible characters, a text can contain more tags than before.
     plain = "".join(char for char in text if _is_seen(char) or char.isspace())
     tags = [match[0] for match in pattern.finditer(plain)]
     return tags[0] if len(tags) > len(pattern.findall(text)) else ""
@@ -123,7 +126,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
 
 @lru_cache(maxsize=64)
 def _tag_pattern(open_tag: str, close_tag: str) -> re.Pattern[str] | None:
-    """Return a pattern for all spellings of a tag, or None for tags not of the form ``<name>``."""
+    """Return a pattern for a tag in any spelling, or None if the tags are not ``<NAME>``."""
     name = re.fullmatch(r"<([\w-]+)>", open_tag)
     if name is None or close_tag != f"</{name[1]}>":
         return None

@@ -16,17 +16,17 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
-# Letters. Shorter sentences are combined, because no detector recognizes them.
+# Letters. Sentences with fewer letters are combined, because no detector recognizes them.
 CHUNK = 40
-# Minimum number of words for the detector. Fewer are ignored, or decided by script.
+# Letters. If fewer letters are undecided, the decided words or the script decide.
 LEAST_LETTERS = 40
-# Characters that the detector reads.
+# Maximum number of characters that the detector reads.
 DETECTED = 2000
-# Words. With fewer in the think block, the whole text is judged.
+# Words. If the think block has fewer words, the whole text is judged.
 LEAST_REASONING = 10
-# Share of function words that identifies a language ...
+# Minimum share of function words in a text that identifies a language.
 SURE = 0.18
-# ... unless another language has this share too.
+# A second language with more than this fraction of the first one's function words is a rival.
 RIVAL = 0.6
 
 _FILE = Path(__file__).with_name("languages.toml")
@@ -52,8 +52,8 @@ _NOT_WORDS = re.compile(
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"
-# A word is Latin letters (a single letter is a variable), letters of another script with combining
-# marks, or one Chinese or Japanese character.
+# A word has one of three forms: at least two Latin letters, because a single letter is a variable;
+# letters of another script with their combining marks; or a single Chinese or Japanese character.
 _WORD = re.compile(
     rf"[{_SINGLE}]|[{_LATIN}][{_LATIN}\u0300-\u036f'’]+"
     rf"|[^\W\d_{_SINGLE}{_LATIN}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}{_LATIN}]*"
@@ -70,14 +70,16 @@ THRESHOLD = Field("threshold", "a share: the lowest that passes", default=0.9, c
 
 
 def judge_language(problem: Problem, completion: Completion) -> Part:
-    """Return the share of words in the language ``target``. Passes at ``threshold`` or more.
+    """Return the share of words in the language ``target``. A share of ``threshold`` passes.
+
+    Reads ``target``, ``part`` and ``threshold`` from the spec. ``part`` selects the reasoning, the
+    answer, or all. If the reasoning has fewer than ten words, the whole text is read.
 
     Each Chinese or Japanese character is a word. Code, formulas, numbers, tags and addresses do not
     count, but words of a foreign script always count. A language with its own script is identified
-    by the script. Others are identified sentence by sentence, by their most common words and
-    otherwise by `detect_language`. A text without words is in every language. ``part`` selects the
-    text: the reasoning (the whole text if it has fewer than ten words), the answer, or all. Source:
-    DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
+    by the script. Other languages are identified sentence by sentence, by their most common words
+    and otherwise by `detect_language`. A text without words passes. Source: DeepSeek-R1,
+    arXiv:2501.12948, section 2.3.2.
     """
     target, threshold = TARGET.read(problem).lower(), THRESHOLD.read(problem)
     text = _read(completion, problem)
@@ -93,7 +95,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
         total += len(words)
     rest = " ".join(unsettled)
     if sum(map(str.isalpha, rest)) < LEAST_LETTERS and total > len(unsettled):
-        # Too few words to decide. The rest of the text decides.
+        # The undecided words are too few for the detector, so the other words decide.
         total -= len(unsettled)
     elif _is_language(rest, target):
         right += len(unsettled)
@@ -109,7 +111,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
 
 
 def check_language(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError if the detector is needed and not installed."""
+    """Raise VerifierError if the target needs the language detector and it is not installed."""
     if _SCRIPTS.get(str(options.get("target")).lower(), "latin") not in _SHARED:
         return
     if find_spec("langdetect") is None:
@@ -128,9 +130,10 @@ def _read(completion: Completion, problem: Problem) -> str:
 
 
 def _without_code(text: str) -> tuple[str, str]:
-    """Return (prose, other text: code, formulas, addresses, numbers).
+    """Split a text into prose and other text, such as code, formulas, addresses and numbers.
 
-    A formula that contains a sentence is prose.
+    A formula that contains a sentence is prose. Otherwise a sentence in dollar signs would not
+    count.
     """
     aside: list[str] = []
 
@@ -153,7 +156,7 @@ def _without_code(text: str) -> tuple[str, str]:
 
 
 def _without_fences(text: str) -> tuple[str, str]:
-    """Return (lines outside fenced code, lines inside). An unclosed fence extends to the end."""
+    """Return (text outside fenced code, fenced code). An unclosed fence extends to the end."""
     if "```" not in text and "~~~" not in text:
         return text, ""
     lines: tuple[list[str], list[str]] = ([], [])
@@ -168,7 +171,10 @@ def _without_fences(text: str) -> tuple[str, str]:
 
 
 def _chunks(text: str, target: str) -> Iterator[list[str]]:
-    """Yield the words of each sentence, short ones combined, then foreign words outside prose."""
+    """Yield lists of words: those of each sentence, then the foreign words outside prose.
+
+    Short sentences are combined into one list.
+    """
     prose, aside = _without_code(text)
     waiting: list[str] = []
     letters = 0
@@ -195,13 +201,13 @@ def _chunks(text: str, target: str) -> Iterator[list[str]]:
 
 
 def _inside(words: Sequence[str], target: str) -> list[str]:
-    """Return the words of a chunk in the target language's script."""
+    """Return those words that are written in the target language's script."""
     scripts = [_script_of(word[0]) for word in words]
     script = _SCRIPTS.get(target, "latin")
     num_kana = sum(1 for each in scripts if each in _KANA)
     num_han = scripts.count("han")
     accepted = {script}
-    # Chinese characters next to kana are Japanese.
+    # Japanese text mixes kana and Chinese characters, so a tenth of kana makes a text Japanese.
     if script == "kana":
         accepted = {*_KANA, "han"} if num_kana >= 0.1 * num_han or num_han < 6 else _KANA
     elif script == "han" and num_kana >= 0.1 * num_han:
@@ -210,7 +216,10 @@ def _inside(words: Sequence[str], target: str) -> list[str]:
 
 
 def _settled(words: Sequence[str], target: str) -> bool | None:
-    """Return whether words in the target's script are in the target language. None: undecided."""
+    """Return whether words in the target's script are in the target language, or None.
+
+    None: the function words do not decide between languages of the same script.
+    """
     if _SCRIPTS.get(target, "latin") not in _SHARED:
         return True
     counts = _function_words([word.casefold() for word in words])
@@ -221,7 +230,7 @@ def _settled(words: Sequence[str], target: str) -> bool | None:
 
 
 def _is_language(text: str, target: str) -> bool:
-    """Return whether the sentences without enough common words are in the target language."""
+    """Return whether a text that `_settled` could not decide is in the target language."""
     if sum(map(str.isalpha, text)) < LEAST_LETTERS:
         return True
     words = text.casefold().split()

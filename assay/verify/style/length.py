@@ -1,7 +1,7 @@
 """Verifiers of length: a target (L1), a soft limit (DAPO), and rank among siblings (Kimi k1.5).
 
-They are independent of correctness and are meant for later terms of a sum. Lengths are in tokens if
-the completion has tokens, including the end-of-sequence token, as in the learner.
+A length verifier is meant for a later term of a sum, after a term for correctness. Lengths are in
+tokens if the completion has tokens. The end-of-sequence token counts, as in the learner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from assay.host.fields import Field, choice, number
 from assay.types import Completion, Group, Problem
 from assay.verify.base import Part, Verifier, spec_check
 
-# L1-Max's delta: the remaining share of the reward at exactly the target length.
+# L1-Max's delta: the factor of the reward for a completion of exactly the target length.
 SLACK = 0.5
 
 
@@ -37,26 +37,27 @@ DELTA = Field("delta", "a number, of variant max", default=SLACK, check=number(0
 TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=number(0))
 BUFFER = Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive)
 
-# A word, or one character of a script without spaces.
+# Chinese and Japanese have no spaces between words, so each of their characters is a word.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
 )
 
 
 def num_words(text: str) -> int:
-    """Return the number of words. Each Chinese or Japanese character is one."""
+    """Return the number of words in a text. Each Chinese or Japanese character is one word."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def judge_length_target(problem: Problem, completion: Completion) -> Part:
-    """Return minus the distance from the target length n, in [-1, 0].
+    """Return a penalty in [-1, 0] for the distance of the length from the target n.
 
-        exact   -min(1, alpha * |n - length|)          (L1 equation 1, its second summand)
-        max     clip(alpha * (n - length) + delta, 0, 1) - 1 (L1 equation 2, its factor less one)
+        exact   -min(1, alpha * |n - length|)
+        max     clip(alpha * (n - length) + delta, 0, 1) - 1
 
-    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n, so that the
-    distance is relative to the target; the paper uses 0.0003), ``delta`` and ``tolerance`` from the
-    spec. Source: Aggarwal and Welleck 2025, arXiv:2503.04697.
+    ``exact`` is the second summand of equation 1 of L1 (Aggarwal and Welleck 2025,
+    arXiv:2503.04697). ``max`` is the factor in its equation 2, minus 1. Reads ``target_tokens`` or
+    ``target_words``, ``variant``, ``alpha``, ``delta`` and ``tolerance`` from the spec. The default
+    of ``alpha`` is 1/n, which makes the distance relative to the target. The paper uses 0.0003.
     """
     measured = _measure(problem, completion, TARGET)
     if isinstance(measured, Part):
@@ -80,10 +81,11 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
 
 
 def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
-    """Return `judge_length_target` times the correctness of the expression's first term.
+    """Return the value of `judge_length_target` times the correctness of the first term.
 
-    An incorrect completion gets 0 at any length, so short wrong answers gain nothing. With
-    ``variant = "max"`` and weight 1 the sum is L1-Max's product (arXiv:2503.04697 equation 2).
+    An incorrect completion gets 0 at any length, so a short wrong answer gains nothing. With
+    ``variant = "max"`` and weight 1, the sum of both terms is the product in equation 2 of L1
+    (arXiv:2503.04697).
     """
     found: list[Part] = []
     for completion, part in zip(group.completions, parts, strict=True):
@@ -101,18 +103,20 @@ def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part
 
 
 def judge_overlong(problem: Problem, completion: Completion) -> Part:
-    """Return the soft overlong punishment in [-1, 0] (DAPO equation 13).
+    """Return the soft overlong punishment in [-1, 0] of DAPO (arXiv:2503.14476, equation 13).
 
         0                                     length <= limit - buffer
         ((limit - buffer) - length) / buffer  between
         -1                                    length >= limit
 
-    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of the limit, the
-    paper's share) from the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` applies
-    the same formula in the learner with ``sampling.max_tokens`` as the limit. It changes the
-    advantage and not the recorded reward. Use this verifier if the limit differs from the
-    sampler's, depends on the problem, or should be in the rollout log. Never use both, because the
-    punishment would count twice.
+    Reads ``max_tokens`` or ``max_words``, and ``buffer`` from the spec. The default buffer is a
+    fifth of the limit, as in the paper.
+
+    The setting ``algorithm.overlong_buffer`` applies the same formula in the learner, with
+    ``sampling.max_tokens`` as the limit. The setting changes the advantage and not the recorded
+    reward. Use this verifier if the limit is not the sampler's, depends on the problem, or should
+    be in the rollout log. Never use the setting and this verifier together, because the punishment
+    would count twice.
     """
     measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):
@@ -123,6 +127,7 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
         accepts = f"more than 0, at most {limit:g}"
         raise VerifierError(message("spec.buffer", f"{buffer:g}", accepts))
     over = length - (limit - buffer)
+    # Adding 0.0 turns -0.0 into 0.0.
     value = -min(1.0, max(0.0, over / buffer)) + 0.0
     return Part(
         value,
@@ -133,15 +138,15 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
 
 
 def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
-    """Return Kimi's length reward in [-0.5, 0.5], by rank among the judged siblings.
+    """Return Kimi's length reward in [-0.5, 0.5], relative to the judged siblings' lengths.
 
         lambda = 0.5 - (length - min_length) / (max_length - min_length)
         lambda if correct, min(0, lambda) if not; 0 if max_length = min_length
 
-    Siblings that were not judged do not affect minimum and maximum and are not judged here either.
-    Lengths are in tokens if every sibling has them, else in characters. Source: Kimi k1.5 section
-    2.3.3, arXiv:2501.12599. The paper starts with weight 0, because the reward slows early
-    training.
+    A completion whose correctness was not judged is not judged here either, and its length does not
+    change the minimum and maximum. Lengths are in tokens if every sibling has tokens, else in
+    characters. Source: Kimi k1.5, arXiv:2501.12599, section 2.3.3. The paper starts training with
+    weight 0, because the reward slows early training.
     """
     lengths = [len(each.tokens) for each in group.completions]
     if not all(lengths):
@@ -165,7 +170,7 @@ _NOT_JUDGED = Part.not_judged("unavailable", "its correctness was not judged")
 
 
 def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]]:
-    """Return (unit, bound), tokens first. Raises VerifierError if neither is given."""
+    """Return (unit, bound) pairs, tokens first. Raises VerifierError if the spec has no bound."""
     tokens, words = (field.read(problem) for field in fields)
     found = [(unit, bound) for unit, bound in (("tokens", tokens), ("words", words)) if bound]
     if not found:
@@ -178,7 +183,10 @@ def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]
 def _measure(
     problem: Problem, completion: Completion, fields: Sequence[Field]
 ) -> tuple[int, float, str] | Part:
-    """Return (length, bound, unit), or a part that is not judged without tokens."""
+    """Return (length, bound, unit).
+
+    Return a result that is not judged if the bound is in tokens and the completion has none.
+    """
     bounds, num_tokens = _bounds(problem, fields), len(completion.tokens)
     unit, bound = bounds[0] if num_tokens else bounds[-1]
     if unit == "words":

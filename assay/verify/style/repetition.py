@@ -13,23 +13,23 @@ from assay.host.fields import Field, whole
 from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 
-# Units per n-gram. `NGRAM_CJK` if most units are single characters.
+# Units per n-gram: words, or characters (`NGRAM_CJK`) if most units are single characters.
 NGRAM = 4
 NGRAM_CJK = 8
-# Allowed share of repeated n-grams. The measured maximum in honest text is 0.38.
+# Allowed share of repeated n-grams. The largest share measured in honest text is 0.38.
 ALLOWED = 0.4
-# Additional allowance when numbers are ignored, for worked examples and case distinctions.
+# Additional allowance if all numbers count as equal. Honest worked examples then repeat more.
 ALLOWED_FOLDED = 0.3
 ALLOWED_SENTENCES = 0.25
-# Units. An n-gram repeated after a longer distance does not count.
+# Units. An n-gram that occurs again after a longer distance does not count as repeated.
 WINDOW = 2048
-# Units per block. The allowance applies to each block, so that a late loop is not hidden.
+# Units per block. Each block has its own allowance, so that honest text cannot hide a late loop.
 BLOCK = 256
-# Units. Fewer give too few n-grams.
+# Units. A text with fewer units has too few n-grams.
 LEAST = 24
-# Units. In shorter texts, even repeated sentences are no evidence.
+# Units. In a text with fewer units, even repeated sentences are no evidence of a loop.
 LEAST_SENTENCES = 12
-# Allowed consecutive repetitions of one number.
+# A run of one number that is at least this long counts, although n-grams of numbers do not.
 LONG_RUN = 32
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -56,13 +56,19 @@ FIELDS = (
 
 
 def judge_repetition(problem: Problem, completion: Completion) -> Part:
-    """Return the negative share of repetition beyond that of honest text, in [-1, 0].
+    """Return minus the share of repetition beyond that of honest text, in [-1, 0].
 
-    The largest of three shares: n-grams repeated within `WINDOW` words, the same with all numbers
-    equal (loops that count), and sentences that occur a third time. Case, punctuation, white space
-    and invisible characters are ignored. Each share is 0 up to its allowance and then rises
-    linearly to 1, in blocks of `BLOCK` words. Below `LEAST` words only sentences count, and below
-    `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` from the spec.
+    Reads ``ngram``, ``allowed`` and ``tolerance`` from the spec. The result uses the largest of
+    three shares:
+
+    - n-grams that occur again within `WINDOW` words;
+    - the same n-grams if all numbers are equal, which finds loops that count;
+    - words in sentences that occur at least three times.
+
+    Case, punctuation, white space and invisible characters are ignored. Each share is 0 up to its
+    allowance and then rises linearly to 1. Shares of n-grams are computed in blocks of `BLOCK`
+    words. A text of fewer than `LEAST` words has only the share of sentences. A text of fewer than
+    `LEAST_SENTENCES` words passes.
     """
     allowed, size, tolerance = (field.read(problem) for field in FIELDS)
     text = completion.text.translate(_INVISIBLE).casefold()
@@ -91,9 +97,10 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
 
 
 def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[bool]:
-    """Return which n-grams count.
+    """Return, for each n-gram, whether the n-gram counts.
 
-    N-grams of mostly numbers do not, except long runs of one number.
+    An n-gram of mostly numbers does not count, unless it is in a long run of one number. Tables
+    would fail otherwise.
     """
     before = [0, *accumulate(unit == "0" for unit in folded)]
     counted = [
@@ -111,7 +118,7 @@ def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[boo
 def _ngram_excess(
     units: Sequence[str], counted: Sequence[bool], size: int, allowed: float
 ) -> float:
-    """Return the share of repeated n-grams above the allowance, over all blocks."""
+    """Return the share of repeated n-grams above the allowance, averaged over all blocks."""
     last_seen: dict[tuple[str, ...], int] = {}
     repeated: list[bool] = []
     for index, ngram in enumerate(zip(*(units[start:] for start in range(size)), strict=False)):
@@ -131,9 +138,9 @@ def _ngram_excess(
 
 
 def _sentence_excess(text: str) -> float:
-    """Return the share of words in sentences that occur a third time, above the allowance.
+    """Return the share of words in third and later occurrences of sentences, above the allowance.
 
-    A second occurrence is normal, because an answer is often in the reasoning and again after it.
+    A second occurrence is normal, because the reasoning often contains the answer's sentences.
     """
     seen: Counter[tuple[str, ...]] = Counter()
     repeated = total = 0

@@ -6,8 +6,8 @@ import pytest
 
 from assay.verify.answers import equality
 from assay.verify.answers.equality import equivalent
+from assay.verify.answers.formula_size import too_big
 from assay.verify.answers.math_forms import is_quickly_solved, split_parameter
-from assay.verify.answers.symbolic import too_big
 
 SAME = [
     ("-5", "-101_2"),
