@@ -1,7 +1,7 @@
-"""Write docs/verifiers.md from the verifiers themselves: ``python tools/verifier_reference.py``.
+"""Write docs/verifiers.md from the verifiers' declarations: ``python tools/verifier_reference.py``.
 
-What a verifier declares is the only source; a test says when the page is out of date. The text
-before the sections stands in tools/verifiers_head.md, kept by hand.
+The sections about verifiers are generated, and a test fails if they are out of date. The text
+before these sections is tools/verifiers_head.md, which is edited by hand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HEAD = Path(__file__).resolve().parent / "verifiers_head.md"
 
 EXECUTORS = {
     "worker": "in a worker process, which is killed at its deadline",
-    "thread": "in threads of the trainer's process: it waits for a network",
+    "thread": "in threads of the trainer's process, because it waits for a network",
     "device": "in one thread of the trainer's process, in batches, on the learner's device",
-    "inline": "in the trainer's process: arithmetic on what is already judged",
+    "inline": "in the trainer's process, because it is quick",
 }
 UNITS = {
     "seconds": "{:g} s of wall time",
@@ -51,7 +51,8 @@ def section(verifier: Verifier) -> Iterator[str]:
     """Yield the lines of one verifier's section."""
     yield f"### {verifier.name}"
     yield ""
-    yield f"`{verifier.label}`: {verifier.domain}. Runs {EXECUTORS[verifier.executor]}."
+    yield f"`{verifier.label}` judges {verifier.domain}."
+    yield f"The verifier runs {EXECUTORS[verifier.executor]}."
     yield ""
     if verifier.accepts:
         yield f"- Accepts: {verifier.accepts}."
@@ -77,8 +78,10 @@ def section(verifier: Verifier) -> Iterator[str]:
             )
     if verifier.known_errors:
         yield ""
-        yield "Known to be wrong:"
+        yield "Known errors, each with an example that is also a test:"
         yield ""
+        yield "| error | row | completion | verdict |"
+        yield "|---|---|---|---|"
         yield from map(known, verifier.known_errors)
 
 
@@ -90,17 +93,15 @@ def limit_words(limits: Limits) -> Iterator[str]:
 
 
 def known(error: KnownError) -> str:
-    """Return one known error with its example, as a list item."""
+    """Return one known error with its example, as a row of a table."""
     spec = json.dumps(dict(error.spec), ensure_ascii=False)
     shown = error.completion if len(error.completion) <= 200 else f"{error.completion[:200]}..."
-    return (
-        f"- {error.what}. With {code(spec)}, {code(shown)} {error.says}; it should have "
-        f"{error.should_say}."
-    )
+    cells = (error.what, code(spec), code(shown), f"wrongly {error.says}")
+    return "| " + " | ".join(map(cell, cells)) + " |"
 
 
 def code(text: str) -> str:
-    """Return text as inline code, whatever backticks it holds, on one line."""
+    """Return text as inline code on one line, in more backticks than the text itself has."""
     text = text.replace("\n", "⏎")
     fence = "`" * (max((len(run) for run in runs(text)), default=0) + 1)
     pad = " " if "`" in text else ""
@@ -113,7 +114,7 @@ def runs(text: str) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Return text that may stand in a table."""
+    """Return text for a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ").strip()
 
 

@@ -71,7 +71,7 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
         right = bool(text.strip()) and not expected and not is_attempt(text, functions)
         return Part(float(right), detail=f"{error}")
     if not calls and not expected and is_attempt(text, functions):
-        return Part(0.0, detail="a call beside an empty list")
+        return Part(0.0, detail="a call in addition to an empty list")
     shown = ", ".join(call.name for call in calls)
     if len(calls) != len(expected):
         detail = f"{len(calls)} calls; accepted: {len(expected)}"
@@ -225,7 +225,7 @@ FUNCTION = Field(
 GROUND_TRUTH = Field(
     "ground_truth",
     "a list of expected calls, {NAME: {PARAMETER: [accepted values]}}; "
-    '"" among the values: it may be left out',
+    'the value "": the parameter may be omitted',
     needed=True,
     check=list_of(_is_call, MAX_CALLS),
 )
@@ -236,11 +236,11 @@ FUNCTION_CALLS = Verifier(
     check_spec=spec_check(read_spec),
     domain="calls of functions (tools), as in the Berkeley Function-Calling Leaderboard",
     fields=(FUNCTION, GROUND_TRUTH),
-    accepts="the expected calls in any order, as `[f(a=1), g(b='x')]`, as JSON (`name` and "
-    "`arguments`; lists, or objects behind one another), or in the marks of chat models "
-    f"({', '.join(each.name for each in FORMATS)}), where those "
-    "outside count too; the last fenced block where there is one. Where no call is expected: a "
-    "reply that holds none and nothing that looks like one",
+    accepts="the expected calls in any order, as `[f(a=1), g(b='x')]`, as JSON objects with `name` "
+    "and `arguments`, or in the call markup of chat models "
+    f"({', '.join(each.name for each in FORMATS)}). In a reply with call markup, calls outside it "
+    "count too. In a reply without call markup, only the last fenced block counts if there is one. "
+    "If no call is expected: a reply without anything that looks like a call",
     text_only=True,
     cached=True,
 )

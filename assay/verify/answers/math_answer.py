@@ -153,9 +153,10 @@ MATH = Verifier(
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
     "relations",
     fields=(ANSWER, *OPTIONS),
-    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that "
-    "commits without a mark: only an answer, one sentence with one value, a last line or a final "
-    "bold value that is only an answer, a last sentence that concludes (`fallback`)",
+    accepts=r"the answer in the last \boxed{} or <answer> tag, or after the last 'the answer is', "
+    "####, Final: or A:; without such a mark, a reply that is only an answer, a single sentence "
+    "with one value, a last line or final bold value that is only an answer, or the value of a "
+    "concluding last sentence (`fallback`)",
     limits=Limits(memory_mib=4096),
     text_only=True,
     cached=True,

@@ -48,7 +48,7 @@ OPTIONS = (
     choice(
         "units",
         *("optional", "required"),
-        accepts="optional or required: whether an expected unit may be left out (a wrong one never "
+        accepts="optional or required: whether an expected unit may be omitted (a wrong unit never "
         "passes)",
     ),
     flag(
@@ -65,8 +65,8 @@ OPTIONS = (
     Field(
         "tolerance",
         f"a number from 0 to {MAX_TOLERANCE}: the relative error that a number may have. 0: none. "
-        "Not set: none, but a decimal of six digits or more may stand for a number that no decimal "
-        "can hold (3.33333 for 10/3), and one of twelve for a printed float",
+        "Not set: none, but a decimal of six digits or more may round a number without a finite "
+        "decimal (3.33333 for 10/3), and a decimal of twelve digits or more may be a printed float",
         check=lambda value: value is None or is_number(value, 0.0, MAX_TOLERANCE),
     ),
     flag(
@@ -81,13 +81,13 @@ OPTIONS = (
     ),
     flag(
         "extra_text",
-        "true or false: whether words other than a unit may stand around the value that is marked",
+        "true or false: whether a marked answer may contain words other than a unit",
         default=True,
     ),
     flag(
         "unevaluated",
-        "true or false: whether what is still to be done (2 + 3, a gcd of numbers, an inequality "
-        "to be solved) may stand for an expected value",
+        "true or false: whether an unevaluated answer may pass (2 + 3, a gcd of numbers, an "
+        "unsolved inequality)",
     ),
 )
 # A row that names an option must give it a value, so null is refused.

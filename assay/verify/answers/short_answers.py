@@ -145,7 +145,7 @@ def _are_flags(value: Any) -> bool:
 EXACT_PLACE = Field("where", _PLACE, default="auto", check=one_of(*PLACES))
 _EITHER = "true or false"
 IGNORE_CASE = flag("ignore_case", _EITHER, True)
-IGNORE_WHITESPACE = flag("ignore_whitespace", "true (runs of white space are one) or false", True)
+IGNORE_WHITESPACE = flag("ignore_whitespace", "true (runs count as one space) or false", True)
 IGNORE_PUNCTUATION = flag("ignore_punctuation", _EITHER)
 IGNORE_ACCENTS = flag("ignore_accents", _EITHER)
 EXACT = Verifier(
@@ -161,8 +161,8 @@ EXACT = Verifier(
         IGNORE_PUNCTUATION,
         IGNORE_ACCENTS,
     ),
-    accepts="the accepted text itself, wrapped in **, quotes, $ or ` and ended by a period or not, "
-    f"where spec.where says; a reply of more than {MAX_TEXT} characters has no answer",
+    accepts="the accepted text in the place that `where` selects, with or without **, quotes, $, ` "
+    f"and a final period; a reply of more than {MAX_TEXT} characters has no answer",
     text_only=True,
     cached=True,
 )
@@ -177,7 +177,7 @@ MODE = Field("mode", "fullmatch, search", default="fullmatch", check=one_of("ful
 FLAGS = Field("flags", f"letters among {LETTERS}, as in (?{LETTERS})", default="", check=_are_flags)
 REGEX_PLACE = Field(
     "where",
-    f"{_PLACE}; trace (all that was written, reasoning included)",
+    f"{_PLACE}; trace (the whole completion, with its reasoning)",
     default="whole",
     check=one_of(*PLACES, "trace"),
 )
@@ -187,9 +187,9 @@ REGEX = Verifier(
     judge=judge_regex,
     domain="answers whose form a pattern describes",
     fields=(PATTERN, MODE, FLAGS, REGEX_PLACE),
-    accepts="a text that the pattern matches, where spec.where says, without white space around it "
-    "(for auto and marked also without emphasis, quotes and a final period); a reply of more than "
-    f"{MAX_TEXT} characters has no answer",
+    accepts="a text that the pattern matches, in the place that `where` selects, without "
+    "surrounding white space (for auto and marked also without emphasis, quotes and final period); "
+    f"a reply of more than {MAX_TEXT} characters has no answer",
     limits=Limits(cpu_seconds=MATCH_SECONDS),
     text_only=True,
     cached=True,

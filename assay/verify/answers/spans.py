@@ -145,9 +145,9 @@ DROP = Verifier(
     domain="questions about a passage: spans of it, numbers, dates",
     fields=(ANSWERS,),
     accepts="the words and numbers of an accepted answer in the same order, without case, articles "
-    f"and punctuation; `{BETWEEN}` stands between several spans, whose order is free",
-    partial_credit="the F1 of words, in any order and without repeats, with spans aligned as DROP's"
-    " scorer aligns them: it may be 1 where the verdict fails",
+    f"and punctuation; `{BETWEEN}` separates several spans, which may be in any order",
+    partial_credit="the F1 of the sets of words, with spans aligned as in DROP's scorer; the F1 of "
+    "a failed answer can be 1",
     text_only=True,
     cached=True,
 )

@@ -74,8 +74,7 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
     # A worker that runs out of memory has not judged the answer.
     except MemoryError:
         raise
-    # sympy raises errors of many classes for objects that it cannot compare.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for objects that it cannot compare
         return False
 
 
@@ -173,8 +172,7 @@ def _converted(latex: str) -> Any:
         # A worker that runs out of memory has not judged the answer.
         except MemoryError:
             raise
-        # The grammar raises errors of many classes for text that it cannot parse.
-        except Exception:
+        except Exception:  # the grammar raises errors of many classes for text that it cannot parse
             continue
     return None
 
@@ -222,8 +220,7 @@ def _without_functions(expression: Any) -> Any:
                 filter(kind, expression.atoms(Derivative, Integral, AppliedUndef)), key=str
             ):
                 expression = expression.xreplace({each: Symbol(str(each), real=True)})
-    # sympy raises errors of many classes for expressions that it cannot rebuild.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for expressions that it cannot rebuild
         return None
     return expression
 
@@ -239,8 +236,7 @@ def _plain_symbols(expression: Any) -> Any:
         return expression.xreplace(
             {s: I if s.name == "i" else Symbol(s.name, real=True) for s in symbols}
         )
-    # sympy raises errors of many classes for expressions that it cannot rebuild.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for expressions that it cannot rebuild
         return expression
 
 
@@ -260,8 +256,7 @@ def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
     try:
         expected, answered = (Union(*(Intersection(*piece) for piece in side)) for side in sets)
         return bool(expected.symmetric_difference(answered).is_empty)
-    # sympy raises errors of many classes for sets that it cannot compare.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for sets that it cannot compare
         return False
 
 
@@ -276,8 +271,7 @@ def _as_set(text: str) -> Any:
             # A value is no condition, such as 17 in "x > 3 or 17".
             return None
         return _grader().unwrap_fcs(expression).as_set()
-    # sympy raises errors of many classes for relations that it cannot convert.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for relations that it cannot convert
         return None
 
 
@@ -413,8 +407,7 @@ def _complex(expression: Any) -> Any:
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and value.is_finite):
             return None
-    # sympy raises errors of many classes for expressions that it cannot evaluate.
-    except Exception:
+    except Exception:  # sympy raises errors of many classes for expressions that it cannot evaluate
         return None
     return value
 
@@ -428,6 +421,5 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    # An expression that sympy cannot evaluate is compared unevaluated.
-    except Exception:
+    except Exception:  # if sympy cannot evaluate an expression, compare it unevaluated
         return expression

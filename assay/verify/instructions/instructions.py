@@ -43,7 +43,7 @@ MODE = choice("mode", "strict", "loose")
 CREDIT = choice("credit", "all_or_nothing", "fraction")
 STRICTER = flag(
     "stricter",
-    "false, true: also demand what the instruction means beyond the public scorer's rule",
+    "false, true: also check the instruction's meaning, beyond the public scorer's rule",
 )
 
 
@@ -119,7 +119,7 @@ INSTRUCTIONS = Verifier(
     check_spec=spec_check(read_instructions),
     domain="instructions that a program can check: IFEval's 25 types, strict and loose",
     fields=(IDS, TABLES, MODE, CREDIT, STRICTER),
-    accepts="any text; only what stands outside the think block counts",
+    accepts="any text; only text outside the think block counts",
     partial_credit="credit = fraction: the share of instructions that are followed",
     text_only=True,
     cached=True,

@@ -56,7 +56,7 @@ _EMPTY = frozenset(_EMPTY_WORDS.split())
 
 PREMISES = Field(
     "premises",
-    "a list of texts: what the argument may start from",
+    "a list of texts: the premises that the argument may use",
     default=(),
     check=list_of(lambda value: isinstance(value, str), MAX_STEPS),
 )
@@ -112,7 +112,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
     share = supported / counted if counted else 0.0
     detail, factor = "", 1.0
     if circular:
-        detail, factor = "the conclusion stands at the beginning", 0.0
+        detail, factor = "the conclusion is already at the beginning", 0.0
     elif not _CONCLUSION.search(fresh):
         detail, factor = "no conclusion at the end", 0.5
     value = round(min(1.0, share) * factor, 6)
@@ -168,8 +168,8 @@ ARGUMENT_STRUCTURE = Verifier(
     accepts="numbered lines, else sentences; a step is supported by a connective (so, since, "
     "therefore, ...) or a reference to an earlier step or premise, must share words with what came "
     "before and say something new",
-    partial_credit="the share of supported steps, halved where the last is no conclusion; passes "
-    f"from {PASSES}",
+    partial_credit="the share of supported steps, halved if the last step is no conclusion; a "
+    f"share of {PASSES} passes",
     weight=0.1,
     text_only=True,
     cached=True,

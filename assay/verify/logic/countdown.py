@@ -222,9 +222,9 @@ COUNTDOWN = Verifier(
     check_spec=spec_check(read_countdown),
     domain="arithmetic puzzles: reach a target from given numbers",
     fields=(NUMBERS, TARGET, USE, METADATA),
-    accepts=r"+ - * / and parentheses over the numbers (also × • ÷ : x, \times, \div, \frac), "
-    "'= target' after it or not; in a box, answer tags, after 'the answer is', alone, or as the "
-    "last line",
+    accepts=r"an expression of + - * / and parentheses over the numbers (also × • ÷ : x, \times, "
+    r"\div, \frac), with or without '= target', in a box, in answer tags, after 'the answer is', "
+    "as the whole reply, or as the last line",
     text_only=True,
     cached=True,
     modules=("assay.verify.answers",),

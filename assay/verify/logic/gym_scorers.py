@@ -99,8 +99,7 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
         slope = api.diff(api.parse_expr(text, local_dict=names), x)
         wanted = api.parse_expr(metadata["integrand"], local_dict=names)
         functions = [api.lambdify((x, names["C"]), f, modules=["cmath"]) for f in (slope, wanted)]
-    # sympy's parser raises errors of many classes on model output.
-    except Exception:
+    except Exception:  # sympy's parser raises errors of many classes on model output
         return False
     for point in (0.731, 1.37, 2.19):
         try:

@@ -49,7 +49,7 @@ TASK = Field(
 METADATA = Field("metadata", _METADATA, needed=True, check=lambda value: isinstance(value, Mapping))
 ANSWER = Field(
     "answer",
-    "the entry's answer, where it has one",
+    "the entry's answer, if it has one",
     check=lambda value: isinstance(value, str | int | float),
 )
 PARTIAL_CREDIT = flag("partial_credit", "true (the task's own scores below 1) or false", True)
@@ -181,12 +181,11 @@ def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -
 
     try:
         number = score(text)
-    # The library's scorers raise errors of many classes on model output.
-    except Exception as fault:
+    except Exception as fault:  # the library's scorers raise errors of many classes
         # If the expected answer raises too, the row is invalid and the completion is not at fault.
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
-        except Exception:
+        except Exception:  # the scorer rejects the expected answer too
             found = f"{type(fault).__name__}: {fault}"[:200]
             accepts = f"{_METADATA} of {task}"
             raise VerifierError(message(f"{where}: spec.metadata", found, accepts)) from fault
@@ -237,8 +236,7 @@ GYM = Verifier(
     accepts="the last answer tag, box or 'the answer is', else the whole reply, in the form that "
     "the task asks for; text that a scorer would evaluate "
     f"({', '.join(sorted(EVALUATES))}) must be a plain literal or plain algebra",
-    partial_credit="the task's own (often 0.01 for a form, or the share of the reply that is the "
-    "answer), never a pass; none for "
+    partial_credit="the task's own score below 1, which never passes; none for "
     f"{', '.join(sorted(name for name, (_, replaces) in STRICT.items() if replaces))}",
     limits=Limits(memory_mib=4096),
     text_only=True,

@@ -53,7 +53,7 @@ _BOTH = [
     )
 ]
 _ASSIGNED = re.compile(r"(?<![<>!=:])=(?![>=])")
-_CONTRADICTION = ("premises that contradict each other", "ones that can be true together")
+_CONTRADICTION = ("premises that contradict each other", "premises that can be true together")
 
 
 def is_label(value: Any) -> bool:
@@ -72,8 +72,7 @@ MAX_CONNECTIVES = Field(
 )
 ANSWER = Field(
     "answer",
-    f"the label: {', '.join(LABELS)} (also Unknown); absent: z3 finds it from premises and "
-    "conclusion",
+    f"the label: {', '.join(LABELS)} (also Unknown); absent: derived from premises and conclusion",
     check=is_label,
 )
 PREMISES = Field(
@@ -82,7 +81,7 @@ PREMISES = Field(
 CONCLUSION = Field("conclusion", _FORMULA, check=is_text)
 TARGET = Field(
     "target",
-    "a formula: the completion then gives one that follows from the premises and entails it",
+    "a formula: the completion must give a formula that follows from the premises and entails it",
     check=is_text,
 )
 
@@ -278,8 +277,9 @@ BOOLEAN_EQUIVALENCE = Verifier(
     check_spec=spec_check(read_boolean),
     domain="propositional formulas: equivalence, normal forms, simplification",
     fields=(FORMULA, FORM, MAX_CONNECTIVES),
-    accepts="the formula in a box, answer tags or after 'the answer is', else the last line; what "
-    f"follows its last = ; {_SIZES}; a truth table up to {MAX_TABLE} variables, z3 beyond",
+    accepts="the formula in a box, in answer tags or after 'the answer is', else in the last line; "
+    f"only the text after the last = counts; {_SIZES}; a truth table decides up to {MAX_TABLE} "
+    "variables, and z3 decides more",
     **_SHARED,
 )
 
@@ -291,8 +291,8 @@ ENTAILMENT = Verifier(
     domain="what follows from premises: a label (True, False, Uncertain), or a formula that "
     "follows",
     fields=(ANSWER, PREMISES, CONCLUSION, TARGET),
-    accepts="a label or a formula in a box, answer tags or after 'the answer is', else in the last "
-    f"line; propositional or first-order with one sort, functions and equality; {_SIZES}; z3 under "
-    f"a limit of {RLIMIT} units, beyond which a completion is not judged",
+    accepts="a label or a formula in a box, in answer tags or after 'the answer is', else in the "
+    f"last line; propositional or first-order with one sort, functions and equality; {_SIZES}; a "
+    f"completion for which z3 needs more than {RLIMIT} resource units is not judged",
     **_SHARED,
 )

@@ -83,7 +83,7 @@ def _think_fault(text: str, think: ThinkFormat, filled: bool) -> str:
     if not fault and before.strip():
         fault = "text before the open tag"
     if not fault and has_content(reasoning) != filled:
-        fault = "an empty think block" if filled else "reasoning where none is asked for"
+        fault = "an empty think block" if filled else "reasoning in a block that must be empty"
     if not fault and not has_content(answer):
         fault = "no answer after the close tag"
     return fault
@@ -141,8 +141,8 @@ THINK_FORMAT = Verifier(
     executor="inline",
     domain="the form of the reasoning block",
     fields=(BLOCK,),
-    accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with "
-    "content (or without any, as think_block says)",
+    accepts="the tags of the prompt's think format, each once, in order and exactly spelled, "
+    "around visible content (or around none if think_block is empty)",
     weight=0.1,
     text_only=True,
     cached=True,
@@ -155,8 +155,8 @@ ANSWER_TAGS = Verifier(
     executor="inline",
     domain="the form of the answer: between tags, once, at the end",
     fields=(OPEN_TAG, CLOSE_TAG, ONLY),
-    accepts="outside the think block: the tags exactly once, in order, spelled exactly, with "
-    "content, and nothing but white space after them",
+    accepts="outside the think block: the tags, each once, in order and exactly spelled, around "
+    "visible content, and only white space after them",
     weight=0.1,
     text_only=True,
     cached=True,

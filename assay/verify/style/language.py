@@ -66,7 +66,7 @@ def _is_target(value: Any) -> bool:
 
 TARGET = Field("target", "a language code such as en, zh, de", needed=True, check=_is_target)
 PART = choice("part", "reasoning", "answer", "all")
-THRESHOLD = Field("threshold", "a share: the lowest that passes", default=0.9, check=number(0, 1))
+THRESHOLD = Field("threshold", "the lowest share that passes", default=0.9, check=number(0, 1))
 
 
 def judge_language(problem: Problem, completion: Completion) -> Part:

@@ -198,7 +198,7 @@ def test_known_errors(known: Any) -> None:
     ]
     says, stricter_says = ("passed" if verdict.passed else "failed" for verdict in verdicts)
     assert says == known.says != known.should_say
-    assert (stricter_says == known.should_say) == known.what.startswith("without stricter")
+    assert (stricter_says == known.should_say) == known.what.startswith("Without stricter")
 
 
 @pytest.mark.parametrize("row", list(labelled_rows("instructions")), ids=lambda row: row["id"])
