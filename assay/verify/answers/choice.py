@@ -118,7 +118,7 @@ def _without_label(text: str, label: str) -> str:
 
 def _gold_label(gold: Any, options: Options, where: str) -> str:
     # If the row has options, an integer is an index from 0, as in the rows of MMLU.
-    # If the row has none, an integer is itself a label.
+    # If the row has no options, an integer is itself a label.
     if isinstance(gold, int) and options.texts and 0 <= gold < len(options.labels):
         return options.labels[gold]
     text = unwrapped(str(gold))

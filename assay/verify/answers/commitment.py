@@ -189,7 +189,7 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
 
 
 def text_between(text: str, found: Iterable[Mark]) -> Iterator[str]:
-    """Yield the text before, between and after the marks."""
+    """Yield the text before, between and after the given marks."""
     start = 0
     for mark in found:
         yield text[start : mark.start]
@@ -226,7 +226,7 @@ def _tags(text: str) -> Iterator[Mark]:
 
 
 def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
-    """Return the nonempty marks that are not negated by the surrounding words."""
+    """Return the nonempty boxes and tags that the surrounding words do not negate."""
     return [mark for mark in found if mark.content.strip() and not _is_negated(text, mark)]
 
 
@@ -246,9 +246,9 @@ def _say_others(before: str) -> bool:
 
 
 def last_run(text: str, found: list[Mark]) -> list[Mark]:
-    """Return the last group of adjacent marks, which usually is a single mark."""
-    # Text between two marks may join them, name alternatives, or be short.
-    # A short text separates the marks if its words derive a new result, such as "so" or "gives".
+    """Return the last group of adjacent boxes and tags, which usually is a single box."""
+    # Two marks are adjacent if the text between them joins them, names alternatives, or is short.
+    # A short text separates two marks if its words derive a new result, such as "so" or "gives".
     run = found[-1:]
     for mark in reversed(found[:-1]):
         between = text[mark.end : run[0].start]
@@ -263,7 +263,7 @@ def last_run(text: str, found: list[Mark]) -> list[Mark]:
 
 
 def last_marks(text: str) -> list[Mark]:
-    """Return the last group of adjacent marks, without the marks that the text negates."""
+    """Return the last group of adjacent boxes and tags, without those that the text negates."""
     return last_run(text, meant(text, marks(text)))
 
 
@@ -361,7 +361,8 @@ def _without_unpaired(content: str, opening: str, closing: str) -> str:
 def commitment(text: str) -> tuple[tuple[str, ...], int]:
     """Return the contents of the final answer and its end position. Position 0: no answer.
 
-    A phrase after the last tag or box overrules that mark. Adjacent marks give several contents.
+    A phrase after the last tag or box overrules that tag or box. Adjacent boxes give several
+    contents.
     """
     run = last_marks(text)
     end = run[-1].end if run else 0

@@ -115,7 +115,7 @@ def read_spec(problem: Problem) -> tuple[Named, list[tuple[str, Named]]]:
 
 
 def fault(call: FunctionCall, functions: Named, expected: tuple[str, Named]) -> str:
-    """Return the fault of a call, or "" for a correct call. The text hides the expected value."""
+    """Return the fault of a call without the expected value, or "" for a correct call."""
     name, accepted = expected
     if call.name != name:
         return f"{call.name}: another function is expected"

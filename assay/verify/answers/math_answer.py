@@ -94,7 +94,7 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
     """Return whether an answer with other words equals the expected value.
 
-    An answer phrase must equal the value as a whole. A box can contain other words.
+    An answer phrase must equal the value as a whole. A box can contain words besides the value.
     """
     (part,), phrase = commitment.parts, commitment.phrase
     if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():

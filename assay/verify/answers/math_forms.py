@@ -225,7 +225,7 @@ _WRITTEN = re.compile(r"\^|!|binom|choose")
 def is_unsummed(gold: str, text: str, numeral: bool) -> bool:
     """Return whether a text has more unevaluated sums or quotients than the expected constant.
 
-    numeral: whether the constant is a number in digits. Products must then be evaluated too.
+    numeral: whether the constant is a number in digits, so that products must be evaluated too.
     """
     # A complex number such as 1 + 2i may be a sum.
     gold, text = (_TIMES.sub("*", each) for each in (gold, text))

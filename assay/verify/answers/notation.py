@@ -109,7 +109,7 @@ def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
     if not signs_a and not signs_b:
         return _same_modulus(gold, found, equal)
     if signs_a != signs_b:
-        # The answer "x \equiv 3" names a value, as "x = 3" does. So only the value is compared.
+        # Like "x = 3", the answer "x \equiv 3" only names a value, and only the value is compared.
         for signs, pieces, other in ((signs_a, a, found), (signs_b, b, gold)):
             if signs == ["equiv"] and is_label(pieces[0]) and not (signs_a and signs_b):
                 first, second = (pieces[1], other) if signs is signs_a else (other, pieces[1])

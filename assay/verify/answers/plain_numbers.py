@@ -171,7 +171,7 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
     power = (match["power"] or match["power2"] or "").replace(" ", "")
     if not power:
         return number
-    # Ten to a longer exponent would take too much memory as an exact fraction.
+    # A power of ten with a longer exponent would need too much memory as an exact fraction.
     if len(power) > 4:
         return None
     return PlainNumber(

@@ -159,7 +159,7 @@ def _is_in_formula(text: str, start: int, end: int, number: str) -> bool:
     before = text[:start].rstrip()
     if _OPEN_BEFORE.search(before) or before[-1:] in ("-", "−") or _WORKED_ON.match(text, end):
         return True
-    # The two texts differ if the minus sign before the number is a subtraction.
+    # `numbers_of` has removed the minus sign of the number if the sign is a subtraction.
     return text[start:end].strip() != number
 
 
@@ -249,8 +249,8 @@ def _stands_alone(text: str) -> bool:
 def value_of_last_line(text: str) -> str | None:
     """Return the last line of a reply if the line is only an answer, else None.
 
-    A line of an enumeration does not count. Such a line has a bullet, or a similar value is on the
-    line before.
+    A line of an enumeration does not count, such as a line with a bullet or a line after a similar
+    value.
     """
     lines = [line.strip() for line in _protected(text[-MAX_ENDING:]).split("\n") if line.strip()]
     if len(lines) < 2:
@@ -298,7 +298,7 @@ def bold_value_at_end(text: str) -> str | None:
 
 
 def value_of_last_sentence(text: str) -> tuple[str, str] | None:
-    """Return (value, sentence) of the last sentence, or None.
+    """Return (value, sentence) for the value that a text's last sentence states, or None.
 
     If the last sentence has no number and leaves nothing open, the sentence before it is read. A
     value without a sentence counts only if a word such as "so" introduces it as a conclusion.

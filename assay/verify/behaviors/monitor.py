@@ -174,7 +174,7 @@ TRACE_MONITOR = Verifier(
     name="trace_monitor",
     version=1,
     judge=judge_trace,
-    domain="findings in the reasoning: stated intent to exploit the checker, stated violation of a "
+    domain="the reasoning trace: a stated intent to exploit the checker, a stated violation of a "
     "policy, an answer that differs from the conclusion; recorded as a metric, refused as a reward",
     fields=(AS_REWARD,),
     accepts="English traces; the reasoning if there is a think block, else the whole completion",

@@ -45,8 +45,8 @@ BEHAVIORS_VERIFIER = Verifier(
     name="behaviors",
     version=1,
     judge=judge_behaviors,
-    domain="which behaviors the reasoning shows, such as self-verification; recorded as a metric, "
-    "default weight 0",
+    domain="the behaviors that the reasoning shows, such as self-verification; recorded as a "
+    "metric, default weight 0",
     fields=(BEHAVIOR,),
     accepts="any English text; the reasoning if there is a think block, else the whole completion",
     partial_credit="the share of the named behaviors",

@@ -78,8 +78,8 @@ class Instruction:
 def loose_variants(text: str) -> tuple[str, ...]:
     """Return the eight texts of IFEval's loose mode.
 
-    They are the text, the text without its first line, without its last line, and without both, and
-    each of these without asterisks.
+    Four of these texts are the text itself, the text without its first line, without its last line,
+    and without both lines. The other four are the same texts without asterisks.
     """
     lines = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]

@@ -1,9 +1,9 @@
 """Count sentences like IFEval's public scorer.
 
 The public scorer uses Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
-Detection", Computational Linguistics 32(4), 2006) with its English model. This module decides as in
-section 4 of the paper. sentence_words.toml has two lists of the model: abbreviations, and words
-that often start a sentence after an abbreviation.
+Detection", Computational Linguistics 32(4), 2006) with its English model. This module follows
+section 4 of that paper. sentence_words.toml has two lists of Punkt's English model: abbreviations,
+and words that often start a sentence after an abbreviation.
 """
 
 from __future__ import annotations

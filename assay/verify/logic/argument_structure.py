@@ -107,7 +107,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
         numbers.add(number)
     last = words_of(steps[-1][1])
     circular = repeated > 0 and any(_same(last, each) for each in said[: max(1, starts)])
-    # The number of uncounted steps is bounded. Otherwise one supported step could earn everything.
+    # At most this many steps count as premises. Otherwise one supported step could earn everything.
     counted = len(steps) - min(starts, max(len(premises), len(steps) // 2))
     share = supported / counted if counted else 0.0
     detail, factor = "", 1.0

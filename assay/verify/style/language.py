@@ -16,13 +16,13 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
-# Letters. Sentences with fewer letters are combined, because no detector recognizes them.
+# Sentences with fewer letters than this are combined, because no detector recognizes them.
 CHUNK = 40
-# Letters. If fewer letters are undecided, the decided words or the script decide.
+# Undecided words with fewer letters than this are ignored, or are decided by their script alone.
 LEAST_LETTERS = 40
 # Maximum number of characters that the detector reads.
 DETECTED = 2000
-# Words. If the think block has fewer words, the whole text is judged.
+# If the think block has fewer words than this, the whole text is judged.
 LEAST_REASONING = 10
 # Minimum share of function words in a text that identifies a language.
 SURE = 0.18
@@ -52,8 +52,9 @@ _NOT_WORDS = re.compile(
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"
-# A word has one of three forms: at least two Latin letters, because a single letter is a variable;
-# letters of another script with their combining marks; or a single Chinese or Japanese character.
+# A word in Latin letters has at least two letters, because a single letter is a variable.
+# Letters of another script form a word with their combining marks.
+# Each Chinese or Japanese character is a word.
 _WORD = re.compile(
     rf"[{_SINGLE}]|[{_LATIN}][{_LATIN}\u0300-\u036f'’]+"
     rf"|[^\W\d_{_SINGLE}{_LATIN}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}{_LATIN}]*"

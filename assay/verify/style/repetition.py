@@ -18,16 +18,16 @@ NGRAM = 4
 NGRAM_CJK = 8
 # Allowed share of repeated n-grams. The largest share measured in honest text is 0.38.
 ALLOWED = 0.4
-# Additional allowance if all numbers count as equal. Honest worked examples then repeat more.
+# Additional allowance if all numbers count as equal, for worked examples that differ in numbers.
 ALLOWED_FOLDED = 0.3
 ALLOWED_SENTENCES = 0.25
-# Units. An n-gram that occurs again after a longer distance does not count as repeated.
+# An n-gram that occurs again after more units than this does not count as repeated.
 WINDOW = 2048
 # Units per block. Each block has its own allowance, so that honest text cannot hide a late loop.
 BLOCK = 256
-# Units. A text with fewer units has too few n-grams.
+# A text with fewer units has too few n-grams to measure their repetition.
 LEAST = 24
-# Units. In a text with fewer units, even repeated sentences are no evidence of a loop.
+# In a text with fewer units, even repeated sentences are no evidence of a loop.
 LEAST_SENTENCES = 12
 # A run of one number that is at least this long counts, although n-grams of numbers do not.
 LONG_RUN = 32
