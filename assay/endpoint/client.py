@@ -125,7 +125,7 @@ class EndpointClient:
     ) -> tuple[Read, Reply, dict[str, Any]]:
         """Request one judgement, with retries. Raises EndpointFailure.
 
-        Returns the result of ``read`` on the reply, the reply, and the response body.
+        Returns (result of ``read`` on the reply, reply, response body).
 
         deadline: time on the `time.monotonic` clock, for all attempts together.
         seed: seed of the backoff jitter.

@@ -12,7 +12,7 @@ from assay.endpoint.replies import read_usage
 from assay.endpoint.settings import Endpoint
 
 # Assumed characters per token, where an endpoint reports no token counts.
-# English text has about 4 characters per token. The lower value overestimates the cost.
+# English text has about 4 characters per token, so the assumption overestimates the cost.
 CHARS_PER_TOKEN = 3
 COUNTS = (
     *("requests", "failures", "reused", "unstructured"),

@@ -211,7 +211,7 @@ class HttpClient:
             return httpx2.Client(**_connection(self._concurrency), trust_env=self._proxies)
 
     def close(self) -> None:
-        """Close the connections. The next request opens new ones."""
+        """Close the connections. The next request opens new connections."""
         with self._lock:
             self._close()
             self._http = None
@@ -224,7 +224,7 @@ def _close(http: httpx2.Client, process: int) -> None:
 
 
 class _TimeLeft(dict[str, float]):
-    """Timeouts of a request that share one deadline. Each phase gets the remaining time.
+    """Timeouts of a request that share one deadline: each phase gets the remaining time.
 
     httpx2 applies its own timeouts to each phase (connect, write, read) separately, so a request
     could take several times as long.

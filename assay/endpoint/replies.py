@@ -1,8 +1,8 @@
 """Parse a judge's reply: find the one JSON object with the verdict key of its request.
 
 A judge quotes the texts that it examines, and a completion may contain text that looks like a
-verdict. The verdict key therefore contains a hash of the examined texts. The hash occurs in none
-of these texts.
+verdict. The verdict key therefore contains a hash of the examined texts, which occurs in none of
+the examined texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from assay.endpoint.http_client import EndpointFailure
 
-# Length of the searched end of a reply, in characters.
+# Number of characters at the end of a reply in which the parser searches.
 MAX_REPLY = 200_000
 # Number of opening braces that the search tries as the start of a JSON object.
 # Each attempt may scan the rest of the text, so a reply full of braces would take quadratic time.

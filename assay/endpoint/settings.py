@@ -38,7 +38,7 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-# Options that each judge of ``judges`` sets separately. Judges share all other options.
+# Options that each table of ``judges`` sets for one judge. Judges share all other options.
 JUDGE_FIELDS = (
     # No check here: the error message of a check would show a password in the URL.
     option("url", ADDRESS),
@@ -213,7 +213,7 @@ def is_url(value: Any) -> bool:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except (ValueError, TypeError, AttributeError):
         return False
-    # Azure requires the query key api-version. Any other query may contain a key.
+    # Azure requires the query key api-version. Any other query string may contain an API key.
     query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
     whole = not re.search(r"\s", value.strip())
     # Credentials in a URL would appear in messages and logs.

@@ -50,8 +50,8 @@ class TurnController(Protocol):
     """Observes one completion, and may inject tokens into the completion.
 
     The generator calls a turn controller before the first token, after each sampled token, and
-    after the last injected token. The result may depend only on this completion, so that a
-    completion does not depend on others of the batch. A completion does not end while tokens are
+    after the last injected token. The result may depend only on this completion, not on other
+    completions of the batch. A completion does not end while tokens are
     injected. A controller that needs time, such as for a tool, returns a future. The completion
     pauses until the future's result arrives. The delay does not change the completion's tokens.
     """

@@ -101,7 +101,7 @@ class CompiledCache(KeyValues):
         self._held = [self._held[slot] for slot in slots.tolist()]
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Prepare for one token per slot at its position; an idle slot's position is arbitrary."""
+        """Prepare for a step with one token per slot. An idle slot's position is arbitrary."""
         # An idle slot has position 0 and a stale prompt, which would give a negative own position.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 

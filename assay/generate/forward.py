@@ -99,8 +99,8 @@ class ModuleForward:
     """Decoding with the module's own forward.
 
     by_blocks: whether decoding uses batch-invariant attention, so that other rows cannot change a
-    result. Without it, the model's own attention runs over gathered keys, and other rows can change
-    the last bits. in_blocks: whether prompts are read in blocks, if the model permits blocks.
+    result. The model's own attention, over gathered keys, lets other rows change the last bits.
+    in_blocks: whether prompts are read in blocks, if the model permits blocks.
     """
 
     def __init__(self, model: nn.Module, by_blocks: bool, in_blocks: bool = True) -> None:
@@ -242,9 +242,9 @@ class Choice:
 
     row_counts: the number of slots padded to a multiple of ``row_multiple``, then smaller row
     counts that give the same bits, in descending order. independent: whether completions are
-    bitwise independent of the rest of the batch. In a mixture of experts they are not, because the
-    routes of other completions determine the shapes of the products. reasons: error messages of
-    the faster paths that were rejected.
+    bitwise independent of the rest of the batch. A mixture of experts is not independent, because
+    the routes of other completions determine the shapes of the products. reasons: error messages
+    of the faster paths that were rejected.
     """
 
     forward: Forward
@@ -314,7 +314,7 @@ def choose_forward(
                 counts += _fewer_rows(forward, tokens_L, num_rows, logprobs, kv_mib)
             forward.release()
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
-        # The caller reports too little memory with the settings that need less.
+        # The caller names the settings that need less memory.
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # third-party model code may raise any exception

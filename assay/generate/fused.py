@@ -30,7 +30,7 @@ from assay.model.family import Decoder, Layer, NotLean
 LONGEST_CAPTURED = 2048
 # Maximum number of captured prompt lengths in one call. Other lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
-# A prompt length is captured after the call has read this many prompts of that length.
+# Number of prompts of one length that a call reads before it captures that length.
 # A capture takes the time of several prompts, and a call's graphs are dropped at its end.
 READ_BEFORE_CAPTURE = 2
 

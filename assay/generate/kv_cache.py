@@ -110,7 +110,7 @@ class KeyValues:
         raise NotImplementedError
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Prepare for one token per slot at its position; no position exceeds ``extent``."""
+        """Prepare for a step with one token per slot. No position exceeds ``extent``."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -269,7 +269,7 @@ class SlotCache(KeyValues, Cache):
         row_SH = row_S[:, None] * heads + torch.arange(heads, device=device)
         return (row_SH * BLOCK + self._positions_S[:, None] % BLOCK).view(-1)
 
-    # The interface that a Hugging Face model calls.
+    # Methods that a Hugging Face model calls on its cache.
 
     def update(
         self,

@@ -22,7 +22,7 @@ class OpenCompletion:
     """An unfinished completion of a request-based generator, such as vLLM.
 
     A request continues the prompt and the tokens so far, until the turn controller injects tokens
-    or returns a future. A new request then continues all these tokens. controller: the turn
+    or returns a future. A new request then continues the completion. controller: the turn
     controller. text_ends: searches for stop strings; None: the request itself stops at stop
     strings. num_undone: number of removed tokens. needs_request: whether a new request must
     continue the completion. promise: future of the turn controller while the completion is paused.

@@ -32,7 +32,7 @@ class OversamplingCutoff:
             self.lower(self._lengths[self.enough - 1])
 
     def lower(self, limit: int) -> None:
-        """Lower the limit to ``limit``, which another process may have found."""
+        """Lower the limit to a value that another process has found."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def first(self, groups: Sequence[Group]) -> list[Group]:

@@ -24,7 +24,7 @@ from assay.model.family import unwrap
 @dataclass(eq=False)
 class _Row:
     """A slot's completion. start: the model's state after the prompt, never changed. state: the
-    state after ``prompt`` and ``fed``. logits_V: logits after the newest fed token.
+    model's state after the tokens ``prompt`` and ``fed``. logits_V: logits after the newest token.
     """
 
     prompt: list[int]

@@ -107,7 +107,7 @@ class Slots:
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         # Number of removed tokens, which is added to the index of the next random draw.
-        # Otherwise the random number of a removed token would be used again.
+        # The random number of a removed token is therefore never used again.
         self.undone_S = np.zeros(num_rows, np.int64)
         # A paused slot feeds its last token again, with the same bits. `held` stores its logs.
         self.waits_S = np.zeros(num_rows, np.bool_)
@@ -283,7 +283,7 @@ class Slots:
                 self.sampled_log[row, slot] = False
 
     def _undo(self, slot: int, num_tokens: int) -> None:
-        """Remove the newest tokens. The slot then feeds the token before them again."""
+        """Remove the newest tokens, so that the slot feeds the last remaining token again."""
         if not num_tokens:
             return
         kept = self.rows(slot)[:-num_tokens]

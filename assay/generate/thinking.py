@@ -81,7 +81,7 @@ class ThinkControl:
         return ThinkController(self)
 
     def may_end_a_tag(self, token: int) -> bool:
-        """Return whether a tag may end in this token. The text is decoded only in this case."""
+        """Return whether a tag may end in this token, so that the text must be decoded."""
         if token not in self._may_end:
             tags = self.think.open_tag[-1] + self.think.close_tag[-1]
             self._may_end[token] = not (_ENDS_OF_TAGS | {*tags}).isdisjoint(self.text_of([token]))

@@ -94,8 +94,8 @@ class VllmEngine:
     Not exact: vLLM's products round differently and depend on the other completions of a batch, so
     importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
     expected: returns the expected result of `probe`; None: the caller compares the probe. marks:
-    environment variables that identify vLLM's processes, so that these end if this process is
-    killed; None: vLLM runs inside this process. watch, make_controller, log: see `Engine`.
+    environment variables that identify vLLM's processes, which then end if this process is killed;
+    None: vLLM runs inside this process. watch, make_controller, log: see `Engine`.
     """
 
     exact = False
@@ -302,7 +302,7 @@ class VllmEngine:
 
 
 def import_vllm() -> Any:
-    """Import and return vLLM. Raises MissingExtra if it is not installed."""
+    """Import and return vLLM. Raises MissingExtra if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingExtra.of("vLLM", "vllm", 'scale.generator = "vllm"')
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -1,4 +1,4 @@
-"""Access to the machine: files, clock, terminal, hardware. Any other package may import it.
+"""Access to the machine: files, clock, terminal, hardware. Any package may import this one.
 
 clock.py, heartbeat.py, startup.py    progress and the current phase
 files.py, records.py, removal.py      atomic writes, JSON records, deletion

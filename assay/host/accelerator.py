@@ -68,7 +68,7 @@ def random_states() -> tuple[str, list[Any]] | None:
     None if there is no accelerator, or if this process has not used the accelerator.
     """
     module = _module()
-    # A query of the state would initialize CUDA, which takes device memory.
+    # Reading the random state would initialize CUDA, which takes device memory.
     if module is None or not getattr(module, "is_initialized", lambda: True)():
         return None
     every = getattr(module, "get_rng_state_all", None)

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Work:
-    """Current work of a progress display. total: number of units of the work; 0: unknown."""
+    """Work whose progress is displayed. total: number of units of the work; 0: unknown."""
 
     what: str
     total: int = 0
@@ -37,7 +37,7 @@ class Work:
 
 
 class PhaseClock:
-    """Accumulates the seconds spent in named phases. `drain` returns and resets these seconds.
+    """Accumulates the seconds spent in named phases. `drain` returns and resets all sums.
 
     `each` calls ``check`` before each item. ``check`` raises an exception to stop the work.
     """
@@ -111,8 +111,8 @@ class PhaseClock:
 class RunClock(PhaseClock):
     """Clock of a run and its steps. elapsed_before: seconds of the run before the last resume.
 
-    A metrics row cannot contain the time of its own write or of the checkpoint that follows. These
-    times count in the row of the next step.
+    A metrics row cannot contain the time of its own write or of the checkpoint that follows, so
+    both times count in the row of the next step.
     """
 
     def __init__(self) -> None:

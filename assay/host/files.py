@@ -237,7 +237,7 @@ class Journal:
     def _end_last_line(self) -> bytes:
         """Remove an incomplete last line, which would corrupt the next row.
 
-        Returns a line break if the last line is complete except for its line break, and else b"".
+        Returns the missing line break of a last line that is otherwise complete, or b"".
         """
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""

@@ -49,7 +49,7 @@ def new_family() -> str:
 
 @dataclass(frozen=True)
 class WorkerMark:
-    """Environment mark and temporary folder of one worker, by which its orphans are found."""
+    """Environment mark and temporary folder of one worker, which identify its orphans."""
 
     family: str
     number: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -155,7 +155,7 @@ def _processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        # Only Linux has /proc. On other systems, only the process group can be killed.
+        # On systems without /proc, only the worker's process group can be killed.
         return []
 
 

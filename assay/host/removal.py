@@ -3,8 +3,8 @@
 Each function first checks that it may change the file. A folder is removed only if it has a
 temporary name of Assay or contains a list of files that Assay wrote. A move never overwrites a
 file. A name that a file contains must refer to one entry of one folder. No other module may remove
-or rename files, which `tests/host/test_removal.py` checks. The exception is
-`assay/verify/sandbox/isolation.py`, which runs without the package.
+or rename files, except `assay/verify/sandbox/isolation.py`, which runs without the package.
+`tests/host/test_removal.py` checks all modules.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def scratch_beside(path: Path, use: str) -> Path:
         is_own = process == str(os.getpid())
         if is_own or (process.isdecimal() and not is_alive(int(process))):
             remove_temporary(left)
-    # The checksum stands for the name, which can contain characters that `_TEMPORARY` rejects.
+    # A checksum instead of the name, which can contain characters that `_TEMPORARY` rejects.
     return path.with_name(f"{prefix}{os.getpid()}")
 
 
@@ -143,7 +143,7 @@ def move_aside(path: Path, prefix: str) -> Path:
 
 
 def list_written(folder: Path) -> None:
-    """Write the list of a folder's files into the folder. Assay may later replace these files."""
+    """Write the list of a folder's files into the folder, so that Assay may replace the files."""
     text = json.dumps(_digests(folder), indent=1)
     (folder / WRITTEN).write_text(f"{text}\n", encoding="utf-8")
 

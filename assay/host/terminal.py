@@ -95,7 +95,7 @@ def warn(line: str) -> None:
 @contextmanager
 def guarded_python() -> Generator[None]:
     """Escape the interpreter's own output: tracebacks, also of threads, and library warnings."""
-    # This hook stays: the interpreter prints the last traceback after the ``with`` block.
+    # `sys.excepthook` stays set, because Python prints the last traceback after the block.
     sys.excepthook = _show_exception
     of_threads = threading.excepthook
     # Threads do not use sys.excepthook.

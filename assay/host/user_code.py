@@ -1,7 +1,7 @@
 """Import of user code, named as ``package.module:object``.
 
-A user module may raise, exit or hang during import. Each of these faults raises an error with a
-one-line message, so that no fault ends the process silently.
+A user module may raise, exit or hang during import. An error with a one-line message then reports
+the fault, so that no user module ends the process silently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """Import the object ``package.module:object``. Raises ``error`` with a one-line message.
 
     where: location of the name, such as ``guard.rules my_rules:stop``. Python searches the working
-        directory last, so that a module there cannot shadow an installed package.
+        directory last, so that its modules cannot shadow an installed package.
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), "package.module:object"))
@@ -39,7 +39,7 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 def _exit_raises() -> Generator[None]:
     """Convert ``os._exit`` in this thread to SystemExit."""
     # A module that calls ``os._exit`` during import would end the command silently.
-    # Such an exit could even have code 0, which means success.
+    # The exit code of such a module could even be 0, which means success.
     end, importing = os._exit, True
     thread = threading.get_ident()
 

@@ -194,7 +194,7 @@ class WorkerProcess:
     def kill(self) -> int:
         """Kill the process and its process group, and return the exit code.
 
-        Descendants in other process groups stay; `end_orphans` kills these.
+        `end_orphans` kills descendants in other process groups.
         """
         with suppress(ProcessLookupError, PermissionError):
             # A hanging program could ignore SIGTERM.

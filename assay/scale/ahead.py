@@ -112,7 +112,7 @@ class AheadGenerator:
             rest = (sampling, group_size, first_sibling, on_group, cutoff)
             return self.actors.generate(problems, *rest)
         finally:
-            # No caller waits for sampling ahead, so it reports no progress.
+            # Sampling ahead reports no progress, because no caller waits.
             self.actors.watch = None
 
     def sleep(self) -> None:

@@ -1,4 +1,4 @@
-"""Ray cluster of a run: an existing cluster, or a local one that ends with the run."""
+"""Ray cluster of a run: an existing cluster, or a local cluster that ends with the run."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Server:
         """Refuse requests without the token, and requests that a browser sends for a web page.
 
         A web page may send a cross-origin POST without a preflight request if the content type is
-        that of an HTML form. With DNS rebinding, the page could even read the response.
+        that of an HTML form. With DNS rebinding, a web page could even read the response.
         """
         # Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor tokens.
         from starlette.datastructures import Headers as RequestHeaders
@@ -203,7 +203,7 @@ class Server:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # A web page cannot know the token. Without a token, Host must name this machine.
+        # A web page cannot know the token. Without a token, the Host header must name this machine.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):
@@ -243,14 +243,14 @@ class Server:
 
 
 def _name_of(host: str) -> str:
-    """Extract the name or address from a Host header, without the port; "" if it has none."""
+    """Extract the name or address from a Host header, without the port, or ""."""
     with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
     return ""
 
 
 def _netloc(origin: str) -> str | None:
-    """Extract host and port from an Origin header; None if it is malformed."""
+    """Extract host and port from an Origin header; None for a malformed header."""
     with suppress(ValueError):
         return urlsplit(origin).netloc
     return None

@@ -218,7 +218,7 @@ class ActorGenerator:
             self._receive(deque())
 
     def _send_limit(self, cutoff: OversamplingCutoff, group: Group) -> None:
-        """Report a finished group to the oversampling cutoff. Sends a lower limit to the actors."""
+        """Report a finished group to the cutoff, and send a lowered limit to the actors."""
         before = cutoff.limit
         cutoff.ended(group)
         if cutoff.limit is not None and cutoff.limit != before:

@@ -113,7 +113,7 @@ class Upstream:
                 async for event, said in reply.events():
                     if said is not None:
                         call.add(said, "delta")
-                    # The event with token counts has no choices. Clients get it only on request.
+                    # The event with token counts has no choices, and is sent only on request.
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:
@@ -228,7 +228,7 @@ class Routed:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
     async def _after_a_look(self) -> Response | None:
-        """Judge the cheap model's reply. Send it, or else the strong model's reply."""
+        """Judge the cheap model's reply, then send that reply or the strong model's reply."""
         from starlette.responses import Response
 
         # The cheap reply is not streamed: the rule judges it before the client gets any of it.

@@ -49,7 +49,7 @@ class UpstreamConfig(Section):
         return plain_tables({"request": value})["request"]
 
     def endpoint(self, where: str) -> Endpoint:
-        """Build the endpoint. Raises UserError for an invalid URL or key, without showing them."""
+        """Build the endpoint. Raises UserError for an invalid URL or key, but shows neither."""
         if not is_url(self.url):
             raise ConfigError(f"{where}.url: accepted: {ADDRESS}")
         prices, url = (self.price_input, self.price_output), completions_url(self.url)
@@ -108,7 +108,7 @@ def read_config(path: Path) -> RouteConfig:
 
 
 def open_judge(config: RouteConfig, where: str, stack: ExitStack) -> VerifierService | None:
-    """Open the verifiers of the rule; ``stack`` closes them. Raises ConfigError."""
+    """Open the verifiers of the routing rule, which ``stack`` closes. Raises ConfigError."""
     name, options = config.route.by, config.verification
     if name in RULES:
         return None

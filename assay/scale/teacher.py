@@ -30,7 +30,7 @@ Ask = Callable[[Any, Batch], Any]
 # Maximum number of consecutive losses of an actor.
 MOST_LOST = 3
 # Sizes of the layout probe: prompt tokens, completion tokens, completions.
-# At these sizes the tree layout, which computes a shared prompt once, is faster.
+# At the probe's sizes the tree layout, which computes a shared prompt once, is faster.
 PROVED = 64, 64, 8
 
 

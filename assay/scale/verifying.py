@@ -205,7 +205,7 @@ class VerifierActors:
         self._idle.append(handle)
 
     def warn_of_sandbox(self, host: str, trouble: str) -> None:
-        """Warn once per machine, on standard error, that the sandbox does not work there."""
+        """Warn once per machine, on standard error, that its sandbox does not work."""
         if trouble and host not in self._warned:
             self._warned.add(host)
             why = " ".join(trouble.split())

@@ -56,7 +56,7 @@ class CallFormat(Protocol):
 
 
 class InText:
-    """Calls between marks, as configured in ``tools.call``. Each call is answered where it ends."""
+    """Calls between marks, as set in ``tools.call``. A call is answered as soon as it ends."""
 
     def __init__(self, pattern: str, tools: Mapping[str, Tool]) -> None:
         self._tools = tools

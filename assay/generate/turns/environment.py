@@ -1,4 +1,4 @@
-"""Environments: they reply to the policy over several turns and return the reward.
+"""Environments, which reply to the policy over several turns and return the reward.
 
 An environment is a class. One instance serves one completion:
 

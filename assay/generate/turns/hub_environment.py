@@ -1,7 +1,7 @@
 """Environments for the library verifiers 0.1, as on Prime Intellect's hub.
 
 Since version 0.2 of that library, environments are programs that call a server of the library.
-Assay does not support such environments.
+Assay does not support environments of these newer versions.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
     If a cell ends its process, the earlier cells run again in a new process, so only that cell's
-    state is lost. Running the earlier cells again may take half of a call's time limit. If they
-    need more time, or one of them ends the process, all state is lost, and the result says so.
+    state is lost. Running the earlier cells again may take half of a call's time limit. If the
+    earlier cells need more time, or end the process, all state is lost, and the result says so.
     """
 
     seconds: float

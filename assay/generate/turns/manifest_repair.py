@@ -94,7 +94,7 @@ def imperfect_repairs(
 ) -> Sequence[Trace]:
     """Return conversations about small manifests. A share ``right`` of the replies is right.
 
-    A right reply repairs a wrong value. Any other reply sets a random field to a random value of
+    A right reply repairs a wrong value. All other replies set a random field to a random value of
     the same type. The environment's messages are masked from the loss.
     """
     check(split, num_faults)

@@ -70,7 +70,7 @@ def _thread(name: str) -> AnswerThread:
 
 
 def next_thread(kind: str = "tools") -> AnswerThread:
-    """Return a thread for the next completion or call. The choice does not affect results."""
+    """Return a thread for the next completion or call. The thread does not affect results."""
     return _thread(f"{kind}-{next(_numbers) % min(MAX_THREADS, os.cpu_count() or 1)}")
 
 
@@ -107,7 +107,7 @@ class ChatFormatter:
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def may_close(self, token: int) -> bool:
-        """Return whether a turn may end in this token. The text is decoded only in this case."""
+        """Return whether a turn may end in this token, so that the text must be decoded."""
         if token not in self._closing:
             # A token may also end within a character.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}

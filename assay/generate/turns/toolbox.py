@@ -81,7 +81,7 @@ class ToolEnvironment:
     opened: dict[str, RunCall] = field(default_factory=dict[str, RunCall])
 
     def is_addressed(self, said: str, ended: bool) -> bool:
-        """Return whether a turn ends in calls."""
+        """Return whether an assistant turn ends with tool calls."""
         return bool(self.format.found(said, ended, self.think))
 
     def respond(self, said: str) -> Sequence[Message]:

@@ -70,7 +70,7 @@ def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Remove titles from a schema, because they repeat the names."""
+    """Remove titles from a schema, because titles repeat the names."""
     if isinstance(schema, list):
         return [_untitled(each) for each in schema]
     if not isinstance(schema, dict):
