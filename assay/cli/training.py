@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, show
-from assay.errors import INTERRUPTED, UserError, VerifierError
+from assay.errors import INTERRUPTED, UserError, VerifierError, message
 from assay.host.terminal import say
 
 
@@ -103,10 +103,38 @@ def plan(
     overwrite: Annotated[
         bool, typer.Option(help="Overwrite a file that assay plan did not write.")
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU",
+            help="Estimate memory, seconds and settings on a GPU such as H100 or RTX4090, without"
+            " the GPU and without weights. Nothing is measured or written.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --device and without CONFIG: the model to train.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --device: tokens of a prompt. Default: 512.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="With --device: price of one hour, for the cost.")
+    ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Recommend a training method with reasons, a pilot, memory and time, without training."""
+    if device is not None:
+        unused = {"--fact": facts, "--measure": measure, "--out": out, "--overwrite": overwrite}
+        show(_plan_on(device, config, model, prompt_tokens, price, overrides, unused), as_json)
+        return
+    for option, value in {
+        "--model": model,
+        "--prompt-tokens": prompt_tokens,
+        "--price": price,
+    }.items():
+        if value is not None:
+            raise UserError(message(option, "no --device", "a GPU to estimate, as --device H100"))
     from assay.plan.measured import plan as start
 
     result = start.plan(
@@ -120,3 +148,35 @@ def plan(
         say=say,
     )
     show(result, as_json)
+
+
+def _plan_on(
+    device: str,
+    path: Path | None,
+    model: str | None,
+    prompt_tokens: int | None,
+    price: float | None,
+    overrides: list[str] | None,
+    unused: dict[str, object],
+) -> object:
+    """Estimate a run on a named GPU. unused: options of `plan` that have no effect with it."""
+    from assay import config as configuration
+    from assay.plan.devices import find_gpu
+
+    gpu = find_gpu(device)
+    for option, value in unused.items():
+        if value not in (None, False):
+            found, accepted = "given with --device", "no option that measures or writes"
+            raise UserError(message(option, found, accepted, "leave one of the two out"))
+    if (path is None) == (model is None):
+        found = "both" if path else "neither"
+        raise UserError(message("assay plan --device", found, "a CONFIG file or --model NAME"))
+    # Imported after the checks, because torch takes seconds.
+    from assay.plan.on_device import PROMPT_TOKENS, default_config, plan_on
+
+    if path is None:
+        settings = default_config(str(model), overrides or [])
+    else:
+        settings = configuration.load(path, overrides or [])
+    with configuration.naming_lines(path, overrides or []):
+        return plan_on(gpu, settings, prompt_tokens or PROMPT_TOKENS, price)

@@ -200,10 +200,10 @@ def packed_mib(decoder: Decoder) -> float:
     return size
 
 
-def stacked_mib(decoder: Decoder) -> float:
-    """Return the size of stacked copies of maps with the same input in MiB.
+def stacked_mib(decoder: Decoder, most_mib: float | None = None) -> float:
+    """Return the size of stacked copies of maps with the same input, in MiB.
 
-    Raises NotLean if the copies are too large.
+    Raises NotLean above ``most_mib``. None: a quarter of the device's memory.
     """
     together = [
         one
@@ -211,7 +211,7 @@ def stacked_mib(decoder: Decoder) -> float:
         for one in (layer.query, layer.key, layer.value, layer.gate, layer.up)
     ]
     size = sum(weight.numel() * weight.element_size() for weight, _ in together) / 2**20
-    if size > default_kv_mib(decoder.embedding.device):
+    if size > (most_mib or default_kv_mib(decoder.embedding.device)):
         raise NotLean(f"stacked products would take {size:.0f} MiB, over a quarter of all memory")
     return size
 

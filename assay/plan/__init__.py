@@ -8,6 +8,8 @@ record.py        ``decision.md``: the decision of a plan or of a run, written an
 memory.py        memory of a run, part by part
 arithmetic.py    seconds of a run from the machine's measured rates
 step_seconds.py  seconds of one training step from unit times
+devices.py       GPUs with their data sheets
+on_device.py     a run on a GPU that this machine does not have
 
 `assay.plan.measured` opens a session, measures it, and implements ``assay plan``.
 """

@@ -27,8 +27,11 @@ LONG_HOURS = 4.0
 """Runs estimated to take longer than this get a warning that names the keys to lower."""
 RATES_ALONE = "this machine's rate of matrix products alone; `assay plan` times the model"
 SHARE_LEAN, SHARE_MODULES, SHARE_DECODING = 0.5, 0.35, 0.6
-"""Shares of the rate of a large matrix product: an update on the lean path, an update through
+"""Shares of a CPU's rate of large matrix products: an update on the lean path, an update through
 Hugging Face modules, and a decoding step."""
+GPU_LEAN, GPU_MODULES, GPU_DECODING = 0.22, 0.15, 0.2
+"""The same shares on a GPU. One H100 reached 0.21 and 0.25 in updates of a 0.5B model, and 0.2 in
+decoding steps of 64 and 512 completions (docs/gpu.md). The share of modules was not measured."""
 # Bytes that an optimizer step reads and writes for each trained weight.
 OPTIMIZER_BYTES = 48
 # Launch overhead of one layer in one decoding step, in seconds, on CPU and on GPU.
@@ -77,9 +80,10 @@ def units_from_rates(
     forward = 2.0 * maps
     learned = forward + 2.0 * maps + 2.0 * min(trained, maps)
     learned += forward if config.model.activation_checkpointing else 0.0
-    share = SHARE_LEAN if lean else SHARE_MODULES
-    slots = config.engine.slots
-    decode = size / rates.bytes + slots * forward / (SHARE_DECODING * rates.operations)
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    share = (GPU_LEAN if lean else GPU_MODULES) if on_gpu else SHARE_LEAN if lean else SHARE_MODULES
+    slots, decoding = config.engine.slots, GPU_DECODING if on_gpu else SHARE_DECODING
+    decode = size / rates.bytes + slots * forward / (decoding * rates.operations)
     return UnitSeconds(
         begin=0.0,
         prompt_token=forward / (share * rates.operations),

@@ -131,6 +131,7 @@ def plan_memory(
     num_heldout: int = 0,
     asked: Sequence[int] = (),
     lean: bool = True,
+    gpu_mib: float | None = None,
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
@@ -140,7 +141,8 @@ def plan_memory(
     interpreter and its libraries; None: this process's memory without the models. num_heldout:
     problems of an evaluation. asked: tokens of each file that the teacher scores once, before the
     first step; empty: the teacher stays loaded. lean: whether the probe accepted the lean path
-    (`assay.model.probe`).
+    (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton that this machine need not
+    have; None: the model's own device.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -169,8 +171,8 @@ def plan_memory(
         "slack": SLACK_MIB * MIB,
         "kernels": _kernel_bytes(config, model, prompt_tokens, tokens),
         "gradients": max(num_trained, num_critic) * FLOAT32,
-        **_update_parts(config, model, tokens, stays, lean),
-        **_generation_parts(config, model, prompt_tokens, num_heldout),
+        **_update_parts(config, model, tokens, stays, lean, gpu_mib is not None),
+        **_generation_parts(config, model, prompt_tokens, num_heldout, gpu_mib),
     }
     found = {name: size / MIB for name, size in parts.items() if size}
     return MemoryPlan(found, _settings(config), children_mib(), elsewhere / MIB)
@@ -309,7 +311,7 @@ def _asking_bytes(
 
 
 def _update_parts(
-    config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool
+    config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool, kernels: bool
 ) -> dict[str, float]:
     """Return the bytes of an update by part, without the gradients."""
     parameter = next(model.parameters())
@@ -320,7 +322,7 @@ def _update_parts(
     by_modules = device == "cpu" and not (lean and is_lean(model))
     checkpointed = config.model.activation_checkpointing
     kept = layers * width * size if checkpointed else layers * layer_bytes
-    fused = teacher is None and triton_jit.takes(parameter)
+    fused = teacher is None and (kernels or triton_jit.takes(parameter))
     most = FUSED_LOGITS_AT_ONCE if fused else LOGITS_AT_ONCE
     at_once = min(tokens, max(1, most // vocabulary))
     inner = getattr(shape, "intermediate_size", None) or 4 * width
@@ -348,13 +350,16 @@ def _update_parts(
 
 
 def _generation_parts(
-    config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int
+    config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int, gpu_mib: float | None
 ) -> dict[str, float]:
     """Return the bytes of a generation by part, and of the engine's check before the first one."""
     parameter = next(model.parameters())
+    on_gpu = parameter.device.type == "cuda"
+    fused = on_gpu and (gpu_mib is not None or has_triton())
     slots = -(-config.engine.slots // ROW_MULTIPLE) * ROW_MULTIPLE
-    cache = _empty_cache(model, slots)
-    budget = config.engine.max_kv_mib or default_kv_mib(parameter.device)
+    cache = _empty_cache(model, slots, fused)
+    quarter = gpu_mib / 4 if gpu_mib else default_kv_mib(parameter.device)
+    budget = config.engine.max_kv_mib or quarter
     longest = config.sampling.max_tokens
     extent = Extent(prompt_tokens + longest, prompt_tokens, longest)
     rooms: list[Room] = []
@@ -369,19 +374,19 @@ def _generation_parts(
     vocabulary = model.config.get_text_config().vocab_size
     # The logits of a step and their copy. A GPU's captured sampling also holds four float32 tensors
     # of their size in the memory of its graph.
-    logits = 2 * parameter.element_size() + (16 if parameter.device.type == "cuda" else 0)
+    logits = 2 * parameter.element_size() + (16 if on_gpu else 0)
     return {
-        "packed": _packed_bytes(model),
+        "packed": _packed_bytes(model, fused, quarter),
         "kv_cache": max((_cache_bytes(cache, room, slots, budget) for room in rooms), default=0.0),
         "decoding": slots * vocabulary * logits if rooms else 0,
         "proof": _cache_bytes(cache, proof, slots, budget),
     }
 
 
-def _empty_cache(model: Any, slots: int) -> KeyValues:
+def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
     """Return the cache that the engine will choose, with a prompt's shapes but no memory."""
     try:
-        if next(model.parameters()).device.type == "cuda" and has_triton():
+        if fused:
             return FusedCache.of(Decoder.of(model))
         return CompiledForward(model).cache
     except NotLean:
@@ -408,12 +413,15 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
     return (tokens + room.extent.prompt) * cache.bytes_per_token
 
 
-def _packed_bytes(model: Any) -> float:
-    """Return the bytes of packed or stacked linear weights, if the engine copies them."""
+def _packed_bytes(model: Any, fused: bool, most_mib: float) -> float:
+    """Return the bytes of packed or stacked linear weights, if the engine copies them.
+
+    most_mib: limit of the stacked copies on a GPU.
+    """
     try:
         decoder = Decoder.of(model)
-        if decoder.embedding.device.type == "cuda" and has_triton():
-            return stacked_mib(decoder) * MIB
+        if fused:
+            return stacked_mib(decoder, most_mib) * MIB
         return packed_mib(decoder) * MIB
     except NotLean:
         return 0.0

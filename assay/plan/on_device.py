@@ -1,0 +1,300 @@
+"""Estimate a run on a GPU that this machine does not have: memory, seconds, and settings that fit.
+
+The model has no weights here (`assay.model.skeleton`), so any size can be estimated. Memory is the
+sum of `assay.plan.memory`; seconds follow from the vendor's rates and from the shares of them that
+one H100 reached (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay import config as configuration
+from assay.config import MOST_SLOTS, ModelConfig, TrainConfig
+from assay.config.toml_text import toml_line
+from assay.errors import ConfigError, ModelError, message
+from assay.learn.algorithms import algorithm, preference
+from assay.model.adapters import ADAPTER_FILE
+from assay.model.family import is_lean
+from assay.model.load import choose_dtype, find_parts
+from assay.model.shapes import check_config
+from assay.model.skeleton import skeleton
+from assay.model.sources import ModelSource, read_outline
+from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
+from assay.plan.devices import Gpu
+from assay.plan.memory import MemoryPlan, plan_memory
+
+# Shares of the data sheet that an H100 reached: 790 of 989 TFLOP/s in a large product, and 2,946 of
+# 3,350 GB/s in a copy.
+REACHED_PRODUCTS, REACHED_BANDWIDTH = 0.8, 0.88
+# Prompt length without rows to measure.
+PROMPT_TOKENS = 512
+SMALL_MICRO_BATCH, FEW_SLOTS = 2048, 16
+STAGES = ("rl", "sft", "pretrain", "preference")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The configured run with some settings changed.
+
+    settings: changed keys. expected: None if the length of the run depends on rows that were not
+    read.
+    """
+
+    settings: Mapping[str, Any]
+    memory: MemoryPlan
+    expected: Expected | None
+    fits: bool
+
+    @property
+    def words(self) -> str:
+        """The changed settings in one line."""
+        shown = [
+            f"[{key}]" if value == {} else f"{key} = {toml_line('x', value).removeprefix('x = ')}"
+            for key, value in self.settings.items()
+        ]
+        return ", ".join(shown) or "as configured"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """Estimates of a run on a GPU, as configured and with settings that need less memory.
+
+    prompt_tokens: assumed length of a long prompt. price: of one hour of the GPU.
+    """
+
+    gpu: Gpu
+    model: str
+    num_weights: int
+    dtype: str
+    prompt_tokens: int
+    work: str
+    variants: Sequence[Variant]
+    price: float | None = None
+
+    @property
+    def chosen(self) -> Variant | None:
+        """The first variant that fits."""
+        return next((one for one in self.variants if one.fits), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "device": self.gpu.name,
+            "memory_mib": self.gpu.memory_mib,
+            "usable_mib": self.gpu.usable_mib,
+            "model": self.model,
+            "num_weights": self.num_weights,
+            "dtype": self.dtype,
+            "prompt_tokens": self.prompt_tokens,
+            "variants": [
+                {
+                    "settings": dict(one.settings),
+                    "peak_mib": one.memory.total_mib,
+                    "parts_mib": dict(one.memory.parts),
+                    "step_seconds": one.expected.step.total if one.expected else None,
+                    "hours": one.expected.hours if one.expected else None,
+                    "fits": one.fits,
+                }
+                for one in self.variants
+            ],
+        }
+
+    def __str__(self) -> str:
+        gpu = self.gpu
+        lines = [
+            f"{self.model}, {self.num_weights / 1e9:.2f}B weights in {self.dtype}; {self.work}",
+            f"on one {gpu.name}: {gpu.memory_mib / 1024:.0f} GiB, of which a run may plan"
+            f" {gpu.usable_mib / 1024:.1f}",
+            "",
+            f"  {'peak':>9}  {'step':>8}  fits  settings",
+        ]
+        for one in self.variants:
+            step = f"{one.expected.step.total:.3g} s" if one.expected else "-"
+            peak = f"{one.memory.total_mib / 1024:.1f} GiB"
+            lines.append(f"  {peak:>9}  {step:>8}  {'yes' if one.fits else 'no':<4}  {one.words}")
+        return "\n".join([*lines, "", *self._advice()])
+
+    def _advice(self) -> Iterator[str]:
+        best = self.chosen
+        if best is None:
+            yield "nothing fits: take a larger GPU or a smaller model, or lower sampling.max_tokens"
+            return
+        if best.settings:
+            yield "settings of the first line that fits:"
+            yield ""
+            yield from (f"  {line}" for line in _sections(best.settings).splitlines())
+            yield ""
+        yield "memory of that run:"
+        yield str(best.memory)
+        if best.expected is not None:
+            cost = best.expected.hours * (self.price or 0.0)
+            money = f"; {cost:.2f} at {self.price:g} an hour" if self.price else ""
+            yield f"the run: {best.expected}{money}"
+        yield "an estimate: shapes and data sheets only; seconds are scaled from one H100"
+
+
+def plan_on(
+    gpu: Gpu,
+    config: TrainConfig,
+    prompt_tokens: int = PROMPT_TOKENS,
+    price: float | None = None,
+    shape: Any = None,
+) -> DevicePlan:
+    """Estimate a configured run on a GPU.
+
+    shape: the Transformers configuration of the model; None: read it from ``model.path``. Raises
+    ConfigError for a stage without an estimate, and ModelError for an unreadable model.
+    """
+    if config.stage not in STAGES:
+        accepted = ", ".join(f"[{one}]" for one in STAGES)
+        raise ConfigError(message("assay plan --device", f"[{config.stage}]", accepted))
+    has_adapters = False
+    if shape is None:
+        shape, has_adapters = _read_shape(config.model)
+    if has_adapters and config.model.lora is None:
+        config = _changed(config, {"model.lora": {}})
+    dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
+    made: dict[bool, Any] = {}
+
+    def estimated(settings: Mapping[str, Any]) -> Variant:
+        changed = _changed(config, settings)
+        lora = changed.model.lora
+        if (model := made.get(lora is not None)) is None:
+            model = made[lora is not None] = skeleton(shape, dtype, "cuda", lora)
+        return _variant(gpu, changed, settings, model, prompt_tokens)
+
+    variants = [estimated(settings) for settings in _lighter(config)]
+    plain = made.get(False) or made[True]
+    return DevicePlan(
+        gpu=gpu,
+        model=config.model.path,
+        num_weights=sum(one.numel() for one in plain.parameters()),
+        dtype=str(dtype).removeprefix("torch."),
+        prompt_tokens=prompt_tokens,
+        work=_work(config, prompt_tokens),
+        variants=variants,
+        price=price,
+    )
+
+
+def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Return the default RL run of a model, for an estimate without a configuration file."""
+    tree = {
+        "model": {"path": model},
+        "data": {"train": ["problems.jsonl"], "verifier": "math"},
+        "sampling": {"max_tokens": 1024},
+        "rl": {},
+    }
+    return configuration.build(tree, overrides)
+
+
+def _variant(
+    gpu: Gpu, config: TrainConfig, settings: Mapping[str, Any], model: Any, prompt_tokens: int
+) -> Variant:
+    lean = is_lean(model)
+    has_reference, has_critic = _needs(config)
+    memory = plan_memory(
+        config,
+        model,
+        prompt_tokens,
+        has_reference,
+        has_critic,
+        libraries_mib=0.0,
+        lean=lean,
+        gpu_mib=gpu.memory_mib,
+    )
+    rates = MachineRates(
+        operations=REACHED_PRODUCTS * gpu.operations, bytes=REACHED_BANDWIDTH * gpu.bandwidth
+    )
+    expected = expect(config, units_from_rates(config, model, rates, lean), prompt_tokens)
+    return Variant(settings, memory, expected, memory.total_mib <= gpu.usable_mib)
+
+
+def _needs(config: TrainConfig) -> tuple[bool, bool]:
+    """Return whether the method needs a reference, and a critic."""
+    if config.rl is not None:
+        settings = config.algorithm.model_dump(exclude={"name"})
+        row = algorithm(config.algorithm.name, **settings, max_tokens=config.longest_completion)
+        return row.kl_weight > 0, row.has_critic
+    if config.preference is not None:
+        settings = config.preference
+        return preference(settings.method).needs_reference, False
+    return False, False
+
+
+def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
+    """Yield changed settings, from the configured run to the one with the least memory.
+
+    Exact savings come first: recomputed activations and smaller micro-batches give the same
+    updates. Then moments in bfloat16, then adapters in place of all weights.
+    """
+    yield {}
+    settings: dict[str, Any] = {}
+    if not config.model.activation_checkpointing:
+        settings |= {"model.activation_checkpointing": True}
+        yield {**settings}
+    stage: Any = getattr(config, config.stage)
+    if (stage.max_tokens_per_micro_batch or math.inf) > SMALL_MICRO_BATCH:
+        settings |= {f"{config.stage}.max_tokens_per_micro_batch": SMALL_MICRO_BATCH}
+        yield {**settings}
+    if config.model.lora is None:
+        if config.optimizer.name == "adamw" and config.optimizer.state_dtype != "bfloat16":
+            yield settings | {"optimizer.state_dtype": "bfloat16"}
+        yield {"model.lora": {}}
+        settings = {"model.lora": {}} | settings
+        yield {**settings}
+    if config.drawing is not None and (config.engine.num_slots or math.inf) > FEW_SLOTS:
+        yield settings | {"engine.num_slots": FEW_SLOTS}
+
+
+def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    tree = config.model_dump(exclude_none=True)
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = value
+    tree["engine"] = {"num_slots": MOST_SLOTS, **tree.get("engine", {})}
+    return configuration.build(tree)
+
+
+def _read_shape(config: ModelConfig) -> tuple[Any, bool]:
+    """Return the Transformers configuration of the base model, and whether the path has
+    adapters."""
+    folder = Path(config.path).expanduser()
+    if (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
+        # Unlike a run, an estimate accepts a folder without weights.
+        check_config(folder, f"model.path {folder}")
+        source = ModelSource(str(folder.resolve()), trust_remote_code=config.trust_remote_code)
+        return read_outline(source).config, False
+    source, adapter = find_parts(config)
+    if source.gguf is not None:
+        found = f"the GGUF file {source.gguf}"
+        accepted = "a folder in Hugging Face layout, or a hub name"
+        raise ModelError(message("assay plan --device: model.path", found, accepted))
+    return read_outline(source).config, adapter is not None
+
+
+def _work(config: TrainConfig, prompt_tokens: int) -> str:
+    if config.drawing is not None:
+        drawn = config.drawing
+        sizes = f"{drawn.num_prompts} prompts x {drawn.group_size} completions"
+        return f"{sizes}, prompts of {prompt_tokens} tokens and {config.sampling.max_tokens} new"
+    return f"[{config.stage}] on rows of a file"
+
+
+def _sections(settings: Mapping[str, Any]) -> str:
+    """Return the changed settings as tables of a configuration file."""
+    tables: dict[str, list[str]] = {}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if value == {}:
+            tables[key] = []
+        else:
+            tables.setdefault(section, []).append(toml_line(name, value))
+    return "\n".join(line for table, rows in tables.items() for line in (f"[{table}]", *rows))
