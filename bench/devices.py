@@ -21,7 +21,7 @@ QWEN3 = {
     "Qwen3-32B": (64, 5120, 25600, 64, 8, False),
 }
 # Cards with the same memory share a row.
-SHOWN = ("RTX3060", "RTX4080", "RTX4090", "RTX5090", "A100-40GB", "L40S", "H100", "H200", "B200")
+SHOWN = ("RTX3060", "RTX4080", "RTX4090", "RTX5090", "A100-40GB", "L40S", "H100", "H200")
 
 
 def shape_of(name: str) -> Any:
