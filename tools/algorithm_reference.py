@@ -38,16 +38,17 @@ def _fill(found: re.Match[str]) -> str:
         return _link(name)
     if kind == "row":
         row = ALGORITHMS[name]
-        return f"`{name}`: {row.paper}; {row.equation}.\n\n> {_settings(row)}"
+        facts = f"- Paper: {row.paper}.\n- Equation: {row.equation}.\n- Settings: {_settings(row)}."
+        return f"The preset `{name}`:\n\n{facts}"
     if kind == "table":
         return _algorithms() if name == "algorithms" else _preferences()
     return ", ".join(f"`{one}`" for one in (ALGORITHMS if kind == "algorithms" else PREFERENCES))
 
 
 def _settings(row: Any) -> str:
-    """Return what a row sets beside the defaults, as a configuration would say it."""
-    said = [f"`{key} = {_toml(value)}`" for key, value in _changed(row).items()]
-    return f"sets {', '.join(said)}" if said else "sets nothing: every key has its default"
+    """Return the fields of a preset that differ from the defaults, as in a configuration."""
+    changed = [f"`{key} = {_toml(value)}`" for key, value in _changed(row).items()]
+    return ", ".join(changed) or "every key has its default"
 
 
 def _toml(value: Any) -> str:
