@@ -96,7 +96,8 @@ class AdamW:
         return numbers
 
     def save(self) -> tuple[State, Plain]:
-        """Return (tensors by parameter and key, not copied; the other values of the state)."""
+        """Return (the state's tensors by parameter and key, without a copy; all other values of the
+        state)."""
         return self.state, {name: {"step": count} for name, count in self.num_steps.items()}
 
     @torch.no_grad()

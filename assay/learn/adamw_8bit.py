@@ -61,7 +61,8 @@ class AdamW8bit:
         return self.masters[name].detach().clone()
 
     def save(self) -> tuple[State, Plain]:
-        """Return (tensors by parameter and key, not copied; the other values of the state)."""
+        """Return (the state's tensors by parameter and key, without a copy; all other values of the
+        state)."""
         tensors: State = {}
         plain: Plain = {}
         for name, master in self.masters.items():

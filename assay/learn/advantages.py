@@ -210,7 +210,7 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     returns_T = discounted_to_go(rewards_T, row_T, num_rows, acts_T, algorithm.gamma)
     if not algorithm.group_relative:
         return returns_T
-    # Only the return of a whole row is compared with its siblings' returns.
+    # Only the return from a row's first token is compared with the siblings' returns.
     # Returns from later tokens have no counterpart, because rows differ in length.
     before_T = acts_T.long().cumsum(0) - acts_T.long()
     length_R = row_sums(acts_T.long(), row_T, num_rows)

@@ -55,8 +55,8 @@ def preference(name: str, **overrides: Any) -> Preference:
 def for_generator(row: Algorithm, exact: bool) -> Algorithm:
     """Return the preset with the importance cap that the generator requires.
 
-    exact: the generator's log-probabilities equal the learner's. If False, tokens get importance
-        weights capped at `IMPORTANCE_CAP`, or at the preset's own cap.
+    exact: the generator's log-probabilities equal the learner's. If exact is False, tokens get
+    importance weights capped at `IMPORTANCE_CAP`, or at the preset's own cap.
     """
     if exact or row.importance_cap is not None:
         return row

@@ -38,12 +38,12 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return (sum_t w_t loss_t, mask of tokens whose gradient the clip removes [T]).
 
-        loss = 1/2 (V - R)^2
-        loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)    with a value clip c
+        loss = 1/2 (V - R)^2, and with a value clip c
+        loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2).
 
-    PPO's value loss (Schulman et al., 2017, equation 9). The clip follows the code of the PPO
-    authors, Ouyang et al., 2022, and its reproduction (Huang et al., 2024, detail 20). Gradients
-    flow through values_T only.
+    This is PPO's value loss (Schulman et al., 2017, equation 9). The clip follows the code of the
+    PPO authors, Ouyang et al., 2022, and its reproduction (Huang et al., 2024, detail 20).
+    Gradients flow through values_T only.
     """
     squares_T = (values_T - returns_T).square()
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
@@ -232,8 +232,7 @@ class CriticUpdate:
             micro_batches = passes.split(self.batch, self._groups) if self._groups else []
             for micro_batch in passes.clock.each(micro_batches, "critic"):
                 with passes.recomputed():
-                    # During a shared critic's warm-up only the head learns,
-                    # so the policy's layers need no gradient.
+                    # During a shared critic's warm-up only the head learns, without the layers.
                     with torch.set_grad_enabled(not critic.shared):
                         hidden_TD = passes.hidden(micro_batch)
                     self._loss(critic.head(hidden_TD), micro_batch.token_index_T).backward()

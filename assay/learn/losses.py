@@ -223,7 +223,8 @@ def token_weights(
 
         sequence_mean: s_r / (S N_r) (GRPO, DeepSeekMath equation 3).
         token_mean: s_r / sum_r s_r N_r (DAPO equation 8, over the whole optimizer step).
-        constant_length: s_r / (S constant_length) (Dr. GRPO, listing 1; 1 gives a plain sum).
+        constant_length: s_r / (S constant_length) (Liu et al., 2025, listing 1). With
+            constant_length = 1 the loss is a plain sum.
 
     counted_T: mask of tokens that count in the normalizers; None: the loss mask.
     share_R: relative weight of each row; None: 1, and S is the number of rows.

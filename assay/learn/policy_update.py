@@ -217,7 +217,7 @@ class PolicyUpdate:
         kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature)
         found = optimizer.gradients
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
-        # Measured for the log only: the trust region bounds the step, so gradients are not clipped.
+        # The norm is for the log only: the trust region bounds the step, so nothing is clipped.
         norm = torch.nn.utils.get_total_norm(gradients).item()
 
         @torch.no_grad()

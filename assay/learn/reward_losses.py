@@ -30,7 +30,7 @@ def pair_losses(
 ) -> Tensor:
     """Return the loss of each pair, [P]: -log sigmoid(r_c - r_r - m) + c (r_c + r_r)^2.
 
-    The first term is the Bradley-Terry log-likelihood of one pair (Ouyang et al., 2022,
+    The first term is the negative Bradley-Terry log-likelihood of one pair (Ouyang et al., 2022,
     arXiv:2203.02155, equation 1), with the margin m of Llama 2 (Touvron et al., 2023,
     arXiv:2307.09288, equation 2). Pairs determine scores up to a constant only. The second term
     centers the scores at 0 (Eisenstein et al., 2023, arXiv:2312.09244). The caller divides by the

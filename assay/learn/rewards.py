@@ -54,12 +54,12 @@ def shape_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Return the reward of each token, [T] float64; 0 in unjudged completions.
 
-        r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
+        r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong).
 
     This is equation 2 of Ziegler et al., 2019, per token (Stiennon et al., 2020; Ouyang et al.,
     2022). Under credit ``turns``, the weighted score of a step is placed at the end of the step,
-    and the rest of the outcome at the end of the completion. The sum over a completion's tokens is
-    its reward in `shape_rewards`.
+    and the rest of the outcome at the end of the completion. The token rewards of a completion sum
+    to the completion's reward in `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)

@@ -36,11 +36,11 @@ class SFTLearner(PassesLearner):
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
         """Take one optimizer step on the mean loss over the sampled tokens.
 
-            -c log p(token) + (1 - c) temperature^2 D
+            -c log p(token) + (1 - c) temperature^2 D.
 
-        c is the weight of the cross-entropy. D is the divergence of the two distributions at the
-        teacher's temperature (Hinton et al., 2015, arXiv 1503.02531, section 2). The square of the
-        temperature keeps the gradient scale. Without a teacher the loss has no D. Raises
+        Here c is the weight of the cross-entropy, and D is the divergence of the two distributions
+        at the teacher's temperature (Hinton et al., 2015, arXiv 1503.02531, section 2). The square
+        of the temperature keeps the gradient scale. Without a teacher the loss has no D. Raises
         OutOfMemory.
         """
         passes = self.passes

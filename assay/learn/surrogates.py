@@ -110,8 +110,8 @@ def mirror_surrogate(
     """Return -A log p + (tau / 2) S^2 / N, [T].
 
     S is the sum of the log-ratios over the row's N sampled tokens. The sum over a row is -A log
-    p(y) + (tau / 2) (log p(y) / p_old(y))^2. The negated gradient of that sum is the gradient of
-    Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
+    p(y) + (tau / 2) (log p(y) / p_old(y))^2. The negated gradient of a row's loss is the gradient
+    of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
     """
     row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)

@@ -77,7 +77,7 @@ def natural_step(
 ) -> NaturalStep:
     """Change ``parameters`` in place by one TRPO step, and return the result.
 
-        (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs)
+        (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs).
 
     The step is halved until the loss falls and KL(old || new) <= max_kl (Schulman et al., 2015,
     appendix C). After `MAX_BACKTRACKS` halvings, or if a value is not finite, the parameters are
@@ -185,8 +185,8 @@ class TokenKL:
         """Return the product of the Fisher matrix at the current policy with a flat vector.
 
         F is the Hessian of the mean KL with respect to the new policy's parameters, at new = old
-        (Schulman et al., 2015, appendix C.1). The product is the gradient of (gradient of the KL) .
-        vector.
+        (Schulman et al., 2015, appendix C.1). The product is the gradient of the dot product of the
+        KL's gradient with the vector.
         """
         product = torch.zeros_like(vector)
         for n in range(len(self._parts)):

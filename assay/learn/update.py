@@ -319,8 +319,8 @@ def minibatches(
 def next_penalty_weight(weight: float, kl: float, target: float) -> float:
     """Return the weight of the penalty on KL(old || new) for the next update.
 
-        kl < target / 1.5    weight / 2
-        kl > target * 1.5    weight * 2
+        kl < target / 1.5: weight / 2.
+        kl > target * 1.5: weight * 2.
 
     The rule is that of Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update
     that used ``weight``, in the unit of ``target``. A NaN leaves the weight unchanged. The weight
@@ -339,8 +339,8 @@ def next_kl_weight(
 ) -> float:
     """Return the weight of the KL to the reference for the next step.
 
-        e      = clip((kl - target) / target, -0.2, 0.2)
-        weight = weight (1 + e num_completions / horizon)
+        e      = clip((kl - target) / target, -0.2, 0.2),
+        weight = weight (1 + e num_completions / horizon).
 
     The rule is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain
     of 0.1 per batch. Here the gain is the number of completions divided by the horizon, so the

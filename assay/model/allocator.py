@@ -61,7 +61,7 @@ def keep_freed_memory() -> bool:
         return False
     # Setting the trim threshold alone would freeze the mmap threshold at 128 KiB.
     # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
-    # Inside, freed blocks of that size would leave holes that no other allocation fills.
+    # Inside the heap, freed blocks of that size would leave holes that nothing else fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 
@@ -158,7 +158,7 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 
 
 def _ran_out(error: RuntimeError) -> bool:
-    """Return whether an error means out of memory.
+    """Return whether an error reports that memory ran out.
 
     The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the text of
     the error identifies the cause.

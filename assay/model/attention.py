@@ -289,9 +289,9 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
     """Return prompt and own keys, minus each row's mean key for explicit 16-bit products.
 
-    Subtracting the mean key changes all scores of a query by q . mean(k). Softmax ignores a term
-    that all scores share, but smaller scores have smaller rounding errors. Without the subtraction,
-    Qwen2's large key biases doubled the error of a layer's output in bfloat16.
+    Subtracting the mean key changes all scores of a query q by the same number. Softmax ignores a
+    term that all scores share, but smaller scores have smaller rounding errors. Without the
+    subtraction, Qwen2's large key biases doubled the error of a layer's output in bfloat16.
     """
     keys = _with_prompt(segment, flat)
     if keys.element_size() > 2 or not _is_written_out(keys):

@@ -335,7 +335,7 @@ class _HeadLogprobs(torch.autograd.Function):
         task: _Task,
         expected: Gains | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        # A result that the loss does not use then has the gradient None, and no tensor of zeros.
+        # A result that the loss does not use gets the gradient None instead of zeros.
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
         sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None

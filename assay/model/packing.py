@@ -169,10 +169,10 @@ class Batch:
     ) -> list[MicroBatch]:
         """Split into micro-batches of at most ``max_tokens`` input tokens, padding not counted.
 
-        groups: include only these groups. In the ``tree`` layout a prompt counts once per group; a
-        group that does not fit is divided by rows, and each part repeats the prompt. In the
-        ``plain`` layout a prompt counts once per row. A row longer than ``max_tokens`` is a
-        micro-batch of its own.
+        groups: include only these groups. In the ``tree`` layout, the tokens of a prompt count once
+        per group. A group that exceeds ``max_tokens`` is divided by rows, and each part repeats the
+        prompt. In the ``plain`` layout, the tokens of a prompt count once per row. A row longer
+        than ``max_tokens`` is a micro-batch of its own.
         """
         chosen = range(self.num_groups) if groups is None else groups
         if layout == "tree":

@@ -148,7 +148,7 @@ class Probe:
                 exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party forward may raise anything
+        except Exception:  # a third-party model may raise anything
             exact_TV = None
         plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
@@ -169,7 +169,7 @@ class Probe:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party forward may raise anything
+        except Exception:  # a third-party model may raise anything
             # The plain layout must work, so its exception is raised.
             # If only the tree layout fails, prompts are not shared.
             if layout == "plain":

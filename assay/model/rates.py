@@ -37,7 +37,8 @@ def best_seconds(
 ) -> float:
     """Return the shortest time of repeated calls, after one warm-up call.
 
-    The calls repeat for ``seconds``, and at least three times. clock: the timer of a call.
+    The calls repeat for ``seconds``, and at least three times. clock: function that returns a time
+    in seconds.
     """
 
     work()
@@ -104,8 +105,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, float], bool]:
-    """Return the rate of products by type name for each of `TYPES`, and whether the rates are
-    reliable.
+    """Return (matrix products' operations per second, by type name for each of `TYPES`; whether
+    these rates are reliable).
 
     A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
     reliable, and not cached unless they are higher than the cached rates. measure: measure again

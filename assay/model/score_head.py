@@ -160,7 +160,7 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     def difference(layout: Layout, lean: bool) -> float:
         try:
             found = read_scores(model, batch, layout, lean)
-        except Exception:  # a third-party forward may raise anything
+        except Exception:  # a third-party model may raise anything
             if layout == "plain" and not lean:
                 raise
             return float("inf")

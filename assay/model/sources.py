@@ -42,7 +42,7 @@ class ModelSource:
     def find(
         cls, path: str, revision: str | None = None, trust_remote_code: bool = False
     ) -> ModelSource:
-        """Find the source of a model. Raises ModelError if there is none."""
+        """Find the source of a model. Raises ModelError if the source does not exist."""
         folder = Path(path).expanduser()
         if folder.is_file():
             if folder.suffix != ".gguf":
@@ -66,7 +66,7 @@ class ModelSource:
 
     @classmethod
     def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> ModelSource:
-        """Find the source of a tokenizer. Raises ModelError if there is none."""
+        """Find the source of a tokenizer. Raises ModelError if the source does not exist."""
         folder = Path(path).expanduser()
         if folder.is_dir():
             return cls(str(folder.resolve()), trust_remote_code=trust_remote_code)
@@ -167,7 +167,8 @@ def read_outline(source: ModelSource) -> Any:
 
 
 def saved_family(source: ModelSource) -> str:
-    """Return Transformers' auto class for a folder: a reward model's or a causal model's."""
+    """Return the name of Transformers' auto class that loads a folder, for a reward model or a
+    causal model."""
     file = Path(source.place) / "config.json"
     try:
         names = (as_object(file.read_bytes()) or {}).get("architectures")
@@ -271,7 +272,7 @@ def _ask_hub(name: str, revision: str | None) -> bool:
 
 
 def _refusal(where: str, error: Exception) -> Exception:
-    """Shorten an error of a model library to one line."""
+    """Convert an error of Transformers or another library to an error with one line."""
     if isinstance(error, ImportError) and "gguf" in str(error).lower():
         return MissingExtra.of("gguf", "gguf", "reading a GGUF file")
     if "trust_remote_code" in str(error):

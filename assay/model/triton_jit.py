@@ -85,7 +85,7 @@ def fault_on(device: int) -> str | None:
     found = torch.zeros(4, device=f"cuda:{device}")
     try:
         probe_kernel(1, found, SIZE=4)
-    except Exception as error:  # of Triton, which calls a C compiler
+    except Exception as error:  # Triton calls a C compiler, which may fail in many ways
         return str(error).strip().split("\n")[0]
     return None if found.tolist() == [1.0, 2.0, 3.0, 4.0] else "a kernel writes wrong numbers"
 

@@ -25,7 +25,7 @@ HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """V(s_t) = w . h_t + b in float32, with h_t the last hidden state that predicts token t.
+    """V(s_t) = w^T h_t + b in float32, with h_t the last hidden state that predicts token t.
 
     The head is initialized to zero. An untrained critic therefore predicts 0, and so acts as no
     baseline, at any scale of the hidden states.

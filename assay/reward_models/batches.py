@@ -111,8 +111,8 @@ def _in_batches(
 def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = None) -> Any:
     """Return the logits of a batch. kept: return only these positions.
 
-    A sequence head finds the last token of a row by the configuration's padding token. If none is
-    configured, a token that ends none of these rows is used.
+    A sequence head finds the last token of a row by the configuration's padding token. Without a
+    configured padding token, a token that ends none of these rows is used.
     """
     import torch
 

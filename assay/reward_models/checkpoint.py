@@ -153,7 +153,7 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    # Checked first, because the read would allocate whatever length the file states.
+    # The length is checked first, because the read would allocate whatever the file states.
     if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))

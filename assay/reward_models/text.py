@@ -38,9 +38,9 @@ class Encoded:
 class ConversationEncoder:
     """Renders and tokenizes conversations for one reward model's tokenizer.
 
-    format: ``chat``: the tokenizer's template, as in the checkpoint's training. ``plain``:
-        ``plain_template`` with prompt and completion. The format None means ``chat`` if the
-        tokenizer has a template, else ``plain``.
+    format: ``chat`` renders with the tokenizer's chat template, as in the checkpoint's training.
+        ``plain`` renders prompt and completion with ``plain_template``. The format None means
+        ``chat`` if the tokenizer has a template, else ``plain``.
     step_tag: text after each step, for models that score steps.
 
     Raises VerifierError.
@@ -222,8 +222,8 @@ class ConversationEncoder:
                     control[token.content] = id
             for tag in (think.open_tag, think.close_tag):
                 control.pop(tag, None)
-            # Longest first, because a regular expression takes the first alternative that matches.
-            # The enclosing characters are guarded too, so that no text can forge a guarded number.
+            # Longer tokens come first, because a regular expression takes the first match.
+            # `_OPEN` and `_CLOSE` are guarded too, so that no text can imitate a guarded number.
             words = sorted(control, key=lambda word: (-len(word), word))
             pattern = "|".join(map(re.escape, [*words, _OPEN, _CLOSE]))
             self._guards[think] = re.compile(pattern), frozenset(control.values())
