@@ -155,8 +155,8 @@ def _format(name: str, pattern: str, read: Any) -> CallMarkup:
 
 
 FORMATS = (
-    # Qwen's format also has <tool_call> around a call. If Hermes' format came first, it would parse
-    # Qwen's XML as JSON and fail.
+    # Qwen's format also has <tool_call> around a call, so it comes before Hermes' format.
+    # Hermes' format would parse Qwen's XML as JSON and fail.
     _format(
         "qwen_xml",
         r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]{1,200})>(?P<body>.*?)</function>"

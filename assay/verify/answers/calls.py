@@ -71,8 +71,8 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
 def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
     """Return the calls in a part of a reply, such as the content of a tag.
 
-    empty: not "" if the text must contain a call, as the content of a tag must. A text without a
-        call then raises BadCalls instead of NoCalls.
+    empty: "" if the text may lack a call, else any other string, as for the content of a tag. A
+        text without a call raises NoCalls if ``empty`` is "", else BadCalls.
 
     Raises the same exceptions as `read_calls`.
     """
@@ -110,7 +110,7 @@ def _of_python(text: str) -> list[FunctionCall]:
         raise BadCalls("no call: an expression that is too large") from error
     except SyntaxError:
         raise
-    # `BadCalls` of `_of_node` is a ValueError. Python 3.11 raises ValueError for a null byte.
+    # `BadCalls` is a ValueError too, and Python 3.11's parser raises ValueError for a null byte.
     except ValueError as error:
         raise BadCalls(f"{error}" if isinstance(error, BadCalls) else "no call") from error
 
@@ -139,7 +139,7 @@ def _of_json(value: Any) -> list[FunctionCall]:
     """Return the calls in a JSON value, which is one call or a list of calls.
 
     Return an empty list if no object in the value resembles a call. Raises BadCalls if only some
-    objects do.
+    objects resemble calls.
     """
     each = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls = [_of_object(one) for one in each]

@@ -57,7 +57,7 @@ class Options:
     several: bool
 
     def by_text(self, text: str) -> str | None:
-        """Return the label of the option with this text. None: no option has it, or several do."""
+        """Return the label of the only option with this text. None: no such option, or several."""
         wanted = plain(text)
         found = [label for label, each in self.texts.items() if each == wanted]
         return found[0] if len(found) == 1 else None
@@ -223,7 +223,7 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
     if taken := _correction(text, stop, options):
         return taken
     for end, earlier in commitments:
-        # Two distant phrases are separate statements. The later one then replaces the earlier one.
+        # Two distant phrases are separate statements, of which the later statement counts.
         if stop - end > 80 or not says("joins", text, end, stop):
             break
         labels = (*earlier, *labels)
@@ -276,7 +276,7 @@ def _after(rest: str, options: Options) -> Labels:
     if bare and (label in "AI" or label.islower()) and not opens("soft", following):
         text = options.texts.get(label.upper())
         if not text or not plain(following).startswith(text):
-            # A bare "A" or "a" is the English article here, and a bare "I" the pronoun.
+            # A bare "A" before other words is the English article, and a bare "I" is the pronoun.
             return _UNKNOWN
     return tuple(dict.fromkeys((label.upper(), *_others(following, label.upper(), options))))
 

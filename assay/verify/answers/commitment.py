@@ -182,7 +182,7 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
             for m in inner
         ]
         # The rest of the outer mark, such as "}" or "</answer>", belongs to its last inner mark.
-        # Otherwise it would be read as text after the answer.
+        # Otherwise this rest would be read as text after the answer.
         if not _WORD.search(mark.content, inner[-1].end):
             found[-1] = replace(found[-1], end=mark.end)
     return found
@@ -270,7 +270,7 @@ def last_marks(text: str) -> list[Mark]:
 def phrases(
     text: str, start: int, *names: str, beside_box: bool = False
 ) -> Iterator[re.Match[str]]:
-    """Yield the answer phrases after ``start`` from last to first, without the negated ones.
+    """Yield the answer phrases after ``start`` from last to first, without negated phrases.
 
     names: entries of phrases.toml. beside_box: whether a box precedes the phrases.
     """
@@ -287,7 +287,7 @@ def phrases(
 
 
 def is_negated(text: str, position: int, beside_box: bool = False) -> bool:
-    """Return whether the words before a phrase negate it or attribute it to someone else.
+    """Return whether the words before an answer phrase negate it or attribute it to someone else.
 
     beside_box: whether a box precedes the phrase. A phrase such as "the expected answer is" then
         counts as negated, so that it does not overrule the box.

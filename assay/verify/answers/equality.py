@@ -102,7 +102,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
-        # A text of letters alone is no number. Deciding it here avoids importing sympy.
+        # A text of letters alone is no number. Deciding this case here avoids importing sympy.
         return False
     if (
         not policy.unevaluated
@@ -131,7 +131,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
     """Parse both answers as numbers. None: the answer is no plain number."""
-    # In "5m", the letter m can be a variable. It is a unit if the other answer has a unit.
+    # In "5m", the letter m can be a variable. The letter is a unit if the other answer has a unit.
     european = policy.european_numbers
     expected, found = read_number(a, False, european), read_number(b, False, european)
     if expected is None and found is not None and found.unit.factors:
@@ -321,8 +321,8 @@ _TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
 def _contradicts(gold: str, side: str, policy: Policy) -> bool:
     """Return whether one side of a chain of equalities contradicts the expected answer.
 
-    A side contradicts if its value differs from ``gold``. A name and an unevaluated sum do not
-    contradict. Neither does a formula with variables that ``gold`` lacks.
+    A side contradicts if its value differs from ``gold``. A name, an unevaluated sum, and a formula
+    with variables that ``gold`` lacks do not contradict.
     """
     if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
         return False

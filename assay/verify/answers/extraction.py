@@ -56,8 +56,8 @@ class Commitment:
     """The final answer of a text.
 
     parts: contents of the answer. Adjacent boxes give several parts.
-    earlier: contents of earlier boxes that differ from `parts`. They count only together with
-        `parts`, and only if the expected answer has several parts.
+    earlier: contents of earlier boxes that differ from `parts`. Earlier boxes count only together
+        with `parts`, and only if the expected answer has several parts.
     phrase: the words around a single part, if these words can also be the answer.
     how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
     end: position in the text at which an answer phrase ends.
@@ -220,8 +220,8 @@ def find_phrase(
 ) -> Commitment | None:
     """Return the answer in the last phrase such as "the answer is" after ``start``, or None.
 
-    beside_box: whether a box precedes the phrase. Only a phrase with a number or a formula then
-        overrules the box.
+    beside_box: whether a box precedes the phrase. Only a phrase with a number or a formula
+        overrules a box.
 
     Consecutive phrases, and phrases joined by words such as "and", are one answer with several
     values. If a phrase corrects or negates the previous phrase, only the last phrase counts.

@@ -19,7 +19,7 @@ MAX_GROWTH = 1_000_000
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
-# The factorial of a short sum with a letter, such as (2n+1)!, has small values at the test points.
+# The factorial of a short sum with a letter, such as (2n+1)!, is small enough to evaluate.
 _NAMED_FACTORIAL = re.compile(
     r"\((?=[^()]*[a-zA-Z])(?!\s*\d{4})[a-zA-Z\d\s]{1,9}(?:[-+]\s*[a-zA-Z\d]{1,3}\s*){0,3}\)\s*!(?!\s*!)"
 )

@@ -56,7 +56,7 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the reply makes exactly the expected calls, in any order, else 0.
 
     Reads ``function`` and ``ground_truth`` from the spec. If no call is expected, a reply without
-    calls passes. It fails if it is blank or contains something like a call. Arguments must have
+    calls passes, unless the reply is blank or contains something like a call. Arguments must have
     their declared types, but a whole number is accepted as a float. Strings are compared without
     case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which the row
     accepts no value.

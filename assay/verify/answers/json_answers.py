@@ -247,7 +247,7 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    except Exception as trouble:  # a circular $ref, or a $ref without a target
+    except Exception as trouble:  # raised for a $ref that is circular or has no target
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
@@ -269,7 +269,7 @@ def _validator(schema_text: str) -> Any:
     try:
         kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except Exception as error:  # SchemaError, or another class for an unknown dialect
+    except Exception as error:  # SchemaError, or another error for an unknown dialect
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}

@@ -57,7 +57,7 @@ def canonical(text: str) -> str:
             text = pattern.sub(replacement, text)
     if "$" in text:
         text = _keep_dollars(text)
-    # Dollar signs of money are null characters here, so that they survive the next line.
+    # Dollar signs of money are null characters here, so removing the math delimiters keeps them.
     text = _DELIMITERS.sub(" ", text).replace("\0", "$")
     for _ in range(3):
         text, count = _TEXT.subn(r" \1 ", text)

@@ -77,7 +77,7 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
     """Return whether a completion's answer equals the expected answer, without additional parts."""
     gold, parts = read_gold(gold_text), commitment.parts
     together = ", ".join(parts)
-    # Two different boxes cannot both be a single value. Two spellings of one value can.
+    # Several boxes answer with a single value only if each box is a spelling of that value.
     if len(parts) > 1 and is_single(gold):
         return all(equivalent(gold, part, policy) for part in parts)
     if equivalent(gold, together, policy):

@@ -1,8 +1,8 @@
 """Parse and compare plain numbers exactly, without sympy.
 
 A plain number is an integer, a decimal (with point or comma), a fraction, a mixed or repeating
-number, a number in scientific notation, or number words. It can have thousands separators, a
-percent sign, a currency sign and a unit.
+number, a number in scientific notation, or number words. A plain number can have thousands
+separators, a percent sign, a currency sign and a unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.verify.answers.units import NO_UNIT, PERCENT, Unit, convert, read_uni
 MAX_DIGITS = 300
 # A decimal with at least this many significant digits may round a number such as 10/3.
 ROUNDED_DIGITS = 6
-# The relative error of 3.33333 is 1e-6 of 10/3, and slightly more of 3.33333 itself.
+# 3.33333 differs from 10/3 by 1e-6 of 10/3, and by slightly more than 1e-6 of 3.33333.
 ROUNDED_TOLERANCE = Fraction(1001, 10**9)
 # Largest whole number that may be written as a percentage: 2 as 200%, but not 25 as 2500%.
 MAX_WHOLE_SHARE = 10
@@ -50,7 +50,7 @@ _NUMBER = re.compile(
     )\s*(?P<tail>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-# In 0.333... the repeating digits must occur three times. Three or more digits may occur twice.
+# Repeating digits before an ellipsis must occur three times, or twice if three or more repeat.
 _REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
 _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
@@ -207,7 +207,7 @@ def _decimal(text: str) -> PlainNumber:
 
 
 def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
-    """Return (percent, unit) of the text after a number. A unit of None: other text follows."""
+    """Return (percent, unit) of the text after a number. The unit is None for any other text."""
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT

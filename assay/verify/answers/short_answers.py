@@ -54,7 +54,7 @@ def with_and_without_wrapping(found: str) -> set[str]:
     """Return the spellings of an answer with and without its wrapping.
 
     Wrapping is emphasis, quotes, a final period, and an addition such as ", not Rome". The accepted
-    text may contain any of these, so each spelling is compared.
+    text may contain wrapping too, so each spelling is compared.
     """
     heads = {found}
     if other := says("and_not", found):
@@ -80,7 +80,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         matched = match(found, timeout=MATCH_SECONDS)
         if matched is None and plain != found:
             matched = match(plain, timeout=MATCH_SECONDS)
-    # Such a text gets 0. If it were not judged, a policy could avoid judgments with such texts.
+    # A text that makes the pattern backtrack gets 0 and is judged.
+    # Otherwise a policy could write such texts to avoid the judgment.
     except TimeoutError:
         detail = f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s"
         return Part(0.0, detail=detail)

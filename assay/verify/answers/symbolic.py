@@ -1,8 +1,8 @@
 """Compare formulas with math-verify and sympy, with fixes for math-verify's known faults.
 
-math-verify's own time limits use signals. They are off, because the service kills a worker at its
-deadline. math-verify compares numbers after rounding them to a fixed number of decimals, so that
-1e-7 equals 0. This module replaces that comparison by one with relative differences.
+math-verify's own time limits use signals. These limits are off, because the service kills a worker
+at its deadline. math-verify compares numbers after rounding them to a fixed number of decimals, so
+that 1e-7 equals 0. This module replaces that comparison by one with relative differences.
 
 Texts reach sympy only through a LaTeX grammar, never through `sympify`, which evaluates Python
 code. `too_big` limits the size of a text before it is parsed.
@@ -109,7 +109,7 @@ _ZERO = re.compile(r"([^=<>]+)=\s*0")
 
 
 def _proportional(gold: str, text: str) -> bool:
-    """Return whether two equations ``... = 0`` differ only by a constant factor."""
+    """Return whether two equations with right side 0 differ only by a constant factor."""
     matches = [_ZERO.fullmatch(each.strip()) for each in (gold, text)]
     if not all(matches):
         return False

@@ -93,7 +93,7 @@ _WORD_NUMBER = re.compile(rf"\b({'|'.join(_WORDS[2:])})\b", re.IGNORECASE)
 _CONCLUDES = re.compile(r"\b(?:so|thus|therefore|hence|total|answer|get|makes?|is|are)\b|=", re.I)
 # Symbols of formulas whose values the monitor does not compute, so it does not compare them.
 _SYMBOLIC = re.compile(r"\\sqrt|\\pi|π|√|\^|_\{|\bx\b.*\by\b")
-# Characters. A longer answer is a text, in which only a box or the last line is the answer.
+# In an answer with more characters than this, only a box or the last line is compared.
 _LONG_ANSWER = 200
 
 

@@ -84,8 +84,7 @@ def nth_paragraph_first_word(
     paragraphs = text.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
         return False
-    # As in the public scorer, an empty paragraph has a position n, but does not increase the number
-    # of paragraphs.
+    # As in the public scorer, empty paragraphs count for n, but not for the number of paragraphs.
     paragraph = paragraphs[nth_paragraph - 1].strip() if nth_paragraph <= num_paragraphs else ""
     if not paragraph:
         return False

@@ -1,8 +1,8 @@
 """Verifier ``argument_structure``: a small shaping term for the form of an argument.
 
-The verifier checks form, not truth. It counts steps that state their support and add something new,
-and it looks for a conclusion at the end. The value is a share of the steps, so additional steps
-earn nothing.
+The verifier checks form, not truth. The verifier counts steps that state their support and add
+something new, and looks for a conclusion at the end. The value is a share of the steps, so
+additional steps earn nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
     said: list[frozenset[str]] = []
     numbers: set[int] = set(range(1, len(premises) + 1))
     supported = repeated = starts = 0
-    # The last step that does not repeat an earlier one.
+    # The last step that does not repeat an earlier step.
     fresh = ""
     for number, text in steps:
         words = words_of(text)

@@ -134,7 +134,7 @@ def expression_of(text: str) -> str | None:
     """Return the final expression of a text, or None."""
     found = marked_or_last(text)
     if len(found) > 1:
-        # Several alternatives are no expression. Joined by "|", they fail and show in the verdict.
+        # Several alternatives are no expression, so the text that joins them fails.
         return " | ".join(found)
     content = bare(found[0].partition(", not ")[0]) if found else ""
     return bare(_LABEL.sub("", _LEAD.sub("", content, count=1), count=1)) or None

@@ -43,8 +43,7 @@ def is_algebra(text: str, entry: Entry) -> bool:
     """Return whether a text is plain algebra that sympy parses and differentiates quickly.
 
     Allowed are numbers of at most 12 digits, single letters and known functions. The numbers in an
-    exponent are at most 60. An exponent without powers is required, and a base may contain at most
-    one power.
+    exponent are at most 60. An exponent may contain no power, and the base of a power at most one.
     """
     if len(text) > MAX_ALGEBRA or "\n" in text:
         return False
@@ -188,7 +187,7 @@ def _same_numbers(text: str, entry: Entry) -> bool:
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """Compare probabilities to 0.0001. The library's scorer accepts the first digits alone."""
+    """Compare probabilities to 0.0001. The library's scorer accepts the answer's first digits."""
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
     given, expected = (Fraction(each.replace(",", "").strip()) for each in (text, entry["answer"]))
@@ -210,7 +209,7 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """Check that a text is a single number or time. The library's scorer ignores later text."""
+    """Check that a text is one number or time. The library's scorer ignores text after it."""
     form = r"(-?\d+ *(?:days?)?,? *)?([\d:.]+)?"
     given, expected = re.fullmatch(form, text.strip()), re.fullmatch(form, str(entry["answer"]))
     if given is None or expected is None:
@@ -266,8 +265,7 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
 
 
 # Pairs of a check, and whether the check replaces the library's scorer.
-# A check gives no partial credit. If the scorer is kept, its full marks count only if the check
-# agrees.
+# A check gives no partial credit. The full marks of a kept scorer count only if the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),

@@ -25,7 +25,7 @@ from assay.verify.answers.commitment import (
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
-# Maximum number of characters of an answer. Four times the expected answer's length if longer.
+# An answer may have this many characters, or four times as many as the expected answer.
 MAX_ANSWER = 4000
 
 _METADATA = "the metadata of reasoning-gym's entry"
@@ -104,7 +104,7 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
 def answers_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the answers of a text, in the last tag, box or phrase, else the whole text."""
+    """Return the answers in a text's last tag, box or phrase, else the whole text."""
     # The text can be the expected answer and contain an answer mark itself.
     if gold is not None and text == gold.strip():
         return (text,)

@@ -42,7 +42,7 @@ _OFFERS = re.compile(r"\A(?:or|and)?\s*(?:maybe|perhaps|possibly)?\s*")
 
 
 def find_label(text: str) -> str | None:
-    """Return a text's final label, or None if the text has no final label or several.
+    """Return a text's final label, or None if the text has no final label or several labels.
 
     The label is searched in the marked answer, else in the first line if that line is only a label,
     else in the last line. A retraction overrules an earlier label. A label in a question does not

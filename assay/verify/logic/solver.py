@@ -106,8 +106,8 @@ def _z3_satisfiable(formulas: Sequence[Formula]) -> bool:
 class _Translation:
     """Translate formulas to z3, with a single sort for all objects."""
 
-    # z3 identifies symbols by name, so prefixes and arities in the names below keep predicates,
-    # terms and bound variables apart.
+    # z3 identifies a symbol by its name.
+    # Prefixes and arities in the names below keep predicates, terms and bound variables apart.
 
     def __init__(self, z3: Any, context: Any) -> None:
         self.z3 = z3

@@ -207,7 +207,7 @@ def _committed_formula(completion: Completion) -> str | None:
 def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str]:
     """Parse a formula. Return (formula, "") or (None, fault).
 
-    gold: the expected formula. If its variables are single letters, AB is their conjunction.
+    gold: the expected formula. If all its variables are single letters, AB means A and B.
     """
     formula, fault = None, ""
     try:

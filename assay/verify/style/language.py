@@ -26,7 +26,7 @@ DETECTED = 2000
 LEAST_REASONING = 10
 # Minimum share of function words in a text that identifies a language.
 SURE = 0.18
-# A second language with more than this fraction of the first one's function words is a rival.
+# A language is certain only if no other has more than this fraction of its function words.
 RIVAL = 0.6
 
 _FILE = Path(__file__).with_name("languages.toml")
@@ -172,7 +172,7 @@ def _without_fences(text: str) -> tuple[str, str]:
 
 
 def _chunks(text: str, target: str) -> Iterator[list[str]]:
-    """Yield lists of words: those of each sentence, then the foreign words outside prose.
+    """Yield lists of words: the words of each sentence, then the foreign words outside prose.
 
     Short sentences are combined into one list.
     """

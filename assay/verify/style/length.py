@@ -55,9 +55,11 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
         max     clip(alpha * (n - length) + delta, 0, 1) - 1
 
     ``exact`` is the second summand of equation 1 of L1 (Aggarwal and Welleck 2025,
-    arXiv:2503.04697). ``max`` is the factor in its equation 2, minus 1. Reads ``target_tokens`` or
-    ``target_words``, ``variant``, ``alpha``, ``delta`` and ``tolerance`` from the spec. The default
-    of ``alpha`` is 1/n, which makes the distance relative to the target. The paper uses 0.0003.
+    arXiv:2503.04697). ``max`` is the factor in equation 2 of L1, minus 1. The default of ``alpha``
+    is 1/n, which makes the distance relative to the target. The paper uses an alpha of 0.0003.
+
+    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha``, ``delta`` and ``tolerance``
+    from the spec.
     """
     measured = _measure(problem, completion, TARGET)
     if isinstance(measured, Part):
