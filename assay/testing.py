@@ -103,7 +103,7 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
 
 
 class InjectedText(str):
-    """Injected text, such as a tool's result; it begins a turn."""
+    """Injected text, such as a tool's result. Injected text begins a turn."""
 
 
 class ScriptedGenerator:

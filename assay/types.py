@@ -1,6 +1,6 @@
 """The types of a run: problems, prompts, completions, groups and verdicts.
 
-All are plain values without torch. They can be pickled, so processes and machines exchange them.
+The types are plain values without torch. Processes and machines exchange them as pickles.
 
 Shape legend, for every array and tensor name in Assay (joined in axis order, as in ``logits_TV``):
 

@@ -93,7 +93,7 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
     # Every help text ends with --json.
     ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
-    # Only keyword parameters may have defaults in any order, and typer passes all by name.
+    # Python lets only keyword parameters have defaults in any order; typer passes all by name.
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
     with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in ordered}

@@ -125,7 +125,7 @@ def audit(
     if label and (second is not None or steps is not None or monitor):
         raise UserError("assay run audit: give --second, --steps and --monitor, or --label")
     if label:
-        # On standard error, because standard output holds the one line of --json.
+        # The prompt goes to standard error, because standard output holds the line of --json.
         ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
         show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)
         return

@@ -1,7 +1,7 @@
 """Rates of behaviors and findings in completions: over the steps of a run, or in a file of rows.
 
-``assay run behaviors RUN`` reads recorded completions and runs the detectors. It writes the rates,
-which the report draws, and the behaviors of each completion to ``RUN/behaviors/``.
+``assay run behaviors RUN`` reads recorded completions and runs the detectors. The command writes
+the rates, which the report draws, and the behaviors of each completion to ``RUN/behaviors/``.
 """
 
 from __future__ import annotations

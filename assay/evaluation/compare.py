@@ -68,7 +68,7 @@ def compare(
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
     `evaluate`), which are judged again. If only one model is a run, its sampling settings apply to
-    both. problems: sources, each a set of its own, or rows. out_of_domain: sets outside the
+    both models. problems: sources, each a set of its own, or rows. out_of_domain: sets outside the
     training distribution, which reveal forgetting. judge: ``pairwise``, the judge of
     ``verification.options.judge``, queried in both orders; or a verifier, whose higher reward wins.
     max_problems: use only the first problems of each set. out: a JSONL file for all completions; it
@@ -266,7 +266,7 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems. With a preference judge, verifiers need not support them."""
+    """Open a source of problems. With a judge, the verifiers need not support the problems."""
     check = verifiers.check_problem if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)

@@ -172,8 +172,8 @@ def _plan(
             except ConfigError:
                 if budgets or not thinks:
                     raise
-                # A default budget is skipped if the text that ends thinking does not fit.
-                # It is also skipped if the generator supports no budgets.
+                # A default budget may leave no room for the text that ends thinking.
+                # The generator may also support no budgets at all.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned

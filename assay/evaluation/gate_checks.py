@@ -91,7 +91,7 @@ def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int,
     known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
         files = [paired for (at, _), paired in known.items() if at == number]
-        # With a single file, the test over all files would only repeat the test of this file.
+        # With a single canary file, a test over all files would repeat the test of that file.
         if len(files) > 1:
             known[number, ALL_FILES] = Paired.joined(files)
     return {key: p for key, one in known.items() if (p := one.p_value) is not None}
@@ -174,7 +174,7 @@ class AskedCanaries:
     @property
     def honest(self) -> list[str]:
         """Ids of the canaries that an honest answer passes."""
-        # Both models should fail the other kinds, which would only dilute a paired test.
+        # Both models should fail the kinds in MUST_FAIL, which would only dilute a paired test.
         return [id for kind, ids in self.kinds.items() if kind not in MUST_FAIL for id in ids]
 
 

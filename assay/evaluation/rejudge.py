@@ -108,8 +108,8 @@ class Rejudging:
                 self.unreadable.append(step)
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
-            # A row may have been removed from the sources since the run.
-            # Its completions are counted, so that a partial rescore does not look complete.
+            # A row may have been removed from the sources since the run. The completions of such
+            # rows are counted, so that a partial rescore does not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])

@@ -1,7 +1,7 @@
 """``assay run replay``: repeat a recorded step and compare the result with the record.
 
-A replay samples nothing. It copies the run as if the run had been killed after writing the step's
-rollouts. The copy then resumes from its rollout log, as any killed run does.
+A replay samples nothing. The run is copied in the state of a run that was killed after writing the
+step's rollouts. The copy then resumes from its rollout log, as any killed run does.
 """
 
 from __future__ import annotations

@@ -141,13 +141,13 @@ class Evaluation:
     all problems are right or all are wrong.
 
     pass_at: unbiased estimate of pass@k by k. Every k uses the same problems: those with enough
-    judged completions for the largest k. pass_at_problems: number of these problems. The largest k
-    is chosen so that at least half of all problems have enough judged completions.
+    judged completions for the largest k. The largest k is chosen so that at least half of all
+    problems have enough judged completions. pass_at_problems: number of problems in pass_at.
 
     majority: share of problems whose most frequent answer is right; a tie counts in part. Answers
     that the verifier considers equal, such as 1/2 and 0.5, share their votes. If the verifier
-    compares no answers, votes are counted by extracted text. None for single samples, or if no
-    answer was extracted.
+    compares no answers, votes are counted by extracted text. majority is None for single samples,
+    or if no answer was extracted.
 
     by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
     num_problems and mean_tokens of each think mode, if the prompts have several modes. by_source:

@@ -83,7 +83,7 @@ class TrainResult:
                 lines.append(f"  with think {mode}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
-            # Without this override, early stopping would end the resumed run at once.
+            # With the patience unchanged, early stopping would end the resumed run at once.
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
             lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)

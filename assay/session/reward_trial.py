@@ -1,8 +1,8 @@
 """Try the user's reward functions on rows before a model is loaded.
 
 Built-in verifiers declare the keys that they read, and the loader checks these keys. A user's
-function declares nothing. So the trial calls it on each row, with the row's own answer as the
-completion. Built-in verifiers are not called here: a judge costs money, and a program takes time.
+function declares nothing, so the trial calls the function on each row, with the row's own answer as
+the completion. Built-in verifiers are not called: a judge costs money, and a program takes time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wrap a run's generator and verifiers with timing and with reuse of the rollout log.
 
 When a killed run resumes, these wrappers return the logged groups and verdicts of the unfinished
-step. So the training loop needs no code for resuming.
+step, so that the training loop needs no code for resuming.
 """
 
 from __future__ import annotations

@@ -218,8 +218,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
-    size: vocabulary size. The remaining mass is at least the resolution of float32. It is at most
-    the mass that the other tokens would have if each were as likely as the last top-k token.
+    size: vocabulary size. The remaining mass is at least the resolution of float32. Its upper bound
+    is the mass of the other tokens if each were as likely as the last top-k token.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)

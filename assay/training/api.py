@@ -169,9 +169,9 @@ def evaluate(
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
     configuration defines how prompts are rendered. problems: sources (docs/configuration.md), or
     the rows themselves. temperature: 0: greedy decoding. max_tokens: maximum completion length.
-    think_budget: maximum number of thinking tokens; effort: default for rows without an effort
-    (docs/thinking.md). max_problems: use only the first problems. verifier: default for rows that
-    name none; None: that of the run, or ``math``. overrides: changes to the configuration, such as
+    think_budget: maximum number of thinking tokens. effort: effort of rows without an effort
+    (docs/thinking.md). max_problems: use only the first problems. verifier: verifier of rows that
+    name none; None: the run's verifier, or ``math``. overrides: configuration changes, such as
     ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their verifier. trust_run:
     import the Python code that a foreign run names. out: a JSONL file for all completions and
     verdicts; after a kill, the same call continues from the file ``out`` with the suffix ``.part``.

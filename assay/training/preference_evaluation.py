@@ -22,8 +22,8 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
     """Return the evaluation row; ``eval/pass_at_1`` is the share of correctly ranked pairs.
 
     For unpaired completions, ``eval/pass_at_1`` is the AUROC: the probability that a desirable
-    completion ranks above an undesirable one. Its standard error is that of Hanley and McNeil
-    (1982).
+    completion ranks above an undesirable one. The standard error of the AUROC is that of Hanley and
+    McNeil (1982).
     """
     started = time.perf_counter()
     metrics = learner.look(pairs)

@@ -119,7 +119,7 @@ class Pieces(Sequence[Group]):
     """Documents, split into pieces of at most ``max_tokens`` tokens; a piece is built on demand.
 
     The prompt of a piece is the single token before the piece: the first token of the document, or
-    the last token of the previous piece. So every token of a document after its first is trained on
+    the last token of the previous piece. Every token of a document except the first is trained on
     exactly once, including the end token. lengths, document: number of tokens and document index of
     each piece.
     """

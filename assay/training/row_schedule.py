@@ -64,7 +64,7 @@ def keys_of(group: Group) -> list[bytes]:
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)
         for array in (group.prompt.tokens, completion.tokens, completion.sampled):
-            # With lengths, because a token may move from the prompt to the completion.
+            # The hash includes lengths: a token may move from the prompt to the completion.
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(array).tobytes())
         keys.append(digest.digest())

@@ -324,7 +324,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
                 re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
                 for one in (laid.show(row.ids[:end]), text)
             )
-            # Without white space: templates put different line breaks around think blocks.
+            # White space is removed: templates put different line breaks around think blocks.
             ours, theirs = ("".join(one.split()) for one in texts)
             return _Broken(number, found, behind_user, by_thinking=ours == theirs)
     return None

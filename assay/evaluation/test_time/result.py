@@ -17,13 +17,14 @@ BASE = "one_sample"
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
-    """One method with one budget. budget: tokens per problem; None for a method without a budget.
+    """One method with one budget.
 
-    accuracy: share of problems whose answer passed. stderr: standard error over problems. gain,
-    gain_stderr: difference from one sample, paired by problem. tokens, completions: mean tokens
-    drawn and mean number of whole completions per problem. score: mean scorer value of the answers;
-    None without a scorer. by_problem: result by problem id, 1.0 or 0.0, or a share over several
-    completions. num_not_judged: problems left out because their answer was not judged.
+    budget: tokens per problem; None for a method without a budget. accuracy: share of problems
+    whose answer passed. stderr: standard error over problems. gain, gain_stderr: difference from
+    one sample, paired by problem. tokens, completions: mean tokens drawn and mean number of whole
+    completions per problem. score: mean scorer value of the answers; None without a scorer.
+    by_problem: result by problem id, 1.0 or 0.0, or a share over several completions.
+    num_not_judged: number of problems left out because their answer was not judged.
     """
 
     method: str
@@ -110,7 +111,7 @@ class SearchResult:
     out: str | None = None
 
     def row(self, method: str, budget: int | None = None) -> SearchRow:
-        """Return the result row for a method and budget. Raises KeyError if there is none."""
+        """Return the result row for a method and budget. Raises KeyError without this row."""
         return {(one.method, one.budget): one for one in self.rows}[method, budget]
 
     def as_dict(self) -> dict[str, Any]:

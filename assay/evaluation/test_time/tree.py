@@ -128,7 +128,7 @@ class Node:
 
 
 def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
-    """Return nodes of one problem as a group, to be judged. by_row: use the row's own verifier."""
+    """Return nodes of one problem as a group to judge. by_row: use the row's own verifier."""
     problem, prompt = nodes[0].problem, nodes[0].prompt
     problem = problem if by_row else replace(problem, verifier=None)
     return Group(problem, prompt, tuple(node.completion() for node in nodes))
