@@ -1,4 +1,4 @@
-"""Convert rows of public benchmarks from their published formats to problems.
+"""Convert rows of public benchmarks from the published formats to problems.
 
     {"question", "choices": [...], "answer": 2, "subject"}                        MMLU
     {"question", "options": [...], "answer": "C", "answer_index": 2, "category"}  MMLU-Pro
@@ -10,11 +10,11 @@
     {"passage", "question", "answers_spans" | "answer", "validated_answers"}      DROP
     {"question": [messages], "function": [...], "ground_truth": [...]}            BFCL
 
-Multiple-choice questions list their lettered options in the prompt and are judged by ``choice``
-unless the row names a verifier. GPQA lists the correct option first in every row, so its options
-are reordered by a hash of their texts. DROP rows are judged by ``drop`` and accept the answers of
-all annotators. BFCL rows are judged by ``function_calls``; their answers are in separate files,
-which `assay.data.bfcl` joins with the questions.
+Prompts of multiple-choice questions list the lettered options. The verifier ``choice`` judges
+multiple-choice questions, unless the row names a verifier. GPQA lists the correct option first in
+every row, so GPQA options are reordered by a hash of their texts. The verifier ``drop`` judges DROP
+rows and accepts the answers of all annotators. The verifier ``function_calls`` judges BFCL rows.
+BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the questions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 
 def read_benchmark_form(row: dict[str, Any], where: str) -> None:
-    """Convert a row in place if it has the format of a known benchmark."""
+    """Convert a row in place if the row has the format of a known benchmark."""
+    # A format is recognized by keys that no other format has, GPQA's before AIME's, since both
+    # have the key "Question".
     if "Question" in row and "Correct Answer" in row:
         _read_gpqa(row, where)
     elif "passage" in row and any(
@@ -69,6 +71,7 @@ def read_benchmark_form(row: dict[str, Any], where: str) -> None:
 def _read_gpqa(row: dict[str, Any], where: str) -> None:
     question, right = str(row["Question"]).strip(), str(row["Correct Answer"]).strip()
     options = [right, *(str(row[key]).strip() for key in _WRONG if key in row)]
+    # A hash instead of a random order: every run and every machine sees the same options.
     options.sort(key=lambda text: zlib.crc32(f"{question}\n{text}".encode()))
     kept = {key: row[key] for key in ("id", "verifier", "tags", "think") if key in row}
     if "Record ID" in row:
@@ -97,6 +100,7 @@ def _read_options(row: dict[str, Any], question: str, where: str) -> None:
         _ask(row, question, _lettered(choices, row["answer"], where, "answer"), row["answer"])
     elif _are_texts(options) and type(row.get("answer_index")) is int:
         index = row.pop("answer_index")
+        # MMLU-Pro pads shorter lists of options with "N/A".
         kept = [n for n, text in enumerate(options) if n == index or text != "N/A"]
         texts = [options[n] for n in kept]
         index = kept.index(index) if index in kept else index
@@ -107,7 +111,10 @@ def _read_options(row: dict[str, Any], question: str, where: str) -> None:
 
 
 def _read_drop(row: dict[str, Any], where: str) -> None:
-    """Collect the answers of every annotator; a flat list holds the parts of a single answer."""
+    """Convert a DROP row, with the answers of all annotators.
+
+    The flat list ``answers_spans`` contains the spans of a single answer.
+    """
     for key in ("passage", "question"):
         if not isinstance(row.get(key), str):
             raise DataError(message(f"{where} {key}", f"{row.get(key)!r:.80}", "text"))
@@ -138,7 +145,7 @@ def _drop_answers(row: Mapping[str, Any]) -> list[Any]:
     if isinstance(flat := row.get("answers_spans"), Mapping):
         return [_listed(flat.get("spans"))]
     others = row.get("validated_answers") or ()
-    # The hub stores a list of objects as an object of columns.
+    # `datasets` returns a list of objects as one object of columns.
     if isinstance(others, Mapping):
         others = [dict(zip(others, one, strict=True)) for one in zip(*others.values(), strict=True)]
     return [_annotated(one) for one in (row["answer"], *others)]
@@ -151,7 +158,7 @@ def _listed(spans: Any) -> Any:
 
 
 def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
-    """Return one annotator's answer: the first non-empty value of number, spans and date."""
+    """Return one annotator's answer as texts: the number, else the spans, else the date."""
     if answer.get("number") not in (None, ""):
         return [answer["number"]]
     if (spans := _listed(answer.get("spans"))) is not None and len(spans):
@@ -162,7 +169,7 @@ def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _read_bfcl(row: dict[str, Any], where: str) -> None:
-    """Put the function schemas into a system message before the conversation."""
+    """Convert a BFCL row: the function schemas become a system message before the conversation."""
     turns: Any = row.pop("question")
     if isinstance(turns, str):
         turns = [[{"role": "user", "content": turns}]]
@@ -207,7 +214,7 @@ def _ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: 
 
 
 def _tag(row: dict[str, Any], *tags: Any) -> None:
-    """Append tags to the row's own tags."""
+    """Append tags to the row's tags; values that are not text are ignored."""
     new = [tag for tag in tags if isinstance(tag, str) and tag]
     if new:
         own = row.get("tags") or []

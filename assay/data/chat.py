@@ -1,4 +1,4 @@
-"""Render problems to prompts: chat template or plain text, think block and tokens."""
+"""Render problems to prompts: chat template or plain text, think block, and tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "0Assay0"
-# The lookarounds exclude paths such as a/think and closing tags.
+# The lookarounds exclude paths such as a/think, and closing tags such as </think>.
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
-# A reply with separate reasoning, as `assay.data.rows.reply_text` joins them.
+# The format in which `assay.data.rows.reply_text` joins a message's reasoning and content.
 _JOINED = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)", re.DOTALL)
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 
@@ -32,18 +32,20 @@ _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 class PromptRenderer:
     """Renders problems and traces for one tokenizer.
 
-    Under a chat template the tokens are exactly those of ``apply_chat_template``, as in serving:
-    only the template adds special tokens. Under the base template the tokenizer's own leading
+    Under a chat template, the tokens are exactly those of ``apply_chat_template``, as in serving:
+    only the template adds special tokens. Under the base template, the tokenizer's own leading
     tokens (a BOS) are added once.
 
-    The think mode of a row is its own, else that of its switches (`data.think_switches`), else
-    `data.think`. Chat templates receive it as ``enable_thinking``. If the template opens or closes
-    the think block itself, no second tag is added; `Prompt.think` has the resulting mode.
+    The think mode of a prompt is the row's ``think``, else the mode of a switch in the text
+    (`data.think_switches`), else `data.think`. Chat templates receive the mode as the variables
+    ``enable_thinking`` and ``thinking``. If the template opens or closes the think block itself, no
+    second tag is added; `Prompt.think` records the resulting mode.
 
-    max_prompt_tokens: the model's ``context_length`` less a completion. sampling: defines efforts;
-    the text of an effort is appended to the question. tools: schemas for the chat template.
-    introduction: description of the tools for templates without tool support, appended to the
-    system message. begins: maps a problem to the problem that an environment starts with.
+    max_prompt_tokens: the model's ``context_length`` minus the tokens reserved for a completion.
+    sampling: defines the efforts; the text of an effort is appended to the question. tools: schemas
+    for the chat template. introduction: description of the tools for chat templates without tool
+    support, appended to the system message. begins: maps a problem to the problem with which an
+    environment starts.
 
     Raises ModelError if a chat template is configured and the tokenizer has none.
     """
@@ -76,7 +78,7 @@ class PromptRenderer:
         }
 
     def render(self, problem: Problem) -> Prompt:
-        """Return a problem's prompt; raises DataError if it exceeds the limit."""
+        """Return a problem's prompt; raises DataError if the prompt exceeds the token limit."""
         if self._begins is not None:
             problem = self._begins(problem)
         return self._render(problem.prompt, problem.place, problem.think, problem.effort)
@@ -84,9 +86,10 @@ class PromptRenderer:
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, including the end token.
 
-        The prompt equals that of `render`. If the prompt opens the think block, the completion does
-        not open it again. If the prompt ends with an empty think block, only the trace's answer
-        remains. ``<think>`` tags are replaced by the configured tags.
+        The prompt tokens equal those of `render`. If the prompt already opens the think block, the
+        opening tag is removed from the completion. If the prompt ends with an empty think block,
+        the completion is reduced to the answer. ``<think>`` tags are replaced by the configured
+        tags.
         """
         prompt, (tokens,) = self.render_replies(
             trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
@@ -101,7 +104,7 @@ class PromptRenderer:
         think: ThinkMode | None = None,
         effort: str | None = None,
     ) -> tuple[Prompt, list[Tokens]]:
-        """Return a prompt and the tokens of several completions, as in `render_trace`."""
+        """Return a prompt and the tokens of several completions, rendered as in `render_trace`."""
         where = source or "trace"
         rendered = self._render(prompt, where, think, effort)
         return rendered, [self._reply(rendered, text, where) for text in texts]
@@ -122,7 +125,8 @@ class PromptRenderer:
     def render_turns(self, trace: Trace) -> tuple[Prompt, Tokens, Mask]:
         """Return a trace's prompt, its completion's tokens, and the mask of assistant tokens.
 
-        Assistant turns and injected text are encoded separately, as in sampling with tools.
+        Assistant turns and injected text are encoded separately, because sampling with tools also
+        appends injected text as separate tokens.
         """
         asked = (trace.source, trace.think, trace.effort)
         if not trace.said:
@@ -137,8 +141,7 @@ class PromptRenderer:
             parts += [self._encode(injected), first]
             behind = end
             # The injected text starts with the end token of the assistant turn.
-            # In sampling the policy writes its end-of-turn token itself, so it must be trained on
-            # here too.
+            # In sampling, the policy writes the end token, so the loss must cover it here too.
             if len(parts) > 2 and parts[-2][:1] == [self.end_id]:
                 parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
@@ -150,14 +153,15 @@ class PromptRenderer:
     def render_document(self, text: str, source: str = "") -> Tokens:
         """Return the tokens of a plain document, including an end token.
 
-        The tokenizer's own leading tokens come first, as under the base template. Names of special
-        tokens are encoded as plain text.
+        The tokenizer's own leading tokens (a BOS) come first, as under the base template. Names of
+        special tokens in the text are encoded as plain text.
         """
         end: Any = self.tokenizer.eos_token_id
         if end is None:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
-        # A document may contain the text of a special token, which must not end it.
+        # A document may contain the name of a special token, such as <|endoftext|>.
+        # The name must not become the special token, which would end the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
@@ -166,9 +170,9 @@ class PromptRenderer:
     def encode_rendered(
         self, prompt: str, completion: str, ended: bool = True
     ) -> tuple[Tokens, Tokens]:
-        """Return the tokens of a prompt that is already rendered, and of its completion.
+        """Return the tokens of an already rendered prompt text, and of its completion.
 
-        ended: whether the completion finished, so that an end token is added.
+        ended: whether the completion was finished; a finished completion gets an end token.
         """
         tokens = self._encode_prompt(prompt)
         rendered = Prompt(prompt, np.array(tokens, np.int32))
@@ -179,13 +183,13 @@ class PromptRenderer:
 
     @cached_property
     def end_id(self) -> int | None:
-        """The token that ends a completion: the chat template's end of turn, else EOS or None."""
+        """Token that ends a completion: the chat template's end-of-turn token, else EOS or None."""
         own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
 
     def _in_template(self, think: ThinkFormat, text: str) -> str:
-        """Return a reply with its reasoning in the chat template's own format, if it has one."""
+        """Return a reply with its reasoning in the chat template's reasoning format, if known."""
         joined = _JOINED.fullmatch(text)
         opening, closing = self._thought_form
         if joined is None or think.open_tag not in opening or think.close_tag not in closing:
@@ -194,9 +198,10 @@ class PromptRenderer:
 
     @cached_property
     def _thought_form(self) -> tuple[str, str]:
-        """The chat template's text before and after the reasoning in a reply; "" if unknown.
+        """Text of the chat template before and after the reasoning in a reply; "" if unknown.
 
-        Templates differ in line breaks: GLM 4.5 and Nemotron 3 write none inside the block.
+        Chat templates differ in line breaks. For example, GLM 4.5 and Nemotron 3 write no line
+        break inside the think block.
         """
         turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
         reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
@@ -207,7 +212,8 @@ class PromptRenderer:
             text = render_chat(self.tokenizer, [*turns, reply])
         except TemplateFailed:
             return "", ""
-        # The prompt may open the block.
+        # The generation prompt may already open the think block; its opening tag is then removed
+        # from the prompt, so that `before` below contains the tag.
         blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
         before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
         between, found, _ = rest.partition(f"{_MARK}1")
@@ -215,13 +221,12 @@ class PromptRenderer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Length of the longest token in characters, or in bytes if the vocabulary is
-        byte-level."""
+        """Length of the vocabulary's longest token; in bytes for a byte-level vocabulary."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _leading_ids(self) -> list[int]:
-        """Tokens that the tokenizer puts before any text by default: a BOS, or none."""
+        """Tokens that the tokenizer by default puts before every text: a BOS, or no token."""
         plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
         for start in range(len(full) - len(plain) + 1):
             if full[start : start + len(plain)] == plain:
@@ -230,7 +235,8 @@ class PromptRenderer:
 
     @cached_property
     def max_overhead(self) -> int:
-        """Upper bound on the tokens that a template adds to an ASCII text."""
+        """Upper bound on the number of tokens that a template adds to an ASCII text."""
+        # A token has at least one byte, so the text's bytes bound the number of its tokens.
         texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
 
@@ -243,7 +249,7 @@ class PromptRenderer:
     ) -> Prompt:
         text, mode = self._text(prompt, where, think, effort)
         limit = self.max_prompt_tokens
-        # A text far over the limit is not tokenized: that takes a minute for 30 MB.
+        # A text far over the limit is not tokenized, since tokenizing 30 MB takes a minute.
         at_least = -(-len(text) // self._longest_token) if limit is not None else 0
         too_long = limit is not None and at_least > limit
         tokens = [] if too_long else self._encode_prompt(text)
@@ -269,7 +275,7 @@ class PromptRenderer:
         think: ThinkMode | None,
         effort: str | None = None,
     ) -> tuple[str, ThinkMode]:
-        """Return a prompt's text, and the mode of its think block."""
+        """Return a prompt's text and the resulting think mode."""
         turns = self.messages(with_effort(prompt, self._sampling, effort, where))
         mode = think or self._switched(turns)
         text = (
@@ -280,8 +286,8 @@ class PromptRenderer:
         return with_think_block(text, self._formats[mode], self.template == "chat")
 
     def messages(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """Return the messages that are rendered: with the system prompt, and the tools' description
-        if the chat template has none."""
+        """Return a prompt's messages with the system prompt and, if configured, the description of
+        the tools."""
         turns = chat_of(prompt, self._data.system_prompt)
         if not self._introduction:
             return turns
@@ -289,7 +295,8 @@ class PromptRenderer:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether a description can be a system message; the first Gemma's template refuses one."""
+        """Whether the chat template accepts a system message."""
+        # The chat template of the first Gemma models raises an error for a system message.
         if self.template == "base":
             return True
         turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
@@ -300,7 +307,8 @@ class PromptRenderer:
         return True
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
-        """Return the think mode of the last switch in the messages, else the configured mode."""
+        """Return the think mode of the last ``/think`` or ``/no_think`` in the messages, else the
+        configured mode."""
         configured = self._data.think
         if not self._data.think_switches:
             return configured
@@ -321,7 +329,7 @@ class PromptRenderer:
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 
     def _base_text(self, turns: Sequence[Message]) -> str:
-        """Return plain text; each turn of a longer chat is labelled with its role."""
+        """Return a prompt as plain text; the turns of a longer chat are labelled by role."""
         lead = ""
         if turns[0]["role"] in ("system", "developer"):
             lead, turns = f"{turns[0]['content']}\n\n", turns[1:]
@@ -342,29 +350,31 @@ class PromptRenderer:
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
         """Return the tokens of a completion that follows the prompt.
 
-        If one token would span prompt and completion, the completion is encoded alone.
+        If a token would span the end of the prompt and the start of the completion, the completion
+        is encoded alone.
         """
-        # Some tokenizers treat the start of a text specially (they put a space before it), so
-        # prompt and completion are encoded together.
+        # Prompt and completion are encoded together, because some tokenizers treat the start of a
+        # text specially: they put a space before the first word.
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # A token would span prompt and completion, but the prompt's tokens must not change.
+        # A token would span prompt and completion, but the policy sees the prompt's own tokens.
         return self._encode(text)
 
 
 def think_switches(mode: ThinkMode) -> dict[str, Any]:
-    """Return the think variables of chat templates, under both common names."""
-    # Qwen3 reads enable_thinking, DeepSeek-V3.1 reads thinking. An unknown variable has no effect.
+    """Return the variables that turn thinking on or off in chat templates."""
+    # Qwen3's template reads enable_thinking; DeepSeek-V3.1's template reads thinking.
+    # A variable that a template does not read has no effect, so both are passed.
     return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
 
 
 def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str, ThinkMode]:
     """Return a prompt's text with the wanted think block, and the resulting think mode.
 
-    in_chat: whether a chat template rendered the text. Such a template may close a think block that
-    it has not opened, as that of DeepSeek-V3.1 does.
+    in_chat: whether a chat template rendered the text. A chat template may close a think block
+    without opening one, as DeepSeek-V3.1's template does.
     """
     mode, opening, closing = wanted.mode, wanted.open_tag, wanted.close_tag
     if re.search(rf"{re.escape(opening)}\s*\Z", text):
@@ -384,8 +394,10 @@ def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str
 def with_effort(
     prompt: str | Sequence[Message], sampling: SamplingConfig, effort: str | None, where: str
 ) -> str | Sequence[Message]:
-    """Append the text of an effort, the row's or the configured one; raises DataError for an
-    unknown name."""
+    """Append the text of an effort to a prompt.
+
+    effort: the row's effort; None: the configured effort. Raises DataError for an unknown effort.
+    """
     try:
         level = sampling.level(effort)
     except ValueError as error:
@@ -394,12 +406,16 @@ def with_effort(
 
 
 def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
-    """Return the prompt format: as configured, else the chat template if there is one."""
+    """Return the configured prompt format, else ``chat`` if the tokenizer has a chat template."""
     return data.template or ("chat" if tokenizer.chat_template else "base")
 
 
 def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list[Message]:
-    """Append a text to the chat's system message, or put it before the first user message."""
+    """Append a text to the chat's system message.
+
+    Without a system message, the text becomes the system message. If the chat template accepts no
+    system message, the text precedes the first message.
+    """
     if turns[0]["role"] not in ("system", "developer"):
         if not takes_system:
             return [{**turns[0], "content": f"{text}\n\n{turns[0]['content']}"}, *turns[1:]]
@@ -408,7 +424,7 @@ def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list
 
 
 def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
-    """Return a prompt as chat messages; ``system`` is added if it has no system message."""
+    """Return a prompt as chat messages; ``system`` is added if the chat has no system message."""
     turns: list[Message] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     )
@@ -418,17 +434,18 @@ def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message
 
 
 def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
-    """Return the problems whose prompts are within the renderer's limit.
+    """Return the problems whose prompts are within the renderer's token limit.
 
-    A longer prompt or an unknown effort is a bad row: it raises DataError or is skipped with its
-    error.
+    A problem with a longer prompt or an unknown effort is a bad row. ``on_bad_row`` determines
+    whether a bad row raises DataError or is skipped with a recorded error.
     """
     limit = renderer.max_prompt_tokens
     longest = math.inf if limit is None else limit - renderer.max_overhead
     long: dict[int, str] = {}
     for index, problem in enumerate(problems):
         text = problem.prompt
-        # A short ASCII prompt surely fits, since each token has at least one character.
+        # A short ASCII prompt always fits, since each token has at least one character.
+        # Rendering every prompt of a large set would take minutes.
         plain = isinstance(text, str) and len(text) <= longest and text.isascii()
         if plain and problem.effort is None:
             continue
@@ -448,32 +465,34 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the special token that the chat template writes after a reply, if any."""
+    """Return the special token that the chat template writes after a reply, or None."""
     text = finished_chat(tokenizer, _MARK)
-    # A template for lists of text and images may omit a plain text.
+    # A template for lists of text and image parts may ignore content that is a plain string.
     if text is None or _MARK not in text:
         return None
-    # Rendering a reply shows which token the template writes after it. A list of known token names
-    # failed: <|end|> ends a turn in one family and a part of a turn in another.
+    # Rendering a reply shows which token the template writes after the reply.
+    # A list of known token names would fail: <|end|> ends a turn in one model family, and only a
+    # segment of a turn in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return tail[0] if tail and tail[0] in special else None
 
 
 def finished_chat(tokenizer: Any, reply: str) -> str | None:
-    """Render a question and its reply with the chat template; None if that fails."""
+    """Render a question and its reply with the chat template; None if the template fails."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
     try:
         return render_chat(tokenizer, turns)
     except TemplateFailed:
-        # Some templates reject a finished turn, so its end token stays unknown.
+        # Some templates reject a conversation that ends with a reply.
+        # The end-of-turn token then stays unknown, and EOS ends a completion.
         return None
 
 
 def _with_tags(think: ThinkFormat, text: str) -> str:
-    """Replace ``<think>`` tags in a reply by those of its think format."""
+    """Replace ``<think>`` tags in a reply by the tags of a think format."""
     if think.open_tag == "<think>" or not text.lstrip().startswith("<think>"):
         return text
     text = text.replace("<think>", think.open_tag, 1)
@@ -481,12 +500,12 @@ def _with_tags(think: ThinkFormat, text: str) -> str:
 
 
 def _without_open_tag(prompt: Prompt, text: str) -> str:
-    """Remove the opening tag and its whitespace, which the prompt already ends with."""
+    """Remove the opening think tag from a completion, because the prompt ends with the tag."""
     tag, stripped = prompt.think.open_tag, text.lstrip()
     if not stripped.startswith(tag):
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
-    # White space is removed only if the prompt already ends with it. Further white space belongs to
-    # the reasoning.
+    # White space after the tag is removed only as far as the prompt already ends with it.
+    # Further white space belongs to the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

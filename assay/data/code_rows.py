@@ -5,7 +5,7 @@
     {"problem", "inputs", "outputs"}                                     CodeContests
     {"question", "input_output", "solutions", "starter_code"}            APPS, TACO
 
-The rows are judged by ``code``: set ``data.verifier`` (or ``--verifier``) to it.
+The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from assay.errors import DataError, message
 
 
 def read_code_form(row: dict[str, Any], where: str) -> None:
-    """Convert a row of a known format in place; other rows are unchanged.
+    """Convert a row of a known format in place; rows of other formats are unchanged.
 
-    MBPP's listed tests are public and shown in the prompt, as in its paper; its challenge tests
-    are hidden. The other formats do not show tests in the prompt.
+    MBPP's listed tests are shown in the prompt, as in the MBPP paper, and MBPP's challenge tests
+    are hidden. Prompts of the other data sets show no tests.
     """
     if "tests" in row:
         return
@@ -30,6 +30,8 @@ def read_code_form(row: dict[str, Any], where: str) -> None:
     elif isinstance(row.get("text"), str) and isinstance(row.get("test_list"), (list, tuple)):
         _read_mbpp(row)
     elif isinstance(row.get("test"), str) and isinstance(row.get("entry_point"), str):
+        # HumanEval's prompt is the head of the program: imports, signature and docstring.
+        # A completion may contain only the body, so the verifier also needs the head.
         row["tests"] = [{"check": row.pop("test")}]
         if isinstance(row.get("prompt"), str):
             row["prompt_code"] = row["prompt"]
@@ -39,7 +41,7 @@ def read_code_form(row: dict[str, Any], where: str) -> None:
         inputs, outputs = row.pop("inputs"), row.pop("outputs")
         if len(inputs) != len(outputs):
             found = f"{len(inputs)} inputs and {len(outputs)} outputs"
-            raise DataError(message(where, found, "as many of the one as of the other"))
+            raise DataError(message(where, found, "as many inputs as outputs"))
         row["tests"] = [
             {"stdin": stdin, "stdout": stdout}
             for stdin, stdout in zip(inputs, outputs, strict=True)
@@ -49,6 +51,7 @@ def read_code_form(row: dict[str, Any], where: str) -> None:
 
 
 def _read_mbpp(row: dict[str, Any]) -> None:
+    # Some tests of MBPP have Windows line ends.
     shown = [str(test).replace("\r\n", "\n") for test in row.pop("test_list")]
     text = row.pop("text").strip()
     row["prompt"] = f"{text}\nYour program must pass these tests:\n" + "\n".join(shown)
@@ -60,9 +63,10 @@ def _read_mbpp(row: dict[str, Any]) -> None:
 
 
 def _read_apps(row: dict[str, Any], where: str) -> None:
-    """Read the tests of programs (standard input) or of a function that ``fn_name`` names.
+    """Convert the key ``input_output`` to tests of a program or of the function ``fn_name``.
 
-    Most rows wrap the answer of a function in a list.
+    Programs read standard input. For functions, most rows of APPS wrap the return value in a list
+    of one element, which is removed.
     """
     tests = row.pop("input_output")
     if "problem_id" in row:
@@ -81,6 +85,8 @@ def _read_apps(row: dict[str, Any], where: str) -> None:
             for given, answer in zip(inputs, outputs, strict=True)
         ]
         return
+    # The wrapper is removed only if every output has one, since a function may return a list of
+    # one element.
     if all(isinstance(answer, list) and len(answer) == 1 for answer in outputs):
         outputs = [answer[0] for answer in outputs]
     pairs = zip(inputs, outputs, strict=True)

@@ -1,7 +1,7 @@
-"""Recorded rows: a problem, a completion and a verdict, read on demand.
+"""Completion rows: a problem, a completion and a recorded verdict, parsed on access.
 
-``assay eval --out``, ``assay compare --out`` and data transforms write such rows. Data transforms,
-``assay verify`` and preference training read them.
+``assay eval --out``, ``assay compare --out`` and data transforms write completion rows. Data
+transforms, ``assay verify`` and preference training read completion rows.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from assay.types import Completion, Problem, Status, ThinkFormat, Tokens, Verdic
 
 TextPart = Literal["prompt", "completion", "all"]
 DOCUMENT = "text"
-"""Key of a row that is a plain document, which serves as prompt and as completion."""
+"""Key of a plain document's text. Transforms treat a document as both prompt and completion."""
 RECORDED = "recorded@1"
-# Suffix that a completion's id adds to the id of its problem.
+# The id of a completion is the id of its problem with the suffix #DRAW/NUMBER.
 _SIBLING = re.compile(r"#\d+/\d+$")
 
 
 def problem_id_of(row: Mapping[str, Any]) -> str:
-    """Return the problem id of a completion row: its key, or the prefix of its completion id."""
+    """Return the key ``problem_id`` of a row, or else the problem's part of the row's ``id``."""
     return str(row.get("problem_id", _SIBLING.sub("", str(row["id"]))))
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A row without its null keys. Its properties parse the values and raise DataError for invalid
-    ones.
+    """A row without its null keys.
 
-    source: ``file.jsonl:12``.
+    The properties parse the row's values, and raise DataError for an invalid value. source:
+    ``file.jsonl:12``.
     """
 
     keys: dict[str, Any]
@@ -61,7 +61,7 @@ class Record:
 
     @classmethod
     def read(cls, row: Any, where: str, default_id: str) -> Record:
-        """Wrap a row with its location; a row without an id gets ``default_id``."""
+        """Return a record of a row and its location; a row without an id gets ``default_id``."""
         keys = copy_row(row, where)
         keys.setdefault("id", default_id)
         return cls(keys, where)
@@ -73,7 +73,7 @@ class Record:
 
     @property
     def problem_id(self) -> str:
-        """Id of the problem, which all its completions have in common."""
+        """Id of the row's problem, shared by all completions of the problem."""
         return problem_id_of(self.keys)
 
     @property
@@ -86,13 +86,15 @@ class Record:
     @property
     def completion(self) -> str:
         """Text of the completion; may be empty."""
+        # A policy may end a completion at once, so a recorded completion may be "".
+        # `prompt_and_completion` rejects blank text, because training rows need text.
         text = self.keys.get("completion")
         if isinstance(text, str):
             return text
         return prompt_and_completion(self.keys, self.source)[1]
 
     def text(self, part: TextPart) -> str:
-        """Return the text of a part; the system message is not part of a prompt."""
+        """Return the text of a prompt, of a completion or of both, without the system message."""
         if not self._has(*PROMPT_KEYS, "messages"):
             accepted = "a prompt, messages, or the text of a document"
             key_among([DOCUMENT], self.keys, self.source, accepted)
@@ -119,6 +121,7 @@ class Record:
     @cached_property
     def problem(self) -> Problem:
         """Problem of the row, without its completion."""
+        # Unknown keys become part of the spec, so the completion must be removed first.
         keys = dict(self.keys)
         keys.pop("completion", None)
         if self._is_chat:
@@ -127,10 +130,10 @@ class Record:
         return read_problem(keys, self.source, self.id)
 
     def to_judge(self) -> tuple[Problem, Completion]:
-        """Return the problem, which needs no prompt, and the completion, for a verifier.
+        """Return the problem and the completion of the row, for a verifier.
 
-        The row's ``think_tags`` replace the default tags, and ``token_ids`` are the completion's
-        tokens.
+        The row needs no prompt. The row's ``think_tags`` replace the default tags, and its
+        ``token_ids`` become the completion's tokens.
         """
         keys = {"prompt": "(not given)", **self.keys}
         if self._has(*PROMPT_KEYS, "messages"):
@@ -138,6 +141,8 @@ class Record:
         tags = _think_tags(keys.pop("think_tags", None), self.source)
         tokens = _token_ids(keys.pop("token_ids", None), self.source)
         row = Record(keys, self.source)
+        # `assay data collect` nests the completion's length and finish reason under "collected".
+        # Evaluation rows have both keys at the top level.
         facts = self.keys.get("collected", self.keys)
         length = facts.get("tokens")
         completion = Completion.from_text(
@@ -153,6 +158,8 @@ class Record:
     @cached_property
     def verdict(self) -> Verdict | None:
         """Recorded verdict (status and reward), or None."""
+        # Three formats exist: {"verdict": {"status", ...}}, {"verdict": "passed"}, and the keys
+        # status and reward at the top level of the row.
         found: Any = self.keys.get("verdict", self.keys)
         status = found.get("status") if isinstance(found, Mapping) else found
         if status is None:
@@ -162,6 +169,7 @@ class Record:
         if status == "not_judged":
             return Verdict.not_judged("unavailable", RECORDED)
         passed = float(status == "passed")
+        # A reward may differ from 1.0 or 0.0, for example after a length penalty.
         reward = found.get("reward", passed) if isinstance(found, Mapping) else passed
         if not isinstance(reward, int | float) or isinstance(reward, bool):
             raise complaint(self.source, "reward", reward, "a number, where it was judged")

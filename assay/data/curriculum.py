@@ -1,4 +1,4 @@
-"""Curriculum: draw problems in a configured, seeded order, and track their pass rates."""
+"""Curriculum: draw problems in a configured, seeded order, and track the problems' pass rates."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ STATE_FILE = "curriculum.json"
 OUTCOMES_FILE = "problems.npy"
 ORDER_FILE = "order.npy"
 UNIFORM = {"order": "uniform", "label": None, "easy_is": "low", "weights": dict[str, float]()}
-"""Order settings of saved states that do not record them."""
+"""Order settings that apply to saved states of versions that recorded no order settings."""
 LEAST_CHANCE = 1e-9
-"""Minimum sampling weight of an eligible problem: a rounded 0 would exclude it forever."""
+"""Minimum sampling weight of an eligible problem. A weight rounded to 0 would exclude the problem
+forever."""
 UNKNOWN = 1 / 3
 """Prior probability that two completions of a problem get different verdicts."""
 
 
 class Curriculum:
-    """Draws problems and tracks their outcomes.
+    """Draws problems and tracks the problems' outcomes.
 
-    A problem's ``draw`` counts its earlier draws, so that each draw names its own group. The orders
-    ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. The other orders draw at
-    random, weighted by the estimated pass rates. The next draw depends only on the seed, the number
-    of draws and the observed verdicts, so a resumed run draws the same problems.
+    A problem's ``draw`` is the number of its earlier draws, so that each draw has a group id of its
+    own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. The other
+    orders draw at random, weighted by the estimated pass rates. The next draw depends only on the
+    seed, the number of draws and the observed verdicts. A resumed run therefore draws the same
+    problems.
 
     With oversampling, problems that were drawn but not used keep their draw number and wait for a
-    later step. As soon as enough problems wait, a step consists of them only and is not
-    oversampled. Thus no problem is lost or waits twice, even if its completions are long (as in the
-    long rounds of RollPacker, Gao et al., 2025, arXiv 2509.21009).
+    later step. As soon as enough problems wait for a full step, the next step consists of waiting
+    problems only and is not oversampled. No problem is lost or waits twice, even if its completions
+    are long. The scheme follows the long rounds of RollPacker (Gao et al., 2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class Curriculum:
         most_drawn: int | None = None,
         oversample: int = 0,
     ) -> None:
-        """Begin at the first epoch.
+        """Start at the beginning of the first epoch.
 
         facts: difficulty labels and weights of the rows, if the settings use them. most_drawn:
-        number of draws that the run is expected to make. oversample: number of extra problems that
+        expected number of draws in the whole run. oversample: number of extra problems that
         each step draws.
         """
         if not len(problems):
@@ -98,8 +100,8 @@ class Curriculum:
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
         """Return the next problems; a batch may span two epochs.
 
-        refill: the problems belong to the same step as the previous draw. In random orders, a
-        problem is repeated within a step only after all others were drawn.
+        refill: whether the problems belong to the same step as the previous draw. In random orders,
+        a step repeats a problem only after it has drawn all other problems.
         """
         self._forget()
         self._sizes = self._sizes if refill else []
@@ -115,6 +117,8 @@ class Curriculum:
 
     def ahead(self) -> Curriculum:
         """Return a copy, which draws the same problems that this curriculum will draw next."""
+        # Problems, facts and the epoch's order are shared, because drawing replaces them or only
+        # reads them. Everything that a draw or a verdict changes in place is copied.
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()
@@ -129,10 +133,11 @@ class Curriculum:
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return the group size of each drawn problem.
 
-        usual: the configured size, used for a problem without observations. The size grows
-        piecewise linearly with the probability that two completions differ
-        (`Outcomes.differences`), from the minimum over the usual size to the maximum. It is rounded
-        to the nearest halving or doubling of the usual size.
+        usual: the configured group size, used for a problem without observations. The group size is
+        a piecewise linear function of the probability that two completions get different verdicts
+        (`Outcomes.differences`). The function runs from the minimum size at probability 0, through
+        the usual size at 1/3, to the maximum size at 1/2. The result is rounded to the nearest
+        halving or doubling of the usual size.
         """
         bounds = self._settings.group_sizes
         if bounds is None:
@@ -142,7 +147,8 @@ class Curriculum:
             self.outcomes.differences(indices), (0.0, UNKNOWN, 0.5), (bounds[0], usual, bounds[1])
         )
         sizes = _sizes(usual, *bounds)
-        # Few distinct sizes, because each size is a separate call of the generator.
+        # Few distinct sizes, because the generator is called once per size.
+        # Distances are logarithmic, since sizes differ by factors of two.
         chosen = [min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted]
         self._sizes += chosen
         return chosen
@@ -157,9 +163,9 @@ class Curriculum:
         self._update_problems(np.array(indices, np.int64))
 
     def _take_waiting(self, num_prompts: int) -> list[Problem]:
-        """Return waiting problems with their draw numbers, if they fill a step.
+        """Return waiting problems with their draw numbers, if enough problems wait for a full step.
 
-        If oversampling is now disabled, they are returned at once.
+        If a resumed run disables oversampling, the waiting problems are returned at once.
         """
         if self._oversample:
             self._waiting, self._in_hand = self._all_waiting(), {}
@@ -174,11 +180,11 @@ class Curriculum:
         ]
 
     def _all_waiting(self) -> dict[str, int]:
-        """Return all problems that were drawn but not observed, between two steps."""
+        """Return the problems that were drawn but not observed; call only between two steps."""
         return {**self._waiting, **(self._in_hand if self._oversample else {})}
 
     def metrics(self) -> dict[str, float]:
-        """Return progress through the problems and the distribution of observed pass rates."""
+        """Return metrics: progress through the problems, and a histogram of observed pass rates."""
         found = {
             "curriculum/effective_epochs": self._num_drawn / len(self._problems),
             "curriculum/drawn": float(np.mean(self.outcomes.draws > 0)),
@@ -204,15 +210,14 @@ class Curriculum:
         return problem
 
     def _walk(self, count: int) -> list[int]:
-        """Return the next problems of the epoch's order that are not retired."""
+        """Return the indices of the epoch's next problems, without retired problems."""
         chosen: list[int] = []
         while len(chosen) < count:
             if self._position >= len(self._order):
                 self._begin_epoch()
                 continue
             missing = count - len(chosen)
-            # Retired problems are skipped in blocks, because an epoch may have millions of
-            # problems.
+            # Retired problems are skipped in blocks, since an epoch may have millions of problems.
             ahead = self._order[self._position :][: 2 * missing + 1024]
             is_open = self.outcomes.returns_at[ahead] <= self._num_drawn
             found = np.flatnonzero(is_open)[:missing]
@@ -227,19 +232,21 @@ class Curriculum:
         self._order = self._new_order()
 
     def _new_order(self) -> Indices:
-        """Return the order of the current epoch."""
+        """Return the order of the current epoch, as problem indices."""
+        # The order is a function of seed and epoch, so checkpoints need not contain the order.
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
         order = generator.permutation(len(self._problems))
         if not self._walks:
             return order[:0]
         weights = self._facts.weights
         if weights is not None:
-            # Weight 0.5 means one draw with probability 0.5; weight 2 always two.
+            # Randomized rounding: weight 0.5 means one draw per epoch with probability 0.5.
+            # Weight 2 always means two draws per epoch.
             times = np.floor(weights + generator.random(len(weights))).astype(np.int64)
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
-            # A random subset before sorting. Otherwise a short run would see only the easiest
-            # problems.
+            # Take a random subset before sorting.
+            # Otherwise a run shorter than an epoch would see only the easiest problems.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -248,9 +255,9 @@ class Curriculum:
         return order
 
     def _choose(self, count: int) -> list[int]:
-        """Draw problems at random without replacement, in proportion to their weights."""
-        # Seeded by the number of draws instead of kept between calls: a resumed run needs no
-        # generator state.
+        """Draw problems at random without replacement, in proportion to their sampling weights."""
+        # A new generator per call, seeded by the number of draws.
+        # Checkpoints therefore need no generator state.
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
         self._return_retired_if_none_left()
@@ -258,10 +265,12 @@ class Curriculum:
         while len(chosen) < count:
             sums = np.cumsum(chances)
             if not sums[-1] > 0:
-                # The step has drawn every eligible problem: allow repeats.
+                # The step has drawn every eligible problem, so the step may now repeat problems.
                 self._of_step = set()
                 chances = self._open_chances()
                 continue
+            # Inverse-CDF sampling. Duplicates are dropped, and the missing number is drawn again.
+            # The product below may round up to the last sum; the index is then past the end.
             uniform = generator.random(count - len(chosen)) * sums[-1]
             found = np.searchsorted(sums, uniform, side="right")
             fresh = list(dict.fromkeys(np.minimum(found, len(sums) - 1).tolist()))
@@ -277,7 +286,7 @@ class Curriculum:
         return chances
 
     def _chances_of(self, some: Indices | slice = ALL) -> Numbers:
-        """Return the sampling weights of problems; empty for orders that do not sample."""
+        """Return the problems' sampling weights; empty for orders without random sampling."""
         if self._walks:
             return np.zeros(0)
         if self._settings.order == "band":
@@ -289,7 +298,7 @@ class Curriculum:
         return np.maximum(chances, LEAST_CHANCE) * times
 
     def _update_problems(self, indices: Indices) -> None:
-        """Update weights and retirement of problems with new observations."""
+        """Update the sampling weights and the retirement of problems with new observations."""
         if not self._walks:
             self._chances[indices] = self._chances_of(indices)
         settings = self._settings
@@ -304,6 +313,7 @@ class Curriculum:
         self.outcomes.returns_at[indices[retired]] = until
 
     def _return_retired_if_none_left(self) -> None:
+        # If every problem is retired, no problem is eligible and a draw would loop forever.
         is_open = self.outcomes.returns_at <= self._num_drawn
         if self._facts.weights is not None:
             is_open &= self._facts.weights > 0
@@ -311,7 +321,7 @@ class Curriculum:
             self.outcomes.returns_at[:] = 0
 
     def _forget(self) -> None:
-        """Discount old observations each time that an epoch's number of draws is reached."""
+        """Reduce the counts of old observations once per epoch's number of draws."""
         epochs = self._num_drawn // len(self._problems)
         if epochs > self._num_faded and self._settings.forgetting:
             for _ in range(epochs - self._num_faded):
@@ -320,7 +330,7 @@ class Curriculum:
         self._num_faded = epochs
 
     def save_state(self, folder: Path | str) -> None:
-        """Write the state of the curriculum to a folder."""
+        """Write the curriculum's state to files in a folder."""
         folder = Path(folder)
         state = {
             **self._identity(),
@@ -334,14 +344,15 @@ class Curriculum:
             state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
-        # The order cannot be recomputed, because pass rates have changed since the epoch began.
+        # The order easy_to_hard cannot be recomputed on resume.
+        # Pass rates, by which problems are sorted, have changed since the epoch began.
         if self._settings.order == "easy_to_hard":
             np.save(folder / ORDER_FILE, self._order)
 
     def load_state(self, folder: Path | str) -> None:
-        """Restore a saved state; raises RunError if problems or seed differ.
+        """Restore a saved state; raises RunError if the problems or the seed differ.
 
-        With other order settings the observations are restored and a new epoch begins.
+        If the order settings differ, the observations are restored and a new epoch begins.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -361,6 +372,8 @@ class Curriculum:
             self._load_uniform(state["outcomes"])
         else:
             self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
+            # Saved counts already include the counts of the label under which they were saved.
+            # Counts of a new label apply only to problems without saved outcomes.
             has_label = state["made_by"]["label"] == self._settings.label
             self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
             self.outcomes.load(folder / OUTCOMES_FILE)
@@ -374,7 +387,7 @@ class Curriculum:
             self._order = self._new_order()
 
     def _load_uniform(self, outcomes: dict[str, Any]) -> None:
-        """Read the state of an older version, which had one order and counts by problem id."""
+        """Read a state of an older version, which had only uniform order and counts by id."""
         size = len(self._problems)
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
         drawn: NDArray[np.int64] = generator.permutation(size)[: self._position]
@@ -391,7 +404,7 @@ class Curriculum:
         return {key: getattr(self._settings, key) for key in UNIFORM}
 
     def _identity(self) -> dict[str, Any]:
-        """Return the facts that a saved state must match."""
+        """Return the seed and a digest of the problems, which a saved state must match."""
         return {
             "seed": self._seed,
             "num_problems": len(self._problems),
@@ -399,10 +412,11 @@ class Curriculum:
         }
 
     def _fingerprint(self) -> str:
-        """Return a digest of up to 64 problems, enough to tell two sets apart."""
+        """Return a digest of up to 64 problems, which detects a different set of problems."""
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
-        # A sample spread over the set: hashing all questions would read every row of a large file.
+        # The digest covers 64 problems spread over the set.
+        # Hashing all questions would read every row of a large file.
         for n in range(min(64, num_problems)):
             problem = self._problems[n * num_problems // min(64, num_problems)]
             digest.update(repr((problem.id, problem.question)).encode("utf-8", "backslashreplace"))
@@ -410,7 +424,7 @@ class Curriculum:
 
 
 def _sizes(usual: int, fewest: int, most: int) -> list[int]:
-    """Return the possible group sizes in ascending order."""
+    """Return the allowed group sizes in ascending order."""
     sizes = {fewest, usual, most}
     for power in range(1, 17):
         sizes |= {size for size in (usual >> power, usual << power) if fewest < size < most}

@@ -1,4 +1,4 @@
-"""reasoning-gym tasks: generated problems with known answers, created when they are drawn."""
+"""reasoning-gym tasks: problems with known answers, generated when a run draws them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """Problems of one task. A scan of the rows generates only the first one."""
+    """Problems of one reasoning-gym task. `scan` generates only the first problem."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)
         self._task = task
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row). All rows but the first are `UNREAD`, because they are not
-        generated yet."""
+        """Yield (index, index, row); every row after the first is `UNREAD` and not generated."""
+        # Generating every problem would delay the start of a run.
+        # The first row already shows whether the task accepts the settings.
         for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
 
@@ -27,7 +28,8 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:  # tasks are third-party code and raise many types of exceptions
+        # Tasks are third-party code and raise many types of exceptions.
+        except Exception as error:
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -41,11 +43,11 @@ class GymRows(Source):
 def open_gym(text: str) -> GymRows:
     """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
 
-    Problem n of seed s equals problem 0 of seed s + n, so keep the seeds of two sets at least
-    `size` apart.
+    Problem n of seed s equals problem 0 of seed s + n. The seeds of two disjoint sets must
+    therefore differ by at least ``size``.
     """
     task, settings = split_settings(text.removeprefix("gym:"))
-    # The import takes over a second, so it is deferred to here.
+    # Importing reasoning_gym takes over a second, so only gym sources import the package.
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -62,6 +64,7 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    except Exception as error:  # tasks validate their settings by assert, or not at all
+    # Tasks validate their settings by assert, or not at all, so any exception may occur.
+    except Exception as error:
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

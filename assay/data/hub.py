@@ -1,4 +1,4 @@
-"""Hugging Face hub datasets through the extra ``hub``; `datasets` memory-maps the rows."""
+"""Hugging Face hub datasets (extra ``hub``). The library `datasets` memory-maps the rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main&rename=COLUMN:KEY,COL
 def open_hub(text: str) -> Source:
     """Load ``hf:OWNER/NAME[/CONFIG][?split=train&revision=...]``; HF_HUB_OFFLINE is respected.
 
-    ``rename=input:prompt,target:answer`` renames columns to the keys of a problem. Without a
-    configuration name, the dataset's default configuration is used, else its only one, else
-    ``main`` (as in ``hf:openai/gsm8k``).
+    The setting ``rename=input:prompt,target:answer`` renames columns to the keys of a problem.
+    Without CONFIG, the dataset's configuration ``default`` is used, else its only configuration,
+    else ``main`` (as in ``hf:openai/gsm8k``).
     """
     name, settings = split_settings(text.removeprefix("hf:"))
     split = settings.pop("split", "train")
@@ -36,14 +36,15 @@ def open_hub(text: str) -> Source:
         rows = rows.rename_columns(names) if names else rows
     except DataError:
         raise
-    except Exception as error:  # `datasets` raises a different type for each cause
+    # `datasets` raises a different type of exception for each cause.
+    except Exception as error:
         advice = hub_advice(error) or f"accepted: {_FORM}"
         raise DataError(f"{text}: cannot be loaded ({cause(error)}); {advice}") from error
     return Source(text, rows)
 
 
 def _read_names(text: str, renames: Any) -> dict[str, str]:
-    """Parse ``column:key,column:key``; returns {column: key}."""
+    """Parse ``column:key,column:key`` to a dict {column: key}."""
     if renames is None:
         return {}
     pairs = [part.split(":") for part in str(renames).split(",")]
@@ -53,6 +54,7 @@ def _read_names(text: str, renames: Any) -> dict[str, str]:
 
 
 def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None:
+    # `load_dataset` fails for a dataset with several configurations and no default.
     names = datasets.get_dataset_config_names(path, revision=revision)
     if "default" in names or not names:
         return None
@@ -65,7 +67,9 @@ def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None
 
 
 def hub_advice(error: BaseException | None) -> str:
-    """Return a remedy for an error of the hub client, or "" if there is none."""
+    """Return a remedy for an error of the hub client, or "" if no remedy is known."""
+    # `datasets` wraps the client's exception, so the chain of causes is searched.
+    # Types are compared by name, so that the optional package huggingface_hub is not imported.
     while error is not None:
         kind = type(error).__name__
         status = getattr(getattr(error, "response", None), "status_code", None)

@@ -1,4 +1,4 @@
-"""Training rows of reward models: pairs, labelled completions, and completions with step labels."""
+"""Training rows of reward models: pairs, labelled completions and completions with step labels."""
 
 from __future__ import annotations
 
@@ -26,26 +26,32 @@ LABEL_KEYS = ("label", "correct", "score")
 STEP_KEYS = ("steps", "completions")
 _LABEL = "true, false, or a number from 0 to 1"
 _ONLY = ("completion",), ("prompt", "completion")
-"""Completion keys of these rows, and the prompt keys that take precedence over ``messages``."""
+"""Completion keys of reward-model rows, and the keys that take precedence over ``messages``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarginPair:
-    """A pair, and the margin by which the score of the chosen completion should exceed that of the
-    rejected one."""
+    """A preference pair with a margin.
+
+    margin: difference by which the chosen completion's score should exceed the rejected
+    completion's score.
+    """
 
     pair: Pair
     margin: float = 0.0
 
     @property
     def source(self) -> str:
-        """Location of the row."""
+        """Location of the row, such as ``file.jsonl:12``."""
         return self.pair.source
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledCompletion:
-    """A completion and its probability of being right. source: ``file.jsonl:12``."""
+    """A completion with a label.
+
+    label: probability in [0, 1] that the completion is right. source: ``file.jsonl:12``.
+    """
 
     prompt: Text
     completion: str
@@ -55,11 +61,12 @@ class LabelledCompletion:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSteps:
-    """A completion with a label per step: the probability that the step is right.
+    """A completion with one label per step.
 
-    steps: texts of the steps, if the row lists them; completion is then "". step_ends: index of
-    each step's last character in the completion (or token, if the reader is configured so); None:
-    separators mark the steps.
+    labels: probability in [0, 1] that each step is right. steps: texts of the steps, if the row
+    lists them; ``completion`` is then "". step_ends: index of each step's last character in the
+    completion, or of its last token if the run is configured for token indices. If step_ends is
+    None, separators mark the steps.
     """
 
     prompt: Text
@@ -71,7 +78,7 @@ class LabelledSteps:
 
 
 def read_comparison(row: Any, where: str, default_id: str) -> MarginPair:
-    """Return the pair of a row, with its ``margin`` (default 0)."""
+    """Return the preference pair of a row, with the row's ``margin`` (default 0)."""
     margin = row.get("margin") if isinstance(row, Mapping) else None
     if margin is None:
         margin = 0.0
@@ -90,7 +97,7 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 
     A row has a prompt and a ``completion``, or ``messages`` that end with the assistant. ``label``
     (or ``correct``, or ``score``) is true, false, or the probability that the completion is right.
-    Without a label the score of its ``verdict`` is used, as `assay data collect` writes it.
+    If a row has no label, the score of its ``verdict`` is used, which `assay data collect` writes.
     """
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where, *_ONLY)
@@ -104,11 +111,11 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 
 
 def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
-    """Return the completion with step labels of a row.
+    """Return the completion of a row with its step labels.
 
-    A row has a prompt, ``labels`` (one per step) and ``steps`` or ``completions`` (a list of
-    texts), or one ``completion``. ``step_ends`` gives the index of each step's last character or
-    token, if separators do not mark the steps.
+    A row has a prompt and ``labels``, one per step. The text is either a list of steps (``steps``
+    or ``completions``) or one ``completion``. If separators do not mark the steps, ``step_ends``
+    gives the index of each step's last character or token.
     """
     keys = copy_row(row, where)
     labels = keys.get("labels")
@@ -134,10 +141,11 @@ load_comparisons = partial(load_rows, "pairs", read_comparison)
 load_outcomes = partial(load_rows, "labelled completions", read_outcome)
 load_steps = partial(load_rows, "completions with labelled steps", read_steps)
 LOADERS = {"preference": load_comparisons, "outcome": load_outcomes, "process": load_steps}
-"""Loader by kind of reward model."""
+"""Row loader of each ``kind`` of reward model."""
 
 
 def _label(value: Any, where: str, key: str) -> float:
+    # A bool is an int in Python, so it is converted before the range check of numbers.
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float) and 0 <= value <= 1:
@@ -152,6 +160,7 @@ def _ends(value: Any, count: int, where: str) -> tuple[int, ...] | None:
     if not isinstance(value, Sequence) or len(value) != count:
         raise complaint(where, "step_ends", value, accepted)
     ends = tuple(value)
+    # `type(end) is int` excludes booleans, which isinstance would accept as integers.
     whole = all(type(end) is int and end >= 0 for end in ends)
     if not whole or not all(first < second for first, second in pairwise(ends)):
         raise complaint(where, "step_ends", value, accepted)

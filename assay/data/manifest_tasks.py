@@ -5,9 +5,9 @@
     assay.data.manifest_tasks:broken_manifests?form=changes         the reply lists the changes
     assay.data.manifest_tasks:repairs?size=500                      traces with the right reply
 
-`assay.data.small_manifests` has problems for a model of a megabyte. Row n depends only on the seed
-and n. A hash of the broken text decides its split, so training and held-out sets are disjoint for
-all sizes and seeds.
+`assay.data.small_manifests` generates shorter problems, for models of about one megabyte. Row n
+depends only on the seed and on n. A hash of the broken manifest assigns each problem to the train
+or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ REPLIES = {
 }
 
 Documents = dict[str, dict[str, Any]]
-"""The documents of an application by kind."""
+"""Kubernetes objects of one application, keyed by their ``kind``."""
 
 
 @dataclass(slots=True)
 class Broken:
-    """An application with faults. text: changes its YAML, for faults that no document can hold."""
+    """An application, and the faults inserted so far.
+
+    may_change, may_remove: paths that the verifier lets a reply change or remove. rules: verifier
+    rules that a repair must satisfy. repair: right value by path, None for a path to remove. text:
+    function that edits the serialized YAML, for faults that a parsed object cannot represent.
+    """
 
     documents: Documents
     random: Random
@@ -55,16 +60,20 @@ class Broken:
     text: Callable[[str], str] = str
 
     def set(self, kind: str, path: Sequence[str | int], value: Any, free: bool = False) -> None:
-        """Put a wrong value in place of a right one. free: other right values are accepted."""
+        """Replace the value at a path by a wrong value.
+
+        free: the verifier accepts every valid value at the path, not only the original value.
+        """
         inner = holder(self.documents[kind], path)
         if free:
             self.may_change.append(f"{self.label(kind)} {written(path)}")
         right, inner[path[-1]] = inner[path[-1]], value
-        # A resource whose name is wrong is named by the wrong one.
+        # The label is computed after the replacement.
+        # A reply must address an object by the name in the broken text, even if that name is wrong.
         self.repair[f"{self.label(kind)} {written(path)}"] = right
 
     def add(self, kind: str, path: Sequence[str | int], value: Any) -> None:
-        """Add a wrong value where there is none."""
+        """Insert a forbidden value at a path that has no value."""
         place = f"{self.label(kind)} {written(path)}"
         self.repair[place] = None
         self.may_remove.append(place)
@@ -75,21 +84,23 @@ class Broken:
 
 
 def holder(document: Any, path: Sequence[str | int]) -> Any:
-    """Return the mapping or list that has the last step of a path."""
+    """Return the mapping or list that directly contains the value at a path."""
     for step in path[:-1]:
         document = document[step]
     return document
 
 
 def written(path: Sequence[str | int]) -> str:
-    """Return a path as the verifier reads it: ``spec.ports[0].port``."""
+    """Return a path in the syntax of the verifier ``manifests``: ``spec.ports[0].port``."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
 
 def application(random: Random) -> Documents:
-    """Return the documents of a web application without a fault."""
+    """Return the Kubernetes objects of a random web application without faults."""
     name = random.choice(NAMES)
+    # Each object gets its own copy of the labels below.
+    # PyYAML writes an object that occurs twice as an anchor and an alias (&id001, *id001).
     labels = {"app": name}
     container = _container(name, random)
     pod = {
@@ -184,7 +195,9 @@ BACKEND = ("spec", "rules", 0, "http", "paths", 0, "backend", "service")
 
 
 def slip(word: str, random: Random) -> str:
-    """Return a word with two neighboring letters swapped, one doubled, or one left out."""
+    """Return a misspelled word: two neighboring letters swapped, one doubled, or one omitted."""
+    # Swapping two equal letters changes nothing, and a typo may yield another valid name.
+    # In both cases the loop draws another typo.
     while True:
         n = random.randrange(len(word) - 1)
         made = random.choice(
@@ -199,7 +212,7 @@ def slip(word: str, random: Random) -> str:
 
 
 def _slipped(kind: str, *path: str | int, free: bool = False) -> Callable[[Broken], None]:
-    """Return a fault: the text at a path is misspelled."""
+    """Return a function that misspells the text at a path."""
 
     def make(app: Broken) -> None:
         value = holder(app.documents[kind], path)[path[-1]]
@@ -211,18 +224,20 @@ def _slipped(kind: str, *path: str | int, free: bool = False) -> Callable[[Broke
 def _replaced(
     kind: str, *path: str | int, by: Sequence[Any], free: bool = False
 ) -> Callable[[Broken], None]:
-    """Return a fault: the value at a path is one of these."""
+    """Return a function that replaces the value at a path by a random element of ``by``."""
     return lambda app: app.set(kind, path, app.random.choice(by), free)
 
 
 def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
-    """Return a fault: a key is misspelled."""
+    """Return a function that misspells the key at the end of a path."""
 
     def make(app: Broken) -> None:
         inner, key = holder(app.documents[kind], path), path[-1]
         wrong = slip(str(key), app.random)
         app.repair[f"{app.label(kind)} {written((*path[:-1], wrong))}"] = None
         app.repair[f"{app.label(kind)} {written(path)}"] = inner[key]
+        # The mapping is rebuilt to keep the order of its keys.
+        # With pop and insert, the misspelled key would always be the last key.
         items = [(wrong if each == key else each, value) for each, value in inner.items()]
         inner.clear()
         inner.update(items)
@@ -231,7 +246,10 @@ def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
 
 
 def _removed(kind: str, *path: str | int, rule: str) -> Callable[[Broken], None]:
-    """Return a fault: a value is missing. Any value that the rule accepts repairs it."""
+    """Return a function that removes the value at a path.
+
+    Every value that satisfies the verifier rule ``rule`` repairs the fault.
+    """
 
     def make(app: Broken) -> None:
         place = f"{app.label(kind)} {written(path)}"
@@ -243,7 +261,7 @@ def _removed(kind: str, *path: str | int, rule: str) -> Callable[[Broken], None]
 
 
 def _added(kind: str, *path: str | int, value: Any, rule: str) -> Callable[[Broken], None]:
-    """Return a fault: a value is there that the rule forbids."""
+    """Return a function that inserts a value that the verifier rule ``rule`` forbids."""
 
     def make(app: Broken) -> None:
         app.add(kind, path, value)
@@ -267,6 +285,7 @@ def _request_above_limit(app: Broken) -> None:
 def _tab(app: Broken) -> None:
     """Indent one line by a tab, which YAML forbids."""
 
+    # A parsed object has no indentation, so the fault edits the serialized text.
     def make(text: str) -> str:
         lines = text.split("\n")
         places = [n for n, line in enumerate(lines) if line.startswith("  ") and ":" in line]
@@ -278,6 +297,7 @@ def _tab(app: Broken) -> None:
 
 
 def _key_twice(app: Broken) -> None:
+    # A Python dict cannot contain a key twice, so the fault edits the serialized text.
     def make(text: str) -> str:
         replicas = app.documents["Deployment"]["spec"]["replicas"]
         line = f"  replicas: {replicas}\n"
@@ -333,9 +353,9 @@ FAULTS: Mapping[str, Callable[[Broken], None]] = {
     "tab": _tab,
     "key_twice": _key_twice,
 }  # fmt: skip
-"""The kinds of faults."""
+"""Functions that insert a fault into an application, by the fault's name."""
 TEXT_FAULTS = ("tab", "key_twice")
-"""Faults of the text itself, which a reply of the form ``changes`` cannot repair."""
+"""Faults of YAML syntax. A reply of the form ``changes`` cannot repair a syntax error."""
 CONFLICTS = (
     {*TEXT_FAULTS},
     {"service_selector", "unknown_spec_key"},
@@ -343,12 +363,16 @@ CONFLICTS = (
     {"number_as_text", "key_twice"},
     {"missing_limit", "request_above_limit"},
 )
-"""Faults at one place, of which a problem has one."""
+"""Sets of faults that overwrite each other. A problem contains at most one fault of each set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A broken text, the right one, the changes between them, and what the verifier reads."""
+    """One repair problem.
+
+    broken, good: YAML text with and without the faults. changes: right value by path. spec: keys
+    for the verifier. tags: names of the faults.
+    """
 
     broken: str
     good: str
@@ -366,9 +390,10 @@ def broken_manifests(
     num_faults: int = 1,
     form: str = "manifests",
 ) -> Sequence[Problem]:
-    """Return broken manifests of web applications, for ``manifests``.
+    """Return problems with broken manifests of web applications, for the verifier ``manifests``.
 
-    faults: names of `FAULTS`; none: all. num_faults: faults of one problem. form: of the reply.
+    faults: names of `FAULTS` to choose from; empty: all. num_faults: number of faults per problem.
+    form: format of the reply, ``manifests`` or ``changes``.
     """
     names = _check(split, faults, num_faults, form)
 
@@ -391,7 +416,7 @@ def repairs(
     num_faults: int = 1,
     form: str = "manifests",
 ) -> Sequence[Trace]:
-    """Return the prompts of `broken_manifests` with their right replies."""
+    """Return traces: the prompts of `broken_manifests`, each with its right reply."""
     problems = broken_manifests(size, seed, split, faults, num_faults, form)
     names = _check(split, faults, num_faults, form)
 
@@ -404,7 +429,7 @@ def repairs(
 
 
 def draw_task(random: Random, split: Split, faults: Sequence[str], num_faults: int) -> Task:
-    """Return a random task of a split."""
+    """Return a random repair problem that belongs to a split."""
     while True:
         good = application(random)
         chosen = random.sample(faults, num_faults)
@@ -429,11 +454,12 @@ def draw_task(random: Random, split: Split, faults: Sequence[str], num_faults: i
 
 
 def yaml_text(documents: Any) -> str:
-    """Return documents as YAML."""
+    """Serialize Kubernetes objects as a multi-document YAML text."""
     import yaml
 
-    # The writer in C is ten times as fast. It is not part of every build.
+    # PyYAML's writer in C is ten times as fast as its Python writer, but some builds lack it.
     writer = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    # PyYAML folds lines at 80 characters by default. The large width keeps each value on one line.
     return yaml.dump_all([*documents], Dumper=writer, sort_keys=False, width=10_000)
 
 
@@ -450,7 +476,8 @@ def _check(split: str, faults: Sequence[str], num_faults: int, form: str) -> lis
     if type(num_faults) is not int or not 1 <= num_faults <= most:
         raise DataError(message("num_faults", repr(num_faults), f"1 to {most}"))
     if num_faults > 1 and len(names) < 2 * len(CONFLICTS):
-        # Few faults may have no choice without a conflict.
+        # With a short list of faults, every sample may contain a conflict.
+        # The rejection loop of `draw_task` would then never end.
         clash = next((pair for pair in CONFLICTS if len(pair & {*names}) > 1), None)
         if clash is not None:
             found = " and ".join(sorted(clash & {*names}))

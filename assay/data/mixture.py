@@ -1,4 +1,4 @@
-"""Mixtures: balanced draws from several curricula, one for each part."""
+"""Mixtures: balanced draws from several curricula, one curriculum per mixture part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from assay.types import Group, Problem, Verdict
 
 STATE_FILE = "mixture.json"
 NUM_RECENT = 64
-"""Newest groups of a part whose pass rates decide on `MixturePart.stop_above`."""
+"""Number of a part's newest groups whose mean pass rate is compared with
+`MixturePart.stop_above`."""
 
 
 class Draws(Protocol):
@@ -38,22 +39,23 @@ class Draws(Protocol):
         ...
 
     def ahead(self) -> Any:
-        """Return a copy for looking ahead."""
+        """Return a copy whose draws do not change this object."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of a step."""
+        """Return the metrics of the current step."""
         ...
 
 
 class MixedCurriculum:
-    """Draws problems from the curricula of a mixture's parts, in proportion to their weights.
+    """Draws problems from the curricula of a mixture's parts, in proportion to the parts' weights.
 
-    With each prompt, the credit of every part rises by its share, and that of the drawn part falls
-    by one. The part with the most credit is drawn (smooth weighted round robin), so that after any
-    number of prompts each part misses its share by fewer prompts than there are parts: a random
-    choice would miss it by the square root. The next draw depends on the credits and the parts' own
-    states only, so a resumed run draws the same problems.
+    The algorithm is smooth weighted round robin. With each prompt, the credit of every part rises
+    by the part's share. The part with the most credit is drawn, and its credit falls by one. After
+    any number of prompts, a part's number of prompts deviates from its share by less than the
+    number of parts. With random choices, the deviation would grow with the square root of the
+    number of prompts. The next draw depends only on the credits and the states of the parts, so a
+    resumed run draws the same problems.
     """
 
     def __init__(
@@ -67,14 +69,13 @@ class MixedCurriculum:
         self._stopped: set[str] = set()
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
-        """Return the next problems, in the order in which the parts were chosen."""
+        """Return the next problems, in the order in which parts were chosen."""
         order = [self._next_part() for _ in range(num_prompts)]
         if not refill:
             self._of_step = dict.fromkeys(self._parts, 0)
         drawn: dict[str, list[Problem]] = {}
         for name, part in self._parts.items():
-            # Every part is called, even without a prompt of its own, so that each begins a new
-            # step.
+            # Every part is called, even for zero prompts, so that its curriculum starts a new step.
             drawn[name] = part.draw(order.count(name), refill)[::-1]
             self._of_step[name] += len(drawn[name])
         return [drawn[name].pop() for name in order]
@@ -89,8 +90,7 @@ class MixedCurriculum:
         return chosen
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return the group size of each drawn problem, which its part or the part's curriculum
-        determines."""
+        """Return the group size of each drawn problem, as the problem's mixture part determines."""
         sizes: list[int] = []
         for problem in problems:
             name = self._name_of(problem)
@@ -107,13 +107,12 @@ class MixedCurriculum:
             self._look_at(name, [judged for _, judged in own])
 
     def _look_at(self, name: str, verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Record the pass rates of new groups, and stop the part if they reach its limit."""
+        """Record the pass rates of a part's new groups, and stop the part at its limit."""
         for judged in verdicts:
             known = [verdict.correct for verdict in judged if verdict.judged]
             if known:
                 self._recent[name].append(sum(known) / len(known))
-        # A stopped part is drawn again only when all parts have stopped, and stays marked as
-        # stopped.
+        # A part never leaves the set of stopped parts. When all parts have stopped, all are drawn.
         self._recent[name] = self._recent[name][-NUM_RECENT:]
         if self._is_solved(name):
             self._stopped.add(name)
@@ -128,7 +127,7 @@ class MixedCurriculum:
         return name
 
     def ahead(self) -> MixedCurriculum:
-        """Return a copy for looking ahead; it draws the same problems as this curriculum will."""
+        """Return a copy, which draws the same problems that this curriculum will draw next."""
         other = copy.copy(self)
         other._parts = {name: part.ahead() for name, part in self._parts.items()}
         other._credits = dict(self._credits)
@@ -142,9 +141,9 @@ class MixedCurriculum:
         return self.ahead()
 
     def metrics(self) -> dict[str, float]:
-        """Return the parts' shares of the step's prompts, and the progress through the problems.
+        """Return metrics: each part's share of the step's prompts and its epochs so far.
 
-        ``curriculum/...`` are means over the parts, weighted by number of problems.
+        Metrics ``curriculum/...`` are means over the parts, weighted by the number of problems.
         """
         total = max(1, sum(self._of_step.values()))
         found: dict[str, float] = {}
@@ -162,7 +161,7 @@ class MixedCurriculum:
         return found
 
     def save_state(self, folder: Path | str) -> None:
-        """Write the state of every part to a subfolder of its name."""
+        """Write the state of the mixture to a folder, and each part's state to a subfolder."""
         folder = Path(folder)
         state = {
             "credits": self._credits,
@@ -177,8 +176,8 @@ class MixedCurriculum:
     def load_state(self, folder: Path | str) -> None:
         """Restore a saved state; raises RunError if the parts or their problems differ.
 
-        Weights may change on resume: credits of the saved run are kept, so that the new shares hold
-        from there on.
+        Weights may change on resume. The saved credits are kept, so that the new shares apply from
+        the resumed step.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -191,7 +190,7 @@ class MixedCurriculum:
             found, saved = ", ".join(self._parts), ", ".join(state["credits"])
             remedy = "resume with the parts that the run began with"
             raise RunError(message(f"{path} parts", found, saved, remedy))
-        # Restore in this run's order of parts, because the order breaks ties between equal credits.
+        # Credits are restored in this run's order of parts, which decides between equal credits.
         self._credits = {name: state["credits"][name] for name in self._parts}
         self._recent = {name: [*state["recent"][name]] for name in self._parts}
         # If a resumed run removes the limit of a stopped part, the part is drawn again.
@@ -211,8 +210,9 @@ def mixed_curriculum(
 ) -> MixedCurriculum:
     """Return the curriculum of a mixture, before its first draw.
 
-    problems: rows with ``select``; each belongs to one part. usual: ``[curriculum]``, for parts
-    without a table of their own. most_drawn: expected number of draws in the run.
+    problems: problem set in which each problem belongs to one part. usual: the configuration
+    ``[curriculum]``, for parts without a curriculum table of their own. most_drawn: expected number
+    of draws in the run.
     """
     rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}
     for index in range(len(problems)):

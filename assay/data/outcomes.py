@@ -1,5 +1,4 @@
-"""Outcomes of problems: counts of passes, in which old ones weigh less, and the posterior of the
-pass rate."""
+"""Outcomes of problems: discounted pass counts, and the posterior distribution of pass rates."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ _SAVED = np.dtype([("index", "<i8"), *_COLUMNS.items()])
 class Outcomes:
     """Draw counts and verdict counts of all problems, by index.
 
-    passed, judged: counts of completions, in which old ones weigh less. draws: number of draws so
-    far, which identifies the problem's next group. returns_at: number of draws, over all problems,
-    at which a retired problem returns; 0 if it is not retired.
+    passed, judged: counts of completions; forgetting discounts older completions. draws: number of
+    draws of each problem so far, which is part of its next group's id. returns_at: total number of
+    draws over all problems at which a retired problem returns; 0 for a problem that is not retired.
     """
 
     def __init__(self, counts: Floats | None, num_problems: int) -> None:
@@ -38,17 +37,17 @@ class Outcomes:
         self.returns_at = np.zeros(num_problems, np.int64)
 
     def add(self, index: int, num_passed: float, num_judged: float) -> None:
-        """Add the counts of one group."""
+        """Add the counts of one group of completions."""
         self.passed[index] += num_passed
         self.judged[index] += num_judged
 
     def fade(self, share: float) -> None:
-        """Reduce all counts by a share (forgetting)."""
+        """Multiply all counts by ``1 - share``, so that older completions count less."""
         self.passed *= np.float32(1.0 - share)
         self.judged *= np.float32(1.0 - share)
 
     def pass_rates(self, some: Indices | slice = ALL) -> Numbers:
-        """Return the posterior mean of each problem's pass rate."""
+        """Return the posterior mean of each problem's pass rate, under a uniform prior."""
         passed, judged = self.passed[some], self.judged[some]
         return (passed.astype(np.float64) + 1.0) / (judged.astype(np.float64) + 2.0)
 
@@ -59,8 +58,8 @@ class Outcomes:
     def differences(self, some: Indices | slice = ALL) -> Numbers:
         """Return the probability that two completions of a problem get different verdicts.
 
-        With the posterior Beta(a, b) this is E[2 p (1 - p)] = 2 a b / ((a + b) (a + b + 1)): 1/3
-        without observations, and at most 1/2.
+        With the posterior Beta(a, b) of the pass rate p, the probability is E[2 p (1 - p)] = 2 a b
+        / ((a + b) (a + b + 1)). It equals 1/3 without observations and is at most 1/2.
         """
         passed = self.passed[some].astype(np.float64) + 1.0
         failed = self.judged[some].astype(np.float64) + 2.0 - passed
@@ -74,7 +73,7 @@ class Outcomes:
         return counts / max(1, counts.sum()) if counts.sum() else np.zeros(0)
 
     def save(self, path: Path) -> None:
-        """Write the outcomes of all problems that have any."""
+        """Write the outcomes of all problems that were drawn, judged or retired."""
         index = np.flatnonzero((self.draws > 0) | (self.judged > 0) | (self.returns_at > 0))
         saved = np.empty(len(index), _SAVED)
         saved["index"] = index
@@ -83,7 +82,7 @@ class Outcomes:
         np.save(path, saved)
 
     def load(self, path: Path) -> None:
-        """Load saved outcomes; raises ValueError if they belong to other problems."""
+        """Load saved outcomes; raises ValueError if the file belongs to other problems."""
         saved = np.load(path)
         if saved.dtype != _SAVED or (saved["index"] >= len(self.draws)).any():
             raise ValueError("of other problems")
@@ -94,18 +93,23 @@ class Outcomes:
 def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Numbers:
     """Return the probability that each pass rate is between ``low`` and ``high``.
 
-    With a uniform prior, the rate of a problem with k passes in n completions has the density
-    p^k (1 - p)^(n - k), up to a factor (Beta(k + 1, n - k + 1)). The integral uses the midpoint
-    rule on equal parts below, within and above the bounds, with an error of about 1e-5.
+    With a uniform prior, the pass rate of a problem with k passes in n completions has the
+    posterior density p^k (1 - p)^(n - k), up to a factor (Beta(k + 1, n - k + 1)). The midpoint
+    rule integrates the density on equal intervals below, within and above the bounds. The error is
+    about 1e-5.
     """
+    # Many problems have equal counts, so each distinct pair of counts is integrated once.
+    # Two float32 values viewed as one int64 are a single key for np.unique.
     rows = np.stack([passed, judged], axis=-1).astype(np.float32)
     keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)
     pairs = keys.view(np.float32).reshape(-1, 2).astype(np.float64)
+    # Larger counts are scaled down, because their density is too narrow for the midpoint rule.
     pairs *= np.minimum(1.0, _MOST_JUDGED / np.maximum(pairs[:, 1:], 1.0))
     edges = [(0.0, low), (low, high), (high, 1.0)]
     middles = (np.arange(_MIDPOINTS) + 0.5) / _MIDPOINTS
     rates = np.concatenate([start + (end - start) * middles for start, end in edges])
     widths = np.repeat([end - start for start, end in edges], _MIDPOINTS)
+    # A bound at 0 or 1 makes an empty interval, whose midpoint has an infinite logarithm.
     is_empty = widths <= 0
     log_right = np.log(np.where(is_empty, 0.5, rates))
     log_wrong = np.log1p(-np.where(is_empty, 0.5, rates))
@@ -113,6 +117,7 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     for first in range(0, len(pairs), _AT_ONCE):
         k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
         logs = k * log_right + (n - k) * log_wrong
+        # Subtracting the maximum keeps exp() from underflowing to 0 for large counts.
         mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
         parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
         found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)

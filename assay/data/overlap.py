@@ -1,4 +1,4 @@
-"""Overlap checks: find questions that occur in both the training and the held-out set."""
+"""Overlap checks: find training questions that repeat held-out questions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from assay.types import Problem
 NGRAM = 8
 MAX_NAMED = 5
 
-# Numbers keep their separators (3.5 is not 35). In scripts without spaces a letter is a word.
-# Only . , ; ? are ignored: other marks carry meaning in mathematics (+ - ! ' : $).
+# Numbers keep their separators, since 3.5 is not 35.
+# In scripts without spaces between words (Chinese, Japanese, Korean), each letter is a word.
+# The marks . , ; ? are ignored. Other marks carry meaning in mathematics (+ - ! ' : $).
 _WORD = re.compile(
     r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
 )
@@ -28,8 +29,11 @@ _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": 
 
 @dataclass(frozen=True, slots=True)
 class NearDuplicate:
-    """A training problem that nearly repeats a held-out one; share: fraction of the held-out
-    question's 8-grams that it contains."""
+    """A training problem that nearly repeats a held-out problem.
+
+    train, heldout: locations of the two rows. share: fraction of the held-out question's 8-grams
+    that the training question contains.
+    """
 
     train: str
     heldout: str
@@ -38,10 +42,11 @@ class NearDuplicate:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReport:
-    """Result of `check_overlap`. train: training problems after dropping.
+    """Result of `check_overlap`.
 
-    num_self_answering: number of prompts, in both sets, that contain their own answer.
-    contradictions: pairs of training rows with the same question and different answers.
+    train: training problems that remain. num_self_answering: number of prompts, in both sets, that
+    contain their own answer. contradictions: locations of pairs of training rows with the same
+    question and different answers.
     """
 
     train: ProblemSet
@@ -86,22 +91,22 @@ def check_overlap(
     near: Literal["report", "drop", "ignore"] = "report",
     overlap: float = 0.8,
 ) -> OverlapReport:
-    """Compare every training question with the held-out ones, in one pass over the training set.
+    """Compare every training question with the held-out questions, in one pass over training rows.
 
     Two questions are the same if they are equal after `normalize`. A training question nearly
-    repeats a held-out one if it contains at least the share ``overlap`` of its distinct 8-grams
-    (questions of fewer than 8 words have none). Raises DataError, naming both rows, if a question
-    is in both sets.
+    repeats a held-out question if it contains at least the share ``overlap`` of the held-out
+    question's distinct 8-grams. Held-out questions of fewer than 8 words have no 8-gram and are
+    only compared for equality. Raises DataError, naming both rows, if a question is in both sets.
     """
     questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
     for problem in heldout:
-        # The held-out set is indexed because it is the smaller one; training rows are streamed past
-        # it.
+        # The held-out set is indexed, because it is smaller than the training set.
+        # Training rows are read one by one and never stored.
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}
-    # Hashes of question and answer.
+    # One hash per question and one per answer, 16 bytes a row: the texts need not fit in memory.
     hashes = np.empty((len(train), 2), np.int64)
     for index, problem in enumerate(train):
         words = normalize(problem)
@@ -128,7 +133,8 @@ def check_overlap(
 
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
-    """Return (earlier row, row) for rows that repeat a question with another answer."""
+    """Return index pairs of training rows with the same question and different answers."""
+    # A stable sort keeps the order of the file among rows with the same question.
     order = np.argsort(hashes[:, 0], kind="stable")
     questions, answers = hashes[order].T
     again = (questions[1:] == questions[:-1]) & (answers[1:] != answers[:-1])
@@ -137,8 +143,11 @@ def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Number of distinct n-grams that a text and a question have in common. of: number of the
-    question's n-grams."""
+    """Overlap of a text with one indexed question.
+
+    index: index of the question. count: number of distinct n-grams that text and question have in
+    common. of: number of the question's distinct n-grams.
+    """
 
     index: int
     count: int
@@ -153,8 +162,8 @@ class Shared:
 class Questions:
     """Index of held-out questions, which finds texts with the same words or with common n-grams.
 
-    It stores a hash of every n-gram of the questions and nothing of the searched texts. n: words
-    per n-gram; None: only equal texts are found. A question of fewer than ``n`` words has no
+    The index stores a hash of every n-gram of the questions. Searched texts are not stored. n:
+    words per n-gram; None: only equal texts are found. A question of fewer than ``n`` words has no
     n-gram.
     """
 
@@ -165,7 +174,7 @@ class Questions:
         self._sizes: list[int] = []
 
     def add(self, words: tuple[str, ...]) -> None:
-        """Add a question; its index counts from 0."""
+        """Add a question. Questions are numbered from 0 in the order of the calls."""
         index, ngrams = len(self._sizes), set(self._ngrams(words))
         self._exact.setdefault(hash(words), index)
         for ngram in ngrams:
@@ -178,6 +187,7 @@ class Questions:
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
         """Return the questions that share an n-gram with the text, the largest share first."""
+        # Most texts share no n-gram, so the generator is tested before a set is built.
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))
@@ -190,23 +200,23 @@ class Questions:
 
 
 def normalize(problem: Problem) -> tuple[str, ...]:
-    """Return a question's words and marks: case-folded, without spaces, full stops and commas.
+    """Return a problem's case-folded words and marks, without spaces and the marks ``. , ; ?``.
 
-    In a chat, all messages except the system message are compared, because short last turns are
-    often equal.
+    For a chat, the words of all messages except the system message are returned, because short last
+    turns of different chats are often equal.
     """
     return words_in(plain_text(problem.prompt))
 
 
 def plain_text(prompt: Text) -> str:
-    """Return a prompt's text; for a chat, all messages but the system message."""
+    """Return a prompt's text; for a chat, the text of all messages except the system message."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
 
 
 def words_in(text: str) -> tuple[str, ...]:
-    """Return a text's words and marks, in the form of `normalize`."""
+    """Return a text's case-folded words and marks; see `normalize`."""
     if not text.isascii():
         text = text.translate(_QUOTES)
     return tuple(_WORD.findall(text.casefold()))
@@ -214,6 +224,7 @@ def words_in(text: str) -> tuple[str, ...]:
 
 def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
     """Yield the hash of every sequence of ``n`` consecutive words."""
+    # Python salts the hashes of texts per process, so these hashes must never be saved.
     return map(hash, zip(*(words[start:] for start in range(n)), strict=False))
 
 
@@ -236,7 +247,7 @@ def holds_own_answer(problem: Problem) -> bool:
 
 
 def _continues(neighbor: str, edge: str) -> bool:
-    """Whether the adjacent character continues the word or number at the edge of a match."""
+    """Whether a match is only a part of a word or number, because letters or digits adjoin it."""
     return neighbor.isalnum() and edge.isalnum()
 
 

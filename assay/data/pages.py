@@ -1,10 +1,10 @@
-"""Built-in generated web pages, few of them mathematical, for tests of corpus mining.
+"""Built-in generated web pages, about one in six mathematical, for tests of corpus mining.
 
-    assay.data.pages:web?size=20000               pages of some dozen sites, with address and tag
-    assay.data.pages:web?size=500&only=steps      pages of one kind only, for a seed corpus
+    assay.data.pages:web?size=20000               pages of about a dozen sites, with URL and tags
+    assay.data.pages:web?size=500&only=steps      pages of a single topic, for a seed corpus
 
-Row n depends only on the seed and n. ``tags`` holds the true kind of a page, by which a miner is
-measured. The miner must not read it.
+Row n depends only on the seed and on n. The key ``tags`` contains the true topic of a page. Tests
+compare a miner's selection with ``tags``, so the miner itself must not read the key.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from assay.errors import DataError, message
 
 Page = dict[str, Any]
 LENGTH = 100
-"""Minimum characters of a page, which ends with a full sentence."""
+"""Minimum characters of a page. A page may be longer, because it ends with a full sentence."""
 WORDS = {"+": "add {}", "-": "take {} away"}
 
 
 def _sum_of(random: Random) -> Chain:
-    # Pages contain sums of both splits, as real web pages would.
+    # Pages contain sums of both splits, as real web pages contain questions of benchmarks.
+    # Decontamination therefore has overlaps to find.
     split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 
@@ -101,15 +102,15 @@ SITES: Mapping[str, tuple[str, ...]] = {
     "snippets.example/loops": ("code",),
     "news.example/today": ("sports", "travel", "shop"),
 }
-"""Kinds of pages in each section of a site; about one page in six is mathematics."""
+"""Topics of the pages in each section of a site. About one page in six is mathematical."""
 
 
 @source
 def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -> Sequence[Page]:
     """Return pages as rows with ``text``, ``url`` and ``tags``.
 
-    only: a single kind of page, such as ``steps``. copied: share of pages whose text repeats an
-    earlier page.
+    only: a single topic (a key of `KINDS`), such as ``steps``. copied: share of pages whose text
+    repeats an earlier page.
     """
     if only and only not in KINDS:
         raise DataError(message("only", repr(only), ", ".join(KINDS)))
@@ -117,6 +118,8 @@ def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -
     places = [place for place, kinds in SITES.items() if not only or only in kinds]
 
     def make(index: int) -> Page:
+        # Rows are generated independently, so a copy cannot look up an earlier row.
+        # A copy regenerates the text from the earlier row's own seed instead.
         origin = index
         while origin and Random(f"copy {seed} {origin}").random() < copied:
             origin //= 2

@@ -1,4 +1,4 @@
-"""Preference rows: pairs of completions, and single completions labelled good or bad."""
+"""Preference rows: pairs of completions, and completions labelled desirable or undesirable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt, a better and a worse completion.
+    """A prompt with a preferred (chosen) and a rejected completion.
 
     source: ``file.jsonl:12``. think, effort: see `Problem`.
     """
@@ -50,7 +50,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A prompt and one completion that is desirable or undesirable.
+    """A prompt with one completion that is labelled desirable or undesirable.
 
     source: ``file.jsonl:12``. think, effort: see `Problem`.
     """
@@ -64,13 +64,14 @@ class Labelled:
 
 
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
-    """Return the pair or labelled completion of a row; `Pair` and `Labelled` pass through.
+    """Return the pair or labelled completion of a row.
 
-    A pair has ``chosen`` and ``rejected``, both text or both chat messages. The prompt is a key
-    (``prompt``, ``question`` or ``problem``), or the common beginning of both chats. A labelled
-    completion has ``messages`` that end with the assistant, or a prompt and a ``completion``, and a
-    ``label``, true or false. A text transcript (``Human: ...``, blank line, ``Assistant: ...``) is
-    parsed as a chat.
+    A row that is a `Pair` or `Labelled` is validated and returned. A pair has ``chosen`` and
+    ``rejected``, both text or both chat messages. The pair's prompt is under ``prompt``,
+    ``question`` or ``problem``, or is the common beginning of both chats. A labelled completion has
+    a ``label`` (true or false), and a prompt and ``completion`` or ``messages`` that end with the
+    assistant. A text transcript (``Human: ...``, blank line, ``Assistant: ...``) is parsed as a
+    chat.
     """
     if isinstance(row, Pair):
         found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
@@ -121,7 +122,7 @@ _ACCEPTED = 'two texts with a "prompt", or two chats that differ only in the las
 
 
 def _num_shared(chosen: Turns, rejected: Turns) -> int:
-    """Return the number of common leading turns, excluding the last turn of each chat."""
+    """Return the number of common leading turns, without the last turn of each chat."""
     shared = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if (one["role"], one["content"]) != (other["role"], other["content"]):
@@ -131,7 +132,10 @@ def _num_shared(chosen: Turns, rejected: Turns) -> int:
 
 
 def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
-    """Combine a row's prompt with the common beginning of its chats, which may repeat it."""
+    """Combine a row's prompt with the common beginning of its two chats.
+
+    The chats may repeat the prompt. Raises DataError if prompt and chats contradict each other.
+    """
     if not shared:
         return prompt
     if isinstance(prompt, str):
@@ -165,7 +169,7 @@ def _read_labelled(keys: Mapping[str, Any], where: str) -> Labelled:
     if name is not None and ("prompt" in keys or "messages" not in keys):
         completion = keys[name]
         if isinstance(completion, Sequence) and not isinstance(completion, str) and completion:
-            # The value is a chat of one turn.
+            # TRL's conversational format stores a completion as a chat of a single turn.
             turns = read_prompt(completion, where, name)
             keys = {**keys, name: _only_turn(cast("Turns", turns), where, name)}
     return _labelled(*prompt_and_completion(keys, where), label, where)
@@ -200,8 +204,8 @@ def _checked_prompt(prompt: Any, where: str) -> Text:
 def as_turns(text: str) -> Turns | None:
     """Parse a transcript as a chat; None for other text.
 
-    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A trailing empty ``Assistant:``
-    asks for a completion and is not a turn.
+    A transcript has the format of Anthropic's HH-RLHF data: ``Human: ...``, blank line,
+    ``Assistant: ...``. A trailing empty ``Assistant:`` marks the end of a prompt and is not a turn.
     """
     text = text.strip()
     if not text.startswith("Human:"):

@@ -1,4 +1,4 @@
-"""Parquet files, read by row group and written in batches to bound memory."""
+"""Parquet files, read by row group and written in batches to limit memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assay.data.source import Source
 from assay.errors import DataError, cause, message
 
 CACHE_BYTES = 256 * 2**20
-# Rows per batch.
+# Number of rows per batch in reading and writing.
 BATCH = 1024
 
 
@@ -53,13 +53,15 @@ class ParquetRows(Source):
             raise DataError(f"{self.label}:{index + 1}: cannot be read ({cause(error)})") from error
 
     def parse(self, raw: Any, where: str) -> Any:
-        """Return a row without null keys: columns hold null for rows that lack the key."""
+        """Return a row without its null keys."""
+        # A column has a null for every row without the key, in nested objects too.
         return _present(raw) or {}
 
     def fetch(self, position: int) -> Any:
         """Return the row at an index."""
         group = int(np.searchsorted(self._starts, position, side="right")) - 1
         offset = position - int(self._starts[group])
+        # Threads share the cache, and one thread could evict a group while another thread reads it.
         with self._lock:
             table = self._group(group)
         return table.slice(offset, 1).to_pylist()[0]
@@ -71,6 +73,7 @@ class ParquetRows(Source):
                     self._cache[number] = file.read_row_group(number)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{self.label}: cannot be read ({cause(error)})") from error
+            # A row group larger than the limit must stay until its row is read.
             while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(number)
@@ -81,10 +84,12 @@ class ParquetRows(Source):
 
 
 def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> None:
-    """Write rows in two passes over ``rows``: the first infers the schema, the second writes.
+    """Write rows to a Parquet file in two passes: the first infers the schema, the second writes.
 
-    Empty objects are left out. Raises DataError if a key holds values of several types.
+    rows: function that returns a new iterator over the rows. Empty objects are left out. Raises
+    DataError if values of one key have incompatible types.
     """
+    # The schema must be known before the first batch is written, and a later batch may add keys.
     kinds: dict[str, pa.DataType] = {}
     for batch in _batches(rows()):
         for key in dict.fromkeys(key for row in batch for key in row):
@@ -102,7 +107,7 @@ def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> N
 
 
 def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows in batches, without empty objects, which Parquet cannot represent."""
+    """Yield rows in batches, without empty objects: Parquet has no struct without fields."""
     kept = ({key: _present(value) for key, value in row.items()} for row in rows)
     while batch := list(islice(kept, BATCH)):
         yield batch

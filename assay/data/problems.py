@@ -1,4 +1,4 @@
-"""Load problems from any mixture of sources as one lazy sequence."""
+"""Load problems from several sources as one lazy sequence."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def load_problems(
 ) -> ProblemSet:
     """Open sources of problems and validate every row, up to ``limit`` rows in all.
 
-    check: raises VerifierError for a problem that its verifier cannot use; such a row is bad. tags:
-    maps a source's name to a tag that is put first on all its rows.
+    check: function that raises VerifierError for a problem that the problem's verifier cannot use,
+    which makes the row bad. tags: tag by source name; the tag becomes the first tag of all rows of
+    the source.
 
-    Sources are `Source` objects or names (`assay.data.sources`); `assay.data.rows` defines the row
-    formats. A row without an id is named after its file and line. Raises DataError, in one line
-    with the location: for the first bad row (including a repeated id) unless ``on_bad_row`` is
-    ``skip``, and always for a source without a valid row; MissingExtra for ``hf:`` without
-    `datasets`.
+    Sources are `Source` objects or names (`assay.data.sources`). `assay.data.rows` defines the row
+    formats. The default id of a row consists of its file and line. A row with a repeated id is bad.
+    Raises DataError, with the location, for the first bad row unless ``on_bad_row`` is ``skip``.
+    Raises DataError for a source without a valid row, and MissingExtra for ``hf:`` if `datasets` is
+    not installed.
     """
     opened = [
         _TaggedSource(one, tags[one]) if isinstance(one, str) and tags and one in tags else one
@@ -58,7 +59,7 @@ class _TaggedRow:
 
 
 class _TaggedSource(Source):
-    """A source that puts one tag before the tags of each of its rows."""
+    """A source whose rows all get one tag, before their own tags."""
 
     def __init__(self, name: str, tag: str) -> None:
         self._source = open_source(name)
@@ -82,14 +83,16 @@ def _read_tagged(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(row, _TaggedRow):
         return read_problem(row, where, default_id)
     problem = read_problem(row.row, where, default_id)
+    # The tag is put first, because the first matching tag decides on a problem's mixture part.
     own = (tag for tag in problem.tags if tag != row.tag)
     return dataclasses.replace(problem, tags=(row.tag, *own))
 
 
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
-    """Run a check; its VerifierError becomes a DataError with the problem's location.
+    """Run a check, and convert its VerifierError to a DataError with the problem's location.
 
-    Errors of the default verifier itself, which no row causes, stay VerifierErrors.
+    An error of the default verifier that does not name a row stays a VerifierError, because the
+    configuration causes the error and not a row.
     """
     try:
         check(problem)

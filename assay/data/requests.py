@@ -1,12 +1,11 @@
-"""Built-in generated requests to greet or thank somebody: a non-mathematical task to mix with the
-sums.
+"""Built-in generated requests to greet or thank a person: general prompts to mix with sums.
 
     assay.data.requests:requests?size=2000&split=train     problems: Greet Bado.
     assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
-    assay.data.requests:preferences?size=2000              pairs of answers, one of them helpful
+    assay.data.requests:preferences?size=2000              pairs of a helpful and another answer
 
-Row n depends only on the seed and n. Each name belongs to either the train or the heldout split, as
-in `tasks`.
+Row n depends only on the seed and on n. A hash of the person's name assigns each row to the train
+or heldout split, as in `assay.data.tasks`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ def replies(
 ) -> Sequence[dict[str, str]]:
     """Return traces such as ``<think>Bado is a friend</think>Hello, Bado!``.
 
-    The share ``helpful`` of the answers is helpful; the others omit the name, use another name, or
-    answer another request. The share ``harmless`` of the thoughts is harmless; the others insult.
+    helpful: share of helpful answers. An unhelpful answer omits the name, uses another name, or
+    answers the other request. harmless: share of harmless thoughts. A harmful thought insults the
+    person.
     """
     check_split(split)
     check_share("helpful", helpful)
@@ -70,7 +70,7 @@ def replies(
 def preferences(
     size: int = 1000, seed: int = 0, split: Split = "train"
 ) -> Sequence[dict[str, str]]:
-    """Return pairs of answers without a think block; the chosen one is helpful."""
+    """Return preference pairs of answers without think blocks; the chosen answer is helpful."""
     check_split(split)
 
     def make(index: int) -> dict[str, str]:
@@ -100,6 +100,7 @@ def _answer(random: Random, verb: str, name: str, split: Split, helpful: bool) -
     other_verb, other_name = _drawn(random, split)
     if other_verb != verb:
         return HELPFUL[other_verb].format(name)
+    # A different name would make the answer wrong; the same name would make it helpful.
     if other_name == name or random.random() < 0.5:
         return random.choice(("No.", "Who?", "Hello.", "Well."))
     return HELPFUL[verb].format(other_name)

@@ -1,4 +1,4 @@
-"""Difficulty labels and weights that a curriculum reads from rows."""
+"""Difficulty labels and sampling weights of rows, for a curriculum."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Curriculum facts of all problems, by index; None if the settings do not use them.
+    """Difficulty and weight of all problems, by index. Unused fields are None.
 
-    hardness: larger is harder. counts: passed and judged completions, as recorded before the run.
-    weights: relative sampling frequency.
+    hardness: sort key of the order easy_to_hard; larger is harder. counts: array of shape (2,
+    problems) with the passed and the judged completions that the rows record. weights: relative
+    sampling frequency.
     """
 
     hardness: Floats | None = None
@@ -32,7 +33,7 @@ class RowFacts:
 
 
 class FactReader:
-    """Reads the facts of rows, and records which configured weights match a row."""
+    """Reads difficulty and weight from rows, and records which configured weights match a row."""
 
     def __init__(self, settings: CurriculumConfig) -> None:
         self.settings = settings
@@ -42,13 +43,17 @@ class FactReader:
         self._names: dict[str, None] = {}
 
     def check(self, problem: Problem) -> None:
-        """Validate a row; raises DataError with the row and the key."""
+        """Raise DataError, naming row and key, for a row with an invalid difficulty label."""
         self._hardness(problem)
         self._weight(problem)
 
     def check_names(self, num_rows: int) -> None:
-        """Raise ConfigError for a weight that matches no row, once ``num_rows`` rows were read."""
-        # Rows of a gym are not read before they are drawn, so their weights cannot be checked.
+        """Raise ConfigError for a configured weight that matches none of the ``num_rows`` rows.
+
+        Does nothing if fewer than ``num_rows`` rows were read.
+        """
+        # Rows of reasoning-gym are generated when they are drawn.
+        # Whether a weight matches one of these rows is unknown before that.
         if self._num_read < num_rows:
             return
         for name in self.settings.weights:
@@ -59,10 +64,10 @@ class FactReader:
                 raise ConfigError(message("curriculum.weights", f'"{name}"', accepted))
 
     def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
-        """Read the facts of all problems in one pass.
+        """Read difficulty and weight of all problems in one pass.
 
-        check_names: whether to call `check_names`; False if ``problems`` is only a part of the
-        rows.
+        check_names: whether to call `check_names`. Pass False if ``problems`` is a subset of the
+        configured rows, which need not match every weight.
         """
         if not self.reads:
             return RowFacts()
@@ -83,6 +88,7 @@ class FactReader:
         )
 
     def _weight(self, problem: Problem) -> float:
+        # Weights multiply: a row may match its source and several of its tags.
         weight = 1.0
         self._num_read += 1
         for name in (*problem.tags, problem.source.rpartition(":")[0]):
@@ -94,7 +100,7 @@ class FactReader:
         return weight
 
     def _hardness(self, problem: Problem) -> tuple[float, tuple[float, float]]:
-        """Return a problem's hardness and the (passed, judged) counts of its label."""
+        """Return a problem's hardness, and the (passed, judged) counts of its difficulty label."""
         label = self.settings.label
         if label is None:
             return 0.0, (0.0, 0.0)
@@ -112,6 +118,7 @@ class FactReader:
             passed, judged = value.get("passed"), value.get("judged")
             if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
                 raise complaint(problem.place, label, value, kinds)
+            # Posterior mean under a uniform prior: 1 failure of 1 counts less than 8 of 8.
             return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
         if not by_order or not _is_number(value):
             raise complaint(problem.place, label, value, kinds)
@@ -119,11 +126,15 @@ class FactReader:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
+    # isinstance would accept booleans as integers.
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def _number_in_tags(label: str, tags: Sequence[str]) -> float | None:
-    """Return 5.0 for the label ``level`` and the tag ``level-5``, which MATH rows have."""
+    """Return the number in a tag ``LABEL-NUMBER``, or None: 5.0 for ``level`` and ``level-5``.
+
+    `read_problem` writes such tags from the levels of MATH rows.
+    """
     for tag in tags:
         name, _, number = tag.rpartition("-")
         if name == label and number.replace(".", "", 1).isdecimal():

@@ -1,14 +1,15 @@
-"""Row formats, and their conversion to problems.
+"""Row formats of problems, and conversion of rows to problems.
 
-These formats are supported directly:
+This module supports these formats:
 
     {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
      "effort"}
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
-In addition: programming problems (`assay.data.code_rows`) and benchmarks (`benchmark_rows`).
-``null`` means absent. Unused keys become part of the spec, which the policy never sees.
+`assay.data.code_rows` supports formats of programming problems, `assay.data.benchmark_rows` formats
+of benchmarks. A key with the value ``null`` counts as absent. Keys without a meaning in the format
+become part of the problem's spec, which the policy never sees.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ Text = str | tuple[Message, ...]
 
 
 def read_problem(row: Any, where: str, default_id: str) -> Problem:
-    """Return the problem of a row; `Problem` values are validated and pass through.
+    """Return the problem of a row; a row that is a `Problem` is validated and returned.
 
-    Raises DataError with ``where`` and the key.
+    Raises DataError, whose text begins with ``where`` and the key, for an invalid row.
     """
     if isinstance(row, Problem):
         return _read_finished(row, where)
@@ -66,7 +67,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:
-    """Return a problem as a row; the inverse of `read_problem`."""
+    """Return a problem as a row, from which `read_problem` restores the problem."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else list(map(dict, problem.prompt))
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, **problem.spec}
     row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
@@ -77,7 +78,7 @@ def problem_row(problem: Problem) -> dict[str, Any]:
 
 
 def copy_row(row: Any, where: str) -> dict[str, Any]:
-    """Copy a row without null keys; a `Problem`, `Trace` or similar object becomes a dict."""
+    """Copy a row without its null keys; a `Problem`, `Trace` or other dataclass becomes a dict."""
     if isinstance(row, Problem):
         row = problem_row(row)
     elif dataclasses.is_dataclass(row) and not isinstance(row, type):
@@ -92,7 +93,7 @@ def copy_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted: str) -> str:
-    """Return the first of these keys that a row has; raises DataError if it has none."""
+    """Return the first key in ``names`` that a row has; raises DataError if the row has none."""
     for name in names:
         if name in row:
             return name
@@ -103,7 +104,7 @@ def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted
 
 
 def prompt_of(row: Mapping[str, Any], where: str) -> Text:
-    """Return the prompt of a row, from one of the prompt keys."""
+    """Return the prompt of a row, which is under one of `PROMPT_KEYS`."""
     key = key_among(PROMPT_KEYS, row, where, _PROMPT_FORMS)
     return read_prompt(row[key], where, key)
 
@@ -114,10 +115,10 @@ def prompt_and_completion(
     names: Sequence[str] = COMPLETION_KEYS,
     given: Sequence[str] = ("prompt",),
 ) -> tuple[Text, str]:
-    """Return the prompt and the completion of a row, or those of its ``messages``.
+    """Return the prompt and the completion of a row.
 
-    ``messages`` must end with the assistant. ``messages`` are used only if the row has none of the
-    keys in ``given``.
+    ``messages`` that end with the assistant supply both, unless the row has a key in ``given``.
+    Raises DataError for a row without a prompt or completion.
     """
     if "messages" in row and not any(name in row for name in given):
         turns = read_prompt(row["messages"], where, "messages")
@@ -126,8 +127,7 @@ def prompt_and_completion(
             raise complaint(where, "messages", row["messages"], accepted)
         last: Mapping[str, Any] = turns[-1]
         if last.get("tool_calls"):
-            # Only the content is trained on, so tool calls in the message would be dropped
-            # silently.
+            # The loss covers only the content, so a message's tool calls would be lost silently.
             accepted = "a last message whose content holds all that is trained on, its calls too"
             raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")
@@ -146,6 +146,7 @@ def check_completion(value: Any, where: str, key: str) -> str:
 
 def reply_text(turn: Message) -> str:
     """Return a message's text, preceded by its separate reasoning in a think block, if any."""
+    # Model servers and data sets name the reasoning of a message differently.
     thoughts = (turn.get(key) for key in ("reasoning_content", "reasoning", "thinking"))
     thought = next(filter(None, thoughts), "").strip("\n")
     said = turn["content"]
@@ -153,9 +154,9 @@ def reply_text(turn: Message) -> str:
 
 
 def read_think_and_effort(think: Any, effort: Any, where: str) -> dict[str, Any]:
-    """Validate a row's think mode and effort; both may be None.
+    """Validate a row's think mode and effort, and return both as a dict; both may be None.
 
-    The configuration defines the efforts.
+    The configuration (`sampling.efforts`) defines the efforts, so any name is accepted here.
     """
     if think is not None and think not in get_args(ThinkMode):
         raise complaint(where, "think", think, " or ".join(map(repr, get_args(ThinkMode))))
@@ -177,7 +178,7 @@ def appended(prompt: Any, text: str) -> Any:
 
 
 def read_prompt(value: Any, where: str, key: str) -> Text:
-    """Validate a prompt; returns its text, or its messages as a tuple."""
+    """Validate a prompt, and return its text or its messages as a tuple."""
     if isinstance(value, str):
         if not value.strip():
             raise complaint(where, key, value, "text that is not blank, or chat messages")
@@ -199,6 +200,7 @@ def check_text(text: str, where: str, key: str) -> None:
     if len(text) > MAX_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MAX_CHARACTERS:,}"
         raise DataError(message(f"{where} {key}", found, accepted, "shorten it"))
+    # Python stores whether a text is ASCII, so this check is free for most texts.
     if text.isascii():
         return
     try:
@@ -248,7 +250,7 @@ def read_tags(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _take_final_answer(spec: dict[str, Any], where: str) -> None:
-    """GSM8K: set the answer to the text after the last ``####``, without thousands separators."""
+    """Set a GSM8K answer to the text after the last ``####``, without thousands separators."""
     answer = spec.get("answer")
     if not isinstance(answer, str) or "####" not in answer:
         return
@@ -259,7 +261,10 @@ def _take_final_answer(spec: dict[str, Any], where: str) -> None:
 
 
 def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
-    """MATH: type and level become tags; the solution's last box is the default answer."""
+    r"""Convert the keys of a MATH row, and return its type and level as tags.
+
+    If the row has no answer, the last ``\boxed{...}`` of its solution becomes the answer.
+    """
     if "answer" not in spec and isinstance(solution := spec.get("solution"), str):
         boxed = last_box(solution)
         if boxed:
@@ -277,6 +282,7 @@ def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
 
 def last_box(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}``; None if missing or unclosed."""
+    # Braces nest, as in \boxed{\frac{1}{2}}, so a regular expression cannot find the end.
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None

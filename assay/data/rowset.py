@@ -1,7 +1,7 @@
-"""Lazy sequence of rows over sources: validated once, then parsed on access.
+"""Lazy sequence of rows over several sources: rows are validated once and parsed on access.
 
-One pass validates every row and stores two integers per row: its position in the source and its
-display number. A million rows thus take a few megabytes.
+One pass validates every row and stores two 8-byte integers per row: the row's position in its
+source and its display number. A million rows therefore take about 16 MB.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_KEPT_COMPLAINTS = 1000
 
 
 class RowSet(Sequence[Row], Generic[Row]):
-    """Rows of several sources as one sequence; created by `load_rows`.
+    """Rows of several sources as one sequence, created by `load_rows`.
 
-    skipped: errors of skipped rows (the first thousand). num_skipped: number of skipped rows.
+    skipped: errors of the skipped rows, at most a thousand. num_skipped: number of skipped rows.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class RowSet(Sequence[Row], Generic[Row]):
         return shelf.row(row - (self._ends[number] - len(shelf)), self._read)
 
     def select(self, indices: Iterable[int]) -> Self:
-        """Return the subset at these indices, in this order."""
+        """Return the subset of rows at ``indices``, in the order of ``indices``."""
+        # A subset is an index array over the same sources, so selecting copies no row.
         chosen = np.fromiter(indices, np.int64)
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -71,7 +72,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         return other
 
     def with_skipped(self, complaints: Collection[str]) -> Self:
-        """Return this set with additional errors of skipped rows."""
+        """Return a copy of this set that records further errors of skipped rows."""
         other = self.select(range(len(self)))
         other.skipped = [*self.skipped, *complaints][:MAX_KEPT_COMPLAINTS]
         other.num_skipped = self.num_skipped + len(complaints)
@@ -86,7 +87,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         return list(zip(labels, counts, strict=True))
 
     def describe(self) -> str:
-        """Return one line: number of rows, by source, and number of skipped rows."""
+        """Return one line with the number of rows per source and the number of skipped rows."""
         parts = (f"{count} from {label}" for label, count in self.counts())
         text = f"{len(self)} {self.noun}: {', '.join(parts)}"
         return f"{text}; {self.num_skipped} bad rows skipped" if self.num_skipped else text
@@ -94,9 +95,10 @@ class RowSet(Sequence[Row], Generic[Row]):
 
 @dataclass
 class AcceptedRows:
-    """The accepted rows of one source. name: prefix of default row ids.
+    """Positions of the valid rows of one source.
 
-    positions, numbers: position in the source and display number of each row.
+    name: prefix of default row ids. positions: position of each row in the source. numbers: display
+    number of each row.
     """
 
     source: Source
@@ -108,7 +110,7 @@ class AcceptedRows:
         return len(self.positions)
 
     def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
-        """Parse an accepted row again."""
+        """Fetch and parse the row at an index."""
         number = self.numbers[row]
         where = f"{self.source.label}:{number}"
         raw = self.source.fetch(self.positions[row])
@@ -116,7 +118,7 @@ class AcceptedRows:
 
 
 class _Loading:
-    """State of the pass that validates rows: accepted rows, hashes of their keys, and errors."""
+    """State of the validating pass: accepted rows, the hashes of their keys, and errors."""
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class _Loading:
         for position, number, raw in source.scan():
             where, row_name = f"{source.label}:{number}", f"{name}:{number}"
             if raw is UNREAD:
+                # Reading would generate the row. Its default id is unique without reading.
                 row_key = row_name
             else:
                 try:
@@ -159,6 +162,7 @@ class _Loading:
                 row_key = key(row) if key else ""
             shelf.positions.append(position)
             shelf.numbers.append(number)
+            # Hashes take 8 bytes per row. A set of the keys would keep every id in memory.
             if key:
                 self.hashes.append(hash(row_key))
             self.num_accepted += 1
@@ -172,14 +176,14 @@ class _Loading:
             raise DataError(message(source.label, found, "at least one good row", first))
 
     def repeated(self, rows: RowSet[Any]) -> Iterator[tuple[int, DataError]]:
-        """Yield (index, error) for rows whose key an earlier row has."""
+        """Yield (index, error) for each row that repeats the key of an earlier row."""
         assert self.key is not None
         hashes = np.frombuffer(self.hashes, np.int64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
         first_of: dict[str, Any] = {}
-        # Equal hashes do not prove equal keys, so these rows are read and compared.
+        # Equal hashes do not prove equal keys, so rows with equal hashes are read and compared.
         for index in suspects.tolist():
             row = rows[index]
             row_key = self.key(row)
@@ -202,9 +206,9 @@ def load_rows(
     """Open the sources and validate up to ``limit`` rows in one pass.
 
     ``read(row, where, default_id)`` parses a row or raises DataError. ``key`` returns a row's key;
-    a repeated key is a bad row. ``check`` raises DataError for other faults; it runs once, while
-    ``read`` runs on every access. Raises DataError for the first bad row if ``on_bad_row`` is
-    ``stop``, and for a source without a valid row.
+    a row with a repeated key is bad. ``check`` raises DataError for other faults. ``check`` runs
+    once per row, whereas ``read`` runs on every access. Raises DataError for the first bad row if
+    ``on_bad_row`` is ``stop``, and for a source without a valid row.
     """
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))
@@ -225,7 +229,8 @@ def load_rows(
 
 
 def _short_names(sources: Sequence[str]) -> list[str]:
-    """Return the prefixes of default ids: a source's short name if unique, else its full name."""
+    """Return the prefix of default ids for each source: its short name if unique, else its name."""
+    # Default ids appear in rollouts and reports, where a full path or query would be too long.
     if len(set(sources)) < len(sources):
         twice = next(text for text in sources if list(sources).count(text) > 1)
         raise DataError(message(twice, "the same source twice", "each source once"))

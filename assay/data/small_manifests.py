@@ -1,14 +1,15 @@
-"""Generated manifests with faults, small enough for a model of a megabyte.
+"""Generated Kubernetes manifests with faults, short enough for a model of about one megabyte.
 
     assay.data.small_manifests:broken?size=2000&num_faults=2
 
-The prompt lists the values of a Pod and its Service, one a line; the reply is such a line, which
-changes a value. The verifier ``manifests`` sees the whole documents:
+The prompt lists values of a Pod and its Service, one value per line:
 
     Pod/web metadata.labels.app: web
     Service/web spec.selector.app: wbe
 
-Row n depends only on the seed and n. A hash of the prompt decides its split.
+The reply consists of lines in the same format, each of which changes one value. The verifier
+``manifests`` checks the complete manifests. Row n depends only on the seed and on n. A hash of the
+prompt assigns each problem to the train or heldout split.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from assay.types import Problem
 
 PORTS = (3000, 5000, 6379, 8000, 8080, 8443, 9000, 9090)
 PROTOCOLS = ("TCP", "UDP", "SCTP")
-# The values that the prompt lists, and the kind of fault of each. "": it is always right.
+# Paths of the values that the prompt lists, and the fault that may occur at each path.
+# An empty string marks a path whose value is always right.
 PLACES: Mapping[tuple[str, tuple[str | int, ...]], str] = {
     ("Pod", ("metadata", "labels", "app")): "",
     ("Pod", ("spec", "containers", 0, "ports", 0, "containerPort")): "",
@@ -40,7 +42,11 @@ FAULTS = tuple(filter(None, PLACES.values()))
 
 @dataclass(frozen=True, slots=True)
 class SmallRepair:
-    """The values by place, broken and right, and what the verifier reads."""
+    """One repair problem.
+
+    broken, right: listed values by object and path, with and without the faults. spec: keys for the
+    verifier.
+    """
 
     broken: Mapping[str, Any]
     right: Mapping[str, Any]
@@ -55,9 +61,9 @@ class SmallRepair:
 def broken(
     size: int = 1000, seed: int = 0, split: Split = "train", num_faults: int = 1, turns: int = 1
 ) -> Sequence[Problem]:
-    """Return lists of values with faults, for ``manifests`` and for its environment.
+    """Return problems that list values with faults, for the verifier ``manifests``.
 
-    turns: replies that the environment accepts.
+    turns: number of replies that the environment ``manifests`` accepts per problem.
     """
     check(split, num_faults)
 
@@ -72,7 +78,7 @@ def broken(
 
 
 def draw(random: Random, split: Split, num_faults: int) -> SmallRepair:
-    """Return a random task of a split."""
+    """Return a random repair problem that belongs to a split."""
     while True:
         documents = _documents(random)
         right = _values(documents)
@@ -90,7 +96,7 @@ def draw(random: Random, split: Split, num_faults: int) -> SmallRepair:
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Return values as lines, ``Kind/name path: value``."""
+    """Return values as text, one line ``Kind/name path: value`` per value."""
     return "".join(f"{place}: {value}\n" for place, value in values.items())
 
 
@@ -125,7 +131,7 @@ def _wrong(fault: str, value: Any, random: Random) -> Any:
 
 
 def _values(documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the listed values by place."""
+    """Return the values that the prompt lists, by ``Kind/name path``."""
     return {
         f"{kind}/{documents[kind]['metadata']['name']} {written(path)}": holder(
             documents[kind], path
@@ -135,7 +141,7 @@ def _values(documents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(split: str, num_faults: int) -> None:
-    """Raise DataError for settings that are out of range."""
+    """Raise DataError for an unknown split or an invalid number of faults."""
     check_split(split)
     if type(num_faults) is not int or not 1 <= num_faults <= len(FAULTS):
         raise DataError(message("num_faults", repr(num_faults), f"1 to {len(FAULTS)}"))

@@ -1,13 +1,14 @@
-"""Built-in generated problems of several kinds, small enough for a model of a megabyte.
+"""Built-in generated problems of several types, short enough for a model of about one megabyte.
 
     assay.data.small_tasks:sums?size=2000                     17+25=
     assay.data.small_tasks:programs?size=2000                 f(x): plus 2, times 3:
     assay.data.small_tasks:knights?size=2000                  A: B is a knave. B: we differ.
     assay.data.small_tasks:choices?size=2000                  largest? (A) 31 (B) 47 (C) 12:
-    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5    of them half are right
+    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5    traces, half of them right
 
-`assay.data.word_tasks` has instructions. Row n depends only on the seed and n. A hash of a prompt
-decides its split, so training and held-out sets are disjoint for all sizes and seeds.
+`assay.data.word_tasks` generates problems with instructions. Row n depends only on the seed and on
+n. A hash of the prompt assigns each problem to the train or heldout split. Training and held-out
+sets are therefore disjoint for all sizes and seeds.
 """
 
 from __future__ import annotations
@@ -30,13 +31,12 @@ LETTERS = "ABC"
 ASKED = ("largest", "smallest", "middle")
 WORDS = {"plus": "+", "minus": "-", "times": "*"}
 TESTED = (-3, 0, 1, 7, 12)
-"""Arguments of the hidden tests: no two programs of this kind agree on all of them."""
+"""Arguments of the hidden tests. No two different generated programs agree on all arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallTask:
-    """A question, its answer, a wrong answer of the same form, and the keys that the verifier
-    reads."""
+    """One problem: its prompt, right answer, a wrong answer in the same format, and the spec."""
 
     prompt: str
     answer: str
@@ -47,12 +47,16 @@ class SmallTask:
 def _sum(random: Random) -> SmallTask:
     left, right = random.randint(0, MOST), random.randint(0, MOST)
     answer = left + right
+    # Typical errors of addition: a unit too many or too few, or a lost carry.
     wrong = answer + random.choice((-10, -2, -1, 1, 2, 10))
     return SmallTask(f"{left}+{right}=", f"{answer}", f"{wrong}", {"answer": f"{answer}"})
 
 
 def _program(random: Random) -> SmallTask:
-    """Two operations. Code without parentheses is wrong if a multiplication follows an addition."""
+    """Return a problem that asks for a function with two arithmetic operations.
+
+    Code without parentheses is wrong if a multiplication follows an addition or subtraction.
+    """
     first, second = random.choice(("plus", "minus")), random.choice((*WORDS, "times"))
     small, large = random.randint(1, 9), random.randint(2, 9)
     inner = f"x{WORDS[first]}{small}"
@@ -62,6 +66,7 @@ def _program(random: Random) -> SmallTask:
         f"def f(x):return ({inner}){WORDS[other_word]}{large}",
         f"def f(x):return ({inner}){WORDS[second]}{other_number}",
     ]
+    # Omitted parentheses are the most likely error, so half of the wrong products have this error.
     slips += [f"def f(x):return {inner}*{large}"] * (2 * (second == "times"))
     results = {
         "plus": lambda n: n + large,
@@ -78,8 +83,8 @@ def _program(random: Random) -> SmallTask:
     return SmallTask(prompt, answer, random.choice(slips), {"entry_point": "f", "tests": tests})
 
 
-# Each sentence, and a function that returns its truth from whether (speaker, other person) are
-# knights.
+# Each statement of a puzzle, and a function that returns whether the statement is true.
+# The function's arguments: whether the speaker is a knight, and whether the other person is one.
 SAID: Mapping[str, Callable[[bool, bool], bool]] = {
     "{other} is a knight": lambda speaker, other: other,
     "{other} is a knave": lambda speaker, other: not other,
@@ -91,7 +96,9 @@ SAID: Mapping[str, Callable[[bool, bool], bool]] = {
 
 
 def _knights(random: Random) -> SmallTask:
-    """Knights tell the truth and knaves lie. Every puzzle has exactly one solution."""
+    """Return a puzzle with exactly one solution. Knights tell the truth and knaves lie."""
+    # Some pairs of statements have no solution or several solutions, so pairs are drawn until one
+    # has a single solution.
     while True:
         a, b = random.choice([*SAID]), random.choice([*SAID])
         solutions = [
@@ -159,10 +166,10 @@ def choices(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence
 def imperfect_answers(
     kind: str, size: int = 1000, seed: int = 0, split: Split = "train", right: float = 0.5
 ) -> Sequence[Trace]:
-    """Return traces of a kind of task. The share ``right`` of them is correct.
+    """Return traces for one type of problem (``kind``); the share ``right`` of the traces is right.
 
-    Wrong answers have the same form as right ones. A model that imitates both learns the form, and
-    is right about as often as the traces.
+    Wrong answers have the same format as right answers. A model that imitates these traces learns
+    the format. The model is then right about as often as the traces.
     """
     _check(kind, split)
     check_share("right", right)

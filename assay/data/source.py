@@ -10,13 +10,15 @@ from urllib.parse import unquote
 from assay.errors import DataError, message
 
 UNREAD: Any = object()
-"""Placeholder for a row that trusted code generates on demand and that scanning skips."""
+"""Placeholder for a row that trusted code generates on demand. `Source.scan` yields the placeholder
+so that validation need not generate the row."""
 
 
 class Source:
-    """Rows in a fixed order, addressed by an integer position: in this class, the index.
+    """Rows in a fixed order, addressed by integer positions.
 
-    label: name of the source.
+    In this base class, a position is a row's index; subclasses may use byte offsets. label: name of
+    the source.
     """
 
     def __init__(self, label: str, rows: Any = ()) -> None:
@@ -52,8 +54,8 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
-    # Values in Python's spelling are converted too. Otherwise "False" would be a text, which is
-    # true.
+    # Python's spellings are not JSON, but users write them.
+    # Without this conversion, "False" would be a non-empty text, which counts as true.
     if text in spelled:
         return spelled[text]
     try:

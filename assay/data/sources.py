@@ -3,15 +3,14 @@
 A source is named by one string:
 
     problems.jsonl, problems.parquet                     a file (detected by content)
-    book.txt, page.md                                    plain text: one row with the key text
+    book.txt, page.md                                    plain text: a single row with key ``text``
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
     package.module:object[?argument=value]               rows, or a declared function
 
-Functions must be declared with `source`, by which their author allows configurations to call them.
-
-Settings after ``?`` are parsed as JSON (``4``, ``0.5``, ``true``, ``[1,2]``), else as text;
-``%26`` encodes ``&``. They become keyword arguments.
+Functions must be declared with the decorator `source`, by which their author allows configurations
+to call them. Settings after ``?`` become keyword arguments of the function. A setting's value is
+parsed as JSON (``4``, ``0.5``, ``true``, ``[1,2]``), else as text; ``%26`` encodes ``&``.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ def source(function: Function) -> Function:
         def problems(size):
             return [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(size)]
 
-    Only declared functions are called.
+    A configuration that names an undeclared function is rejected.
     """
-    # A foreign configuration thus cannot call any other function, such as one that runs commands.
+    # Without the declaration, a configuration from a stranger could call any importable function,
+    # such as os.system, with arguments of its choice.
     setattr(function, _DECLARED, True)
     return function
 
 
 def open_source(text: str) -> Source:
-    """Open the source of a name; raises DataError in one line if there is none."""
+    """Open the source that a text names; raises DataError if the text names no source."""
     if text.startswith("hf:"):
         from assay.data.hub import open_hub
 
@@ -74,11 +74,11 @@ def open_source(text: str) -> Source:
 
 
 Rows = str | Path | Iterable[str | Path | Mapping[str, Any]]
-"""Rows in notebooks: one source, several sources, or the rows themselves."""
+"""Rows as Python callers pass them: one source, several sources, or the rows themselves."""
 
 
 def as_sources(given: Rows) -> list[str | Source]:
-    """Return sources unchanged; wrap rows (a list of dicts, a data set) in a source."""
+    """Return a list of sources; rows (a list of dicts, a data frame) are wrapped in one source."""
     items = [given] if isinstance(given, str | Path) else rows_in(given)
     if all(isinstance(one, str | Path) for one in items):
         return list(map(str, items))
@@ -87,13 +87,15 @@ def as_sources(given: Rows) -> list[str | Source]:
 
 def rows_in(given: Any) -> list[Any]:
     """Return the rows of an iterable or of a pandas or polars data frame."""
+    # Methods are tested instead of types, so that neither library need be installed.
+    # `to_dicts` is polars' method; `iterrows` is pandas' method.
     if hasattr(given, "to_dicts"):
         return given.to_dicts()
     return list(given.to_dict("records") if hasattr(given, "iterrows") else given)
 
 
 def python_name(source: str) -> str | None:
-    """Return the ``package.module:object`` that a source imports; None if it imports nothing."""
+    """Return the ``package.module:object`` that a source imports, or None for other sources."""
     name = source.partition("?")[0]
     if source.startswith(("hf:", "gym:")) or not OBJECT_NAME.fullmatch(name):
         return None
@@ -104,6 +106,7 @@ def _open_file(text: str) -> Source:
     path = Path(text)
     if path.is_dir():
         raise DataError(message(text, "a folder", ACCEPTED, "name the files in it"))
+    # Validation and training read a source several times, but a pipe can be read only once.
     if not path.is_file():
         raise DataError(message(text, "a pipe or a device", ACCEPTED, "write it to a file"))
     try:
@@ -111,6 +114,7 @@ def _open_file(text: str) -> Source:
             head = file.read(4096)
     except OSError as error:
         raise DataError(f"{text}: cannot be read ({error.strerror})") from error
+    # The content decides, because data sets come with any file name.
     if head.startswith(b"PAR1"):
         from assay.data.parquet import ParquetRows
 
@@ -128,10 +132,12 @@ def _open_file(text: str) -> Source:
 
 
 class JsonLines(Source):
-    """A JSON Lines file, blank lines allowed; positions are byte offsets."""
+    """A JSON Lines file. Positions are byte offsets; blank lines are skipped."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
+        # One descriptor per file, kept open: `fetch` reads with pread, which has no file position.
+        # Threads therefore need no lock.
         self._descriptor = os.open(label, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -163,14 +169,14 @@ class JsonLines(Source):
         accepted = "one JSON object a line, in UTF-8"
         text = _decode(raw, where, accepted)
         try:
-            # Strip trailing blanks, so that an error at the end of the line reports the last column
-            # of its text.
+            # Trailing blanks are stripped.
+            # An error at the end of the line then reports the last column of the text.
             return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:
-            # NaN, numbers with over 4300 digits, or 100,000 nested brackets.
+            # NaN, integers of over 4300 digits (a limit of Python), or 100,000 nested brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 
@@ -182,11 +188,11 @@ class TextFile(Source):
         yield 0, 1, self.fetch(0)
 
     def fetch(self, position: int) -> bytes:
-        """Return the file's bytes."""
+        """Return the whole content of the file."""
         return Path(self.label).read_bytes()
 
     def parse(self, raw: bytes, where: str) -> Any:
-        """Return the row."""
+        """Return a row with the file's text under the key ``text``."""
         return {"text": _decode(raw, where, "plain text in UTF-8")}
 
 
@@ -202,11 +208,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+# Python's decoder accepts NaN and Infinity by default, which JSON forbids.
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class ObjectRows(Source):
-    """Rows of a Python object; sequences are indexed lazily, rows of iterators are stored."""
+    """Rows of a Python object. Sequences are indexed on access; rows of iterators are stored."""
 
     def __init__(self, label: str, rows: Iterable[Any]) -> None:
         is_sequence = isinstance(rows, Sequence)
@@ -217,7 +224,7 @@ class ObjectRows(Source):
         return self.label
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row), advancing an iterator only as needed."""
+        """Yield (index, index, row); an iterator is advanced only as far as needed."""
         for index in itertools.count():
             if index >= len(self._rows) and not self._take_one():
                 return

@@ -4,8 +4,8 @@
     assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   cold-start traces with many errors
     assay.data.tasks:summaries?size=2000                      traces with their summaries
 
-Row n depends only on the seed and n. A hash of an expression's text decides its split, so training
-and held-out sets are disjoint for all sizes and seeds.
+Row n depends only on the seed and on n. A hash of the expression's text assigns each row to the
+train or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATORS = "+-"
 
 
 class Generated(Sequence[Row], Generic[Row]):
-    """``size`` rows that are generated on access: row n is ``make(n)``."""
+    """Sequence of ``size`` rows that are generated on access: row n is ``make(n)``."""
 
     def __init__(self, size: int, make: Callable[[int], Row]) -> None:
         if type(size) is not int or size < 1:
@@ -52,8 +52,7 @@ class Generated(Sequence[Row], Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An expression that is evaluated from left to right: a first number, then steps of (operator,
-    number)."""
+    """An expression such as ``3+5-2``: a first number, then steps of (operator, number)."""
 
     first: int
     steps: tuple[tuple[str, int], ...]
@@ -85,15 +84,16 @@ def chain_sums(
 ) -> Sequence[Problem]:
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
-    Numbers are uniform in [0, max_number]; rows may repeat if there are few expressions. Ids
-    include settings that differ from the defaults, so that sums of several lengths can be in one
-    set.
+    Numbers are uniform in [0, max_number]. Rows may repeat if few expressions exist.
     """
+    # Ids contain settings that differ from the defaults.
+    # Sums of several lengths can therefore be in one set without repeated ids.
     check_chain(split, num_terms, max_number, operators)
     is_usual = (num_terms, max_number, operators) == (4, 9, OPERATORS)
     shape = "" if is_usual else f"-{num_terms}to{max_number}{operators.replace(OPERATORS, '')}"
 
     def make(index: int) -> Problem:
+        # Random hashes a text seed with SHA-512, so that neighboring rows are independent.
         chain = draw_chain(Random(f"sums {seed} {index}"), split, num_terms, max_number, operators)
         *_, answer = chain.partial_results()
         return Problem(
@@ -125,14 +125,14 @@ def imperfect_traces(
 ) -> Sequence[Trace]:
     """Return traces such as ``3+5-2+7=`` with ``<think>3+5=8;8-2=6;6+7=13</think>13``.
 
-    The share ``guessed`` of the traces does not reason: a share ``bare`` of them has an empty
-    think block and a random answer, the rest has steps with random results. In the other traces
-    each result is off by 1 to 3 with probability ``corrupted``, and later steps build on it.
+    guessed: share of traces that guess. bare: share of guessing traces with an empty think block
+    and a random answer; the other guessing traces have steps with random results. corrupted:
+    probability that a result in the remaining traces is wrong by 1 to 3; later steps continue from
+    the wrong result.
 
     links: separators between steps; alternatives such as ``" so | then "`` are chosen at random.
     shown: number of solved problems before the question, as in a few-shot prompt. check: an
-    instruction after the question, to which the traces respond with a check of the last step by its
-    inverse.
+    instruction after the question; the traces then check the last step by the inverse operation.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):
@@ -171,10 +171,10 @@ def summaries(
     operators: str = OPERATORS,
     corrupted: float = 0.3,
 ) -> Sequence[Trace]:
-    """Return traces of `imperfect_traces` as prompts, with ``8, then 6. The answer is 13`` as
-    summaries.
+    """Return traces whose prompt is a reasoning trace and whose completion is a summary.
 
-    corrupted: as in `imperfect_traces`; a summary repeats the errors of its trace.
+    A summary is a text such as ``8, then 6. The answer is 13``. corrupted: probability that a
+    result in the reasoning is wrong; the summary repeats the reasoning's errors.
     """
     check_chain(split, num_terms, max_number, operators)
     check_share("corrupted", corrupted)
@@ -191,7 +191,8 @@ def summaries(
 
 
 def in_split(expression: str, split: Split) -> bool:
-    """Whether an expression belongs to a split; each belongs to exactly one."""
+    """Whether an expression belongs to a split; every expression belongs to exactly one split."""
+    # CRC-32 is the same on every machine, whereas Python salts hash() per process.
     held_out = zlib.crc32(expression.encode()) % HELDOUT_ONE_IN == 0
     return held_out == (split == "heldout")
 
@@ -223,7 +224,7 @@ def _slipping_results(random: Random, chain: Chain, corrupted: float) -> list[in
 
 
 def _random_result(random: Random, num_terms: int, max_number: int) -> int:
-    """Return a random number with the spread of sums of ``num_terms`` numbers."""
+    """Return a random number with the distribution of a sum of ``num_terms`` signed numbers."""
     return sum(random.choice((-1, 1)) * random.randint(0, max_number) for _ in range(num_terms))
 
 
@@ -236,7 +237,7 @@ def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
 
 
 def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
-    """Join steps with random links."""
+    """Join reasoning steps with random separators from ``links``."""
     text = "".join(steps[:1])
     for step in steps[1:]:
         text += (random.choice(links) if len(links) > 1 else links[0]) + step
@@ -244,14 +245,14 @@ def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
 
 
 def _last_step_backwards(chain: Chain, answer: int) -> str:
-    """Return the inverse of the last step, such as ``13-7=6``."""
+    """Return the inverse of the last step as text, such as ``13-7=6`` for ``6+7=13``."""
     operator, number = chain.steps[-1]
     back = "-" if operator == "+" else "+"
     return f"{answer}{back}{number}={apply(back, answer, number)}"
 
 
 def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
-    """Raise DataError for settings without any expression."""
+    """Raise DataError for settings for which no expression exists."""
     check_split(split)
     if type(num_terms) is not int or num_terms < 2:
         raise DataError(message("num_terms", repr(num_terms), "a whole number >= 2"))

@@ -1,9 +1,10 @@
 """Render chat templates within limits of memory and time.
 
-A chat template is a program that comes with a model. Its Jinja environment forbids file and
-attribute access, but a single expression, ``'a'.center(10**10)``, can exhaust the memory, and no
-Python signal handler interrupts it. One child process therefore renders for all tokenizers of this
-process. It costs 0.6 s once and about 0.3 ms per prompt.
+A chat template is a program that comes with a model. The template's Jinja environment forbids
+access to files and private attributes. Still, a single expression such as ``'a'.center(10**10)``
+can exhaust the memory, and no Python signal handler can interrupt the expression. One child process
+therefore renders for all tokenizers of this process. The child process takes 0.6 s to start and
+about 0.3 ms per prompt.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from assay.data import template_process
 from assay.errors import cause
 from assay.host.user_code import deadline
 
-# Time limit of one prompt.
+# Time limit for rendering one prompt, in seconds.
 TEMPLATE_SECONDS = 10.0
-# Time limit of the import of Transformers on a busy machine.
+# Time limit for the start of the child process: it imports Transformers, perhaps on a busy machine.
 START_SECONDS = 120.0
-# Memory limit of a template, beyond the memory of the idle process.
+# Memory limit of a template, in addition to the memory of the idle child process.
 MEMORY_BYTES = 2**30
-# Limit of a rendered prompt.
+# Maximum number of characters of a rendered prompt.
 MOST_CHARACTERS = 2**26
+# The child process only renders text, but NumPy's BLAS would start a thread per core on import.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class TemplateFailed(Exception):
-    """Raised if a chat template fails or exceeds its time or memory limit. The text is the
-    cause."""
+    """Raised if a chat template fails or exceeds its time or memory limit."""
 
 
 def render_chat(
@@ -50,7 +51,7 @@ def render_chat(
 ) -> str:
     """Return the text that ``tokenizer.apply_chat_template`` would return, or raise TemplateFailed.
 
-    switches: further variables of the template, such as ``enable_thinking``.
+    switches: further variables for the template, such as ``enable_thinking``.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -64,17 +65,19 @@ def render_chat(
             with deadline(TEMPLATE_SECONDS, "the chat template"):
                 return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
         template = tokenizer.get_chat_template(None, tools or None)
+        # Messages of hub data sets have null keys, but templates test whether a key is defined.
         turns = [{key: turn[key] for key in turn if turn[key] is not None} for turn in turns]
         known = {"conversations": [turns], "chat_template": template}
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # Tokenizers are third-party classes
+    # Tokenizers are third-party classes, which may raise any exception.
+    except Exception as error:
         raise TemplateFailed(cause(error)) from error
 
 
 class Renderer:
-    """Child process for rendering: started on demand, restarted if it ended. Thread-safe."""
+    """Starts the rendering child process on demand and restarts it after it ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,7 +86,8 @@ class Renderer:
 
     def render(self, options: Mapping[str, Any]) -> str:
         """Return the rendered text; raises TemplateFailed."""
-        # The child's own alarm has twice the time: it matters only if this process has ended.
+        # The child's own alarm has twice the time limit, since it only matters after this process
+        # has died.
         request = [2 * TEMPLATE_SECONDS, options]
         raw = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
@@ -97,7 +101,7 @@ class Renderer:
         raise TemplateFailed(f"{reply['kind']}: {said}" if said else reply["kind"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the child process."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -105,7 +109,8 @@ class Renderer:
             process.kill()
             process.wait()
         else:
-            # After a fork the child process belongs to the parent, which waits for it.
+            # After a fork, the rendering process is a child of the parent process, not of this one.
+            # Only the parent may end it; the return code keeps Popen from waiting for it.
             process.returncode = 0
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -117,10 +122,11 @@ class Renderer:
             return self._process
         self.close()
         # -P keeps the script's folder off the import path.
+        # Otherwise modules of assay/data could shadow top-level modules of the same name.
         command = [sys.executable, "-P", str(Path(template_process.__file__))]
         limits = [str(MEMORY_BYTES), str(MOST_CHARACTERS)]
         self._owner = os.getpid()
-        # A new session keeps Ctrl-C away from the child; its parent ends it.
+        # In a new session, the child process does not receive Ctrl-C. This process ends the child.
         self._process = subprocess.Popen(
             [*command, *limits],
             stdin=subprocess.PIPE,
@@ -135,7 +141,7 @@ class Renderer:
     def _exchange(
         self, process: subprocess.Popen[bytes], request: bytes, seconds: float
     ) -> dict[str, Any]:
-        """Send a request and return the reply; ends the process if there is none."""
+        """Send a request and return the reply; ends the child process if no reply arrives."""
         end = time.monotonic() + seconds
         assert process.stdin is not None and process.stdout is not None
         asked, replies = process.stdin.fileno(), process.stdout.fileno()
@@ -143,6 +149,7 @@ class Renderer:
             sent = 0
             while sent < len(request):
                 _wait(end, seconds, asked, is_write=True)
+                # poll() promises space for PIPE_BUF bytes only; a longer write could block.
                 sent += os.write(asked, request[sent : sent + select.PIPE_BUF])
             found, size = bytearray(), 8
             while len(found) < size:
@@ -163,14 +170,15 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        except BaseException:  # the next request must not read the pending reply
+        # After Ctrl-C, the next request must not read the pending reply of this request.
+        except BaseException:
             self.close()
             raise
 
 
 def _wait(end: float, seconds: float, pipe: int, is_write: bool = False) -> None:
-    """Wait until a pipe is ready; raises TimeoutError."""
-    # select() accepts no file number above 1023, and a large run has more.
+    """Wait until a pipe is ready; raises TimeoutError at the time ``end``."""
+    # select() fails for file descriptors above 1023, which a large run has.
     ready = select.poll()
     ready.register(pipe, select.POLLOUT if is_write else select.POLLIN)
     if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
@@ -182,8 +190,9 @@ atexit.register(_renderer.close)
 
 
 def _forked() -> None:
-    """Reset after a fork, because the process, its pipes and possibly the lock belong to the
-    parent."""
+    """Replace the renderer in a forked process."""
+    # The rendering process and its pipes belong to the parent process.
+    # Another thread of the parent may have held the lock at the time of the fork.
     global _renderer
     _renderer.close()
     _renderer = Renderer()

@@ -1,7 +1,8 @@
 """Child process of `assay.data.template` that renders chat templates; run as a script.
 
-Requests and replies are JSON, each preceded by its length in eight bytes. The address space is
-limited, and an alarm ends the process if its parent no longer can.
+Requests and replies are JSON texts, each preceded by its length in eight bytes. The address space
+of the process is limited. An alarm ends the process if the parent process has died and cannot end
+it.
 """
 
 from __future__ import annotations
@@ -14,26 +15,29 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Characters of an error message.
+# Maximum number of characters of an error message in a reply.
 MOST_SHOWN = 500
 
 
 def main(memory_bytes: int, most_characters: int) -> None:
-    """Render until standard input ends."""
+    """Render the requests on standard input until it ends."""
     asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Standard output becomes standard error: a print of a library would corrupt the replies.
+    # Standard output is redirected to standard error, since output of a library would corrupt the
+    # replies.
     os.dup2(2, 1)
-    # Transformers' own Jinja environment is used, because a copy would differ from later versions.
+    # Transformers' own function creates the Jinja environment.
+    # A copy of its environment here would differ from later versions of Transformers.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
+    # The limit counts from the memory in use after the import of Transformers.
     limit_memory(memory_bytes)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _write(replies, {"ready": True})
     while head := asked.read(8):
         seconds, options = json.loads(asked.read(int.from_bytes(head, "big")))
-        # SIGALRM's default action ends the process even inside one long operation, which a Python
-        # handler cannot interrupt.
+        # SIGALRM's default action ends the process even inside one long C operation.
+        # A Python signal handler would run only after the operation.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = _reply(render, options, most_characters)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -42,7 +46,7 @@ def main(memory_bytes: int, most_characters: int) -> None:
 
 def limit_memory(memory_bytes: int) -> None:
     """Limit the address space to the current use plus ``memory_bytes``."""
-    # macOS has no /proc and does not enforce this limit; there the timeout is the only bound.
+    # macOS has no /proc and does not enforce RLIMIT_AS, so only the timeout limits a template.
     statm = Path("/proc/self/statm")
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**32
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -60,14 +64,16 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    except BaseException as error:  # a template is a program that comes with the model
+    # A template is a foreign program, which may raise any exception.
+    except BaseException as error:
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)[:MOST_SHOWN]
-    except BaseException:  # the `__str__` of a foreign exception may raise
+    # The `__str__` method of a foreign exception may raise too.
+    except BaseException:
         return ""
 
 

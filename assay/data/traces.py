@@ -1,4 +1,4 @@
-"""Traces: prompts with target completions for the supervised stage."""
+"""Traces: prompts with target completions, for the supervised stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Trace:
 
     source: ``file.jsonl:12``. think, effort: see `Problem`. said: character spans of the assistant
     turns, as in `assay.types.Completion`. Text outside the spans, such as a tool's result, is
-    masked from the loss. If it is empty, the whole completion is trained on.
+    masked from the loss. If ``said`` is empty, the loss covers the whole completion.
     """
 
     prompt: Text
@@ -41,11 +41,11 @@ class Trace:
 
 
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
-    """Return the trace of a row; `Trace` values are validated and pass through.
+    """Return the trace of a row; a row that is a `Trace` is validated and returned.
 
-    A row has a prompt (``prompt``, ``question`` or ``problem``) and a ``completion`` (or
-    ``generated_solution`` or ``solution``), or ``messages`` that end with the assistant. ``said``
-    is optional.
+    A row has either a prompt and a completion or ``messages`` that end with the assistant. Prompt
+    keys: ``prompt``, ``question``, ``problem``. Completion keys: ``completion``,
+    ``generated_solution``, ``solution``. The key ``said`` is optional.
     """
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
@@ -64,9 +64,11 @@ def read_said(value: Any, text: str, where: str) -> Spans:
     """Validate the character spans of the assistant turns; raises DataError."""
     if value is None or value == () or value == []:
         return ()
+    # `operator.index` accepts integers of every library, NumPy's too, and rejects floats.
     try:
         spans = tuple((operator.index(start), operator.index(end)) for start, end in value)
     except (TypeError, ValueError):
+        # Unreadable spans become an unsorted span, so that the check below reports them.
         spans = ((1, 0),)
     places = [0, *(place for span in spans for place in span), len(text)]
     if places != sorted(places):

@@ -1,4 +1,4 @@
-"""Verification status of traces, from the manifests of the data transforms that wrote them."""
+"""Verification status of traces, read from the manifests that data transforms write."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from pydantic import BaseModel
 
 MANIFEST = "manifest.json"
-"""File that a data transform writes with its rows."""
+"""Name of the file in which a data transform records its settings and inputs."""
 VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN = "verified", "not verified", "unknown origin"
 
 
 def verified_words(sources: Sequence[str]) -> str:
     """Return the status of the sources' rows, such as "verified" or "verified, unknown origin".
 
-    "verified": the data transform ``select`` removed rows that a verifier did not pass. "not
-    verified": a model wrote the rows and none was removed. "unknown origin": no manifest records
-    one.
+    "verified": the data transform ``select`` kept only completions that passed a verifier. "not
+    verified": a model wrote the rows, and no transform selected by verdict. "unknown origin": no
+    manifest records how the rows were written.
     """
     found = {words for source in sources for words in _found(source)}
     return ", ".join(words for words in (VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN) if words in found)
@@ -37,17 +37,17 @@ class _ManifestKeys(BaseModel):
 
 
 def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the status of a source. Its inputs are followed back to the transform that decides
-    it."""
+    """Yield the status of a source, by following its manifest's inputs back to ``select`` or
+    ``collect``."""
     path = Path(source).expanduser()
     try:
         file = (path if path.is_dir() else path.parent) / MANIFEST
-        # Only regular files are read: reading a pipe may never end.
+        # Only regular files are read, because reading a pipe may never end.
         made = _ManifestKeys.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
-        # The file is damaged, or the user's own file of the same name.
+        # The file is damaged, or a user's unrelated file has the same name.
         made = None
-    # A damaged manifest may list itself as its input.
+    # A damaged manifest may list itself as its input, which would recurse without end.
     if made is None or source in seen:
         yield UNKNOWN_ORIGIN
         return

@@ -1,10 +1,11 @@
 """Built-in generated problems: lists of words under machine-checkable instructions.
 
     assay.data.word_tasks:word_lists?size=2000&split=train       problems: at least 3 words, quoted:
-    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that violate some of them
+    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that ignore instructions
 
-The instructions are IFEval types for the verifier ``instructions`` that need no library. Row n
-depends only on the seed and n. A hash of a prompt decides its split.
+The instructions are those IFEval types that the verifier ``instructions`` checks without an extra
+library. Row n depends only on the seed and on n. A hash of the prompt assigns each row to the train
+or heldout split.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Problem
 
-# Words of one letter, so that a byte-level model need not learn to spell.
+# Words have a single letter, so that a byte-level model need not learn to spell.
 WORDS = tuple("abcdefghijkl")
 MOST_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class WordInstruction:
-    """One instruction: its text in the prompt, its id and its arguments."""
+    """One instruction: its text in the prompt, its IFEval id and its arguments."""
 
     text: str
     id: str
@@ -40,7 +41,7 @@ def word_lists(
 ) -> Sequence[Problem]:
     """Return problems such as ``at least 3 words, with b, end d:``, for ``instructions``.
 
-    Each has three to ``most`` instructions of five types; rows may repeat.
+    Each problem has 3 to ``most`` instructions, out of five types; rows may repeat.
     """
     _check(split, most)
 
@@ -60,7 +61,8 @@ def imperfect_lists(
 ) -> Sequence[Trace]:
     """Return traces such as ``at least 3 words, with b, end d:`` with ``b a g d``.
 
-    Each instruction is ignored with probability ``missed``, but may be met by chance.
+    The reply ignores each instruction with probability ``missed``, but may follow an ignored
+    instruction by chance.
     """
     _check(split, most)
     check_share("missed", missed)
@@ -76,6 +78,7 @@ def imperfect_lists(
 
 def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
     """Return compatible instructions whose prompt belongs to the split."""
+    # Three distinct words and one instruction per type: no two instructions contradict each other.
     while True:
         few, many = random.randint(3, MOST_WORDS), random.randint(2, MOST_WORDS)
         there, gone, last = random.sample(WORDS, 3)
@@ -103,19 +106,21 @@ def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
 
 
 def prompt_of(asked: Sequence[WordInstruction]) -> str:
-    """Return the prompt of instructions, such as ``with b, quoted:``."""
+    """Return the prompt text of instructions, such as ``with b, quoted:``."""
     return f"{', '.join(one.text for one in asked)}:"
 
 
 def written(random: Random, asked: Sequence[WordInstruction]) -> str:
     """Return a list of words that follows all instructions."""
     said = {key: value for one in asked for key, value in one.kwargs.items()}
+    # A list that must contain one word and end with another word has at least two words.
     low, high = 1 + ("keywords" in said and "end_phrase" in said), MOST_WORDS
     if "num_words" in said and said["relation"] == "less than":
         high = said["num_words"] - 1
     elif "num_words" in said:
         low = max(low, said["num_words"])
     free = [word for word in WORDS if word not in said.get("forbidden_words", ())]
+    # The keyword must not overwrite the last word, so its position excludes the last position.
     words = random.choices(free, k=random.randint(low, high))
     if "end_phrase" in said:
         words[-1] = said["end_phrase"]
