@@ -1,4 +1,4 @@
-"""Settings of data transforms that sample from a model."""
+"""Common settings of the data transforms that sample from a model."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ class AskingSettings(StageSettings):
     """Sources of problems, and settings for sampling completions from a model."""
 
     model: Text
-    """A folder, a hub name, or a run (RUN, RUN@best, RUN@120), which is sampled as in training.
-    With `url`: the model's name on the server."""
+    """A folder, a hub name, or a run (RUN, RUN@best, RUN@120), whose sampling settings are then
+    used. With `url`: the model's name on the server."""
     url: Text | None = None
-    """URL of an OpenAI-compatible server, such as ``http://localhost:8000/v1``, whose chat endpoint
-    is asked. The server applies the chat template, and `model` need not be on this machine. None:
-    prompts are rendered here."""
+    """URL of the chat endpoint of an OpenAI-compatible server, such as
+    ``http://localhost:8000/v1``. The server applies the chat template, and `model` need not be on
+    this machine. None: Assay renders the prompts."""
     server: Text | None = None
     """URL of an OpenAI-compatible server of `model` that samples from token ids
-    (docs/serving.md#sample-from-the-server). None: the model is loaded, and the generator of
-    ``[config.scale]`` samples."""
+    (docs/serving.md#sample-from-the-server). None: this machine loads the model, and the generator
+    that ``[config.scale]`` configures samples."""
     actors: Natural | None = None
-    """Number of processes that sample (extra ``ray``). None: this process."""
+    """Number of sampling processes (extra ``ray``). None: this process samples."""
     api_key_env: Text = "ASSAY_SERVER_KEY"
-    """Environment variable with the server's API key, if the server needs one."""
+    """Name of the environment variable with the server's API key. The variable may be unset if the
+    server needs no key."""
     concurrency: Count = 16
     """Number of concurrent requests to the server."""
     num_samples: Count = 4
-    """Completions per problem."""
+    """Number of completions per problem."""
     temperature: Temperature = 1.0
-    """0: greedy, for a single completion."""
+    """Sampling temperature. 0: greedy sampling, only for a single completion per problem."""
     max_tokens: Natural | None = None
     """Maximum completion length in tokens. None: the value of the model's run, else 256."""
     max_problems: Natural | None = None
-    """Maximum number of problems, from the beginning. None: all."""
+    """Maximum number of problems, counted from the first row. None: all problems."""
     verifier: Text | None = None
-    """Default verifier for rows without one. None: the verifier of the model's run, else
-    ``math``."""
+    """Verifier for rows without a verifier of their own. None: the verifier of the model's run,
+    else ``math``."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Sampling seed. Completions and their ids depend on it."""
+    """Random seed of sampling. Completions and their ids depend on the seed."""
     device: Text | None = None
-    """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if available."""
+    """Device of the model: ``cpu``, ``cuda`` or ``cuda:1``. None: CUDA if available."""
     trust_run: bool = False
     """Allow imports of the Python objects that another user's run configuration names."""
     config: dict[str, dict[str, Any]] = Field(default={})
@@ -63,13 +64,13 @@ class AskingSettings(StageSettings):
     """
 
     def num_asked(self, num_read: int | None) -> int | None:
-        """Return the number of sampled rows, given the number of input rows."""
+        """Return the number of problems to sample for a number of input rows; None: unknown."""
         if num_read is None or self.max_problems is None:
             return num_read
         return min(num_read, self.max_problems)
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Bound the number of written rows, given the number of input rows; None: unknown."""
+        """Return the maximum number of written rows for a number of input rows; None: unknown."""
         return self.num_asked(num_read)
 
     def num_completions(self, num_read: int | None) -> int | None:
@@ -85,7 +86,7 @@ class AskingSettings(StageSettings):
     @field_validator("url")
     @classmethod
     def _holds_no_secret(cls, url: str | None) -> str | None:
-        # The message does not show the value, because it may contain a password.
+        # The message does not show the URL, because a URL may contain a password.
         if url is not None and not is_url(url):
             raise ValueError(f"accepted: {ADDRESS}")
         return url
@@ -106,32 +107,34 @@ class AskingSettings(StageSettings):
 
 
 class StepLabelSettings(AskingSettings):
-    """Label every step of completions by rollouts that continue from it, for process models.
+    """Label each step of a completion by rollouts that continue from the step, for process rewards.
 
-    A step's label is the success rate of the model from that step: continuations are sampled from
-    the text up to the step's end, and the verifier judges the whole completions (Math-Shepherd,
-    arXiv:2312.08935, section 3.3). The last step has the verdict of the completion itself. Inputs
-    are rows of completions, as ``assay verify`` reads them, or run directories with rollouts. The
-    output rows train a ``[reward_model]`` of kind ``process``. Rollouts use no tools and no
-    thinking controls.
+    A step's label measures the model's success rate from that step (Math-Shepherd,
+    arXiv:2312.08935, section 3.3). Continuations are sampled from the text up to the step's end,
+    and the verifier judges the whole completions. The last step has the verdict of the completion
+    itself. Inputs are rows of completions, in the format that ``assay verify`` reads, or run
+    directories with rollouts. The output rows train a ``[reward_model]`` of kind ``process``.
+    Rollouts use no tools and no thinking controls.
     """
 
     takes_runs = True
 
     num_samples: Count = 8
-    """Continuations from each step."""
+    """Number of continuations from each step."""
     estimate: Estimate = "hard"
-    """``labels`` of the rows. ``hard``: 1 if any continuation is right (equation 3). ``soft``: the
-    share that is right (equation 4). Rows have both, as ``hard_labels`` and ``soft_labels``."""
+    """Estimate in the key ``labels``. ``hard``: 1 if any continuation is right (equation 3).
+    ``soft``: the share of right continuations (equation 4). Rows also contain both estimates, as
+    ``hard_labels`` and ``soft_labels``."""
     temperature: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = 1.0
-    """Of the continuations."""
+    """Sampling temperature of the continuations."""
     split: Text = "newline"
-    """What ends a step: ``newline``, ``blank_line`` or a text."""
+    """Separator at the end of a step: ``newline``, ``blank_line`` or a text."""
     max_problems: Natural | None = None
-    """Maximum number of completions, from the beginning. None: all."""
+    """Maximum number of completions, counted from the first row. None: all completions."""
     labelled: Text | None = None
-    """Rows of an earlier call with the same settings, such as the ``rows.jsonl.part`` of a killed
-    one. They are written again, and their completions are not labelled again."""
+    """Output file of an earlier call with the same settings, such as the ``rows.jsonl.part`` of a
+    killed call. Its rows are copied to the output, and their completions are not labelled
+    again."""
 
     def num_completions(self, num_read: int | None) -> int | None:
         """Return None, because the number of steps is unknown before the rows are read."""
@@ -148,6 +151,7 @@ class StepLabelSettings(AskingSettings):
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
-    """Replace each known ``{name}`` in a template. Other braces are unchanged."""
+    """Replace each known ``{name}`` in a template; other braces are unchanged."""
+    # `str.format` would fail on the braces of code and LaTeX in a template.
     names = "|".join(texts)
     return re.sub(rf"\{{({names})\}}", lambda found: texts[found[1]], template)

@@ -1,4 +1,4 @@
-"""`assay data balance`: limit the rows per tag, or keep rows in proportion to weights."""
+"""`assay data balance`: limit the number of rows per tag, or mix tags in proportion to weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NONE = "(none)"
 
 
 class BalanceSettings(StageSettings):
-    """Keep a maximum number of rows per tag, or rows in proportion to weights.
+    """Keep a maximum number of rows per tag, or rows in proportion to weights of the tags.
 
-    Rows are drawn at random and keep their order. The rows are read twice. Memory grows only with
+    Rows are drawn at random and keep their order. Each row is read twice. Memory grows only with
     the number of tags.
     """
 
@@ -29,19 +29,20 @@ class BalanceSettings(StageSettings):
     """Maximum number of rows per tag."""
 
     weights: dict[str, Positive] | None = None
-    """Alternatively, relative sizes of the tags: `{math = 3, code = 1}` keeps three rows of `math`
-    for each row of `code`. Rows of other tags are removed."""
+    """Relative numbers of rows per tag, instead of `at_most`: `{math = 3, code = 1}` keeps three
+    rows of `math` for each row of `code`. Rows of other tags are removed."""
 
     rows: Natural | None = None
-    """With `weights`: total number of rows. None: as many as the scarcest tag allows."""
+    """Total number of rows, only with `weights`. None: the largest number that the scarcest tag
+    allows."""
 
     key: Text = "tags"
-    """Row key with the tags. A key with a text or a number, such as ``source`` or ``level``, works
-    too."""
+    """Key of a row's tags. A key whose value is a text or a number, such as ``source`` or
+    ``level``, is also accepted."""
 
     tags: tuple[Text, ...] = ()
-    """With `at_most`: the counted tags. Empty: all. A row counts under its first counted tag, or
-    under ``(none)`` if it has none."""
+    """Tags to count, only with `at_most`. Empty: all tags. A row counts under its first counted
+    tag, or under ``(none)`` if the row has no counted tag."""
 
     seed: Seed = 0
     """Seed of the random draw."""
@@ -63,6 +64,7 @@ class BalanceSettings(StageSettings):
 
 def balance(settings: BalanceSettings, out: Output) -> None:
     """Count the rows of each tag, then write the drawn rows."""
+    # Exact proportions need the counts of all tags before the first row is written.
     wanted, key = tuple(settings.weights or settings.tags), settings.key
     rows = out.open(settings.inputs, lambda row: row.tags)
     counts = Counter(_tag_of(row, key, wanted) for row in rows)
@@ -96,7 +98,7 @@ def _tags(row: Record, key: str) -> list[str]:
 
 
 def _tag_of(row: Record, key: str, wanted: tuple[str, ...]) -> str:
-    """Return the first tag of the row that is in ``wanted``, or `NONE`. Empty ``wanted``: all."""
+    """Return a row's first tag in ``wanted``, or `NONE`; an empty ``wanted`` accepts every tag."""
     return next((tag for tag in _tags(row, key) if not wanted or tag in wanted), NONE)
 
 

@@ -1,4 +1,4 @@
-"""Data transforms: the table of transforms, their common settings, and their execution."""
+"""The table of data transforms, the parsing of their settings, and their execution."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ STAGES = {
     "rank": "assay.curation.rank",
     "pairs": "assay.curation.pairs",
 }
-"""Module of each data transform, imported at first use. Its ``STAGE`` is a `DataStage`."""
+"""Module of each data transform. The module's ``STAGE`` is a `DataStage`."""
 
 
 @dataclass(frozen=True)
 class DataStage:
-    """One kind of data transform. run: reads the inputs and writes rows.
+    """One data transform.
 
-    The first line of the settings' docstring describes the transform in help texts.
+    settings: model of the transform's settings; the first line of its docstring describes the
+    transform in help texts. run: function that reads the inputs and writes rows.
     """
 
     settings: type[StageSettings]
@@ -57,10 +58,11 @@ class DataStage:
 
 
 def find_stage(name: str) -> DataStage:
-    """Find a data transform by name. Raises ConfigError for unknown names."""
+    """Return the data transform of a name. Raises ConfigError for an unknown name."""
     if name not in STAGES:
         remedy = did_you_mean(name, STAGES)
         raise ConfigError(message("data transform", f'"{name}"', ", ".join(STAGES), remedy))
+    # Some transforms import verifiers, which takes half a second, so only this one is imported.
     return import_module(STAGES[name]).STAGE
 
 
@@ -79,10 +81,11 @@ def read_settings(
 
 
 def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path | str) -> Manifest:
-    """Run a data transform into a new folder. Returns its manifest.
+    """Run a data transform, write its rows to a new folder, and return the manifest.
 
-    tree: settings, validated or not. Raises UserError for invalid input and then leaves no folder
-    behind. After a kill, the written rows are in ``rows.jsonl.part``.
+    tree: settings, as a parsed table or as validated settings. Raises UserError for invalid input;
+    the folder is then removed if it contains no rows. After a kill, the written rows are in
+    ``rows.jsonl.part``.
     """
     stage, folder = find_stage(name), Path(folder)
     settings = read_settings(name, tree) if isinstance(tree, Mapping) else tree
@@ -93,8 +96,8 @@ def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path |
             stage.run(settings, out)
         return out.manifest
     finally:
+        # Removal fails for a folder that contains files, so rows and manifests are kept.
         with suppress(OSError):
-            # Keeps folders that contain rows.
             remove_empty(folder)
 
 
@@ -120,12 +123,12 @@ def settings_of(name: str, inputs: Sequence[str], overrides: Sequence[str]) -> A
 
 
 def describe_stages() -> str:
-    """Format one line per data transform: its name and description."""
+    """Return a text with one line per data transform: its name and description."""
     return "\n".join(f"{name:<18}{find_stage(name).about}" for name in STAGES)
 
 
 def describe_settings(name: str) -> str:
-    """Format the description of a data transform, with a paragraph per setting."""
+    """Return the description of a data transform, with one paragraph per setting."""
     stage = find_stage(name)
     parts = [inspect.cleandoc(stage.settings.__doc__ or "")]
     for key, kind, default, text in field_help(stage.settings):

@@ -1,4 +1,4 @@
-"""Data transform ``collect``: sample and judge completions, from a model or a server."""
+"""Data transform ``collect``: sample completions from a model or server, and judge them."""
 
 from __future__ import annotations
 
@@ -29,38 +29,39 @@ LIKE_THESE = (
 class CollectSettings(AskingSettings):
     """Sample completions of problems from a model or a server, and judge them.
 
-    Each completion is a row (docs/data.md#collected-completions). Rows are written as they arrive.
-    After a kill, they are in ``rows.jsonl.part``.
+    Each completion becomes one row (docs/data.md#collected-completions). Rows are written during
+    sampling. After a kill, the rows written so far are in ``rows.jsonl.part``.
     """
 
     style: Literal["plain", "few_shot", "reflect"] = "plain"
     """Content of the prompt. ``plain``: the problem. ``few_shot``: `examples`, then the problem.
     ``reflect``: the problem with the instruction to think at length, to reflect on each step, and
-    to verify the answer. The written rows contain only the problem, so that a model trained on them
-    does not depend on examples or instructions."""
+    to verify the answer. The written rows contain only the problem, so that a model trained on the
+    rows does not depend on examples or instructions."""
     examples: tuple[Text, ...] = ()
-    """Sources of traces with the desired style of reasoning. ``few_shot`` shows the first
-    `num_examples`."""
+    """Sources of traces with the desired style of reasoning. The style ``few_shot`` shows the first
+    `num_examples` traces."""
     num_examples: Natural = 2
-    """Number of examples that ``few_shot`` shows."""
+    """Number of examples in a prompt of the style ``few_shot``."""
     instruction: Text | None = None
-    """Instruction after the question. None: a built-in instruction with ``reflect``, else no
-    instruction."""
+    """Instruction after the question. None: a built-in instruction for the style ``reflect``, no
+    instruction for other styles."""
     judged: bool = True
-    """Whether completions are judged. false: for problems without a verifier; the rows have no
-    verdict."""
+    """Whether a verifier judges the completions. false: the rows have no verdict, for problems
+    without a verifier."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return the number of completions, because each completion is a row."""
+        """Return the number of completions, because each completion becomes one row."""
         return self.num_completions(num_read)
 
 
 def collect(settings: CollectSettings, out: Output) -> None:
-    """Write one row per completion."""
+    """Sample completions and write one row per completion."""
     examples = _examples(settings)
     instruction = settings.instruction
     if instruction is None and settings.style == "reflect":
         instruction = REFLECT
+    # The sampler imports PyTorch, which takes seconds; settings and help do not need the sampler.
     from assay.curation.sampler import sampled
 
     def style(problem: Problem, template: str | None) -> Problem:
@@ -85,9 +86,9 @@ def _examples(settings: CollectSettings) -> list[Trace]:
 def in_style(
     problem: Problem, examples: Sequence[Trace], instruction: str | None, template: str | None
 ) -> Problem:
-    """Add examples or an instruction to the prompt of a problem.
+    """Return a problem with examples or an instruction in its prompt.
 
-    template: text around the question, for plain-text prompts; None for chats.
+    template: template around the question for plain-text prompts; None for chats.
     """
     if not examples and instruction is None:
         return problem
@@ -103,8 +104,8 @@ def in_style(
         question = "\n\n".join([LIKE_THESE, *shown, _headed(question, "").rstrip()])
     if isinstance(problem.prompt, str):
         return replace(problem, prompt=question)
-    # In chats, all examples are in the user's message, because chat templates remove reasoning from
-    # earlier turns.
+    # In chats, all examples are in one user message and not in earlier turns.
+    # Chat templates remove the reasoning of earlier assistant turns.
     turns = [dict(turn) for turn in problem.prompt]
     last = max((n for n, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     turns[last]["content"] = question
@@ -122,10 +123,11 @@ def _headed(question: str, completion: str) -> str:
 def completion_row(
     group: Group, index: int, verdict: Verdict | None, settings: AskingSettings, style: str
 ) -> Row:
-    """Return the keys of a completion, to be added to its problem's row."""
+    """Return the keys of a completion that are added to the row of its problem."""
     completion = group.completions[index]
     text, think, before = completion.text, group.prompt.think, ""
-    # The prompt opened the think block, but a trace must contain the whole block.
+    # If the prompt opened the think block, the completion lacks the opening tag.
+    # A trace must contain the whole block, so the tag is prepended.
     if think.mode == "opened":
         before = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2]
     collected: dict[str, Any] = {
@@ -134,6 +136,7 @@ def completion_row(
         "temperature": settings.temperature,
         "finish_reason": completion.finish_reason,
     }
+    # Some servers report no number of tokens.
     if len(completion.tokens):
         collected["tokens"] = len(completion.tokens)
     row: Row = {
@@ -143,7 +146,7 @@ def completion_row(
         **(replace(think, mode="free") if think.mode == "opened" else think).row_keys,
         "collected": collected,
     }
-    # The added prefix belongs to the first assistant turn.
+    # The prepended text becomes a part of the first assistant turn, and later spans are shifted.
     if completion.said:
         size = len(before)
         row["said"] = [[start and start + size, end + size] for start, end in completion.said]

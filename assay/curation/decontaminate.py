@@ -18,36 +18,39 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 class DecontaminateSettings(StageSettings):
     """Remove rows that repeat a question of an evaluation set.
 
-    Texts are compared as words and punctuation, ignoring case. Memory grows only with the
-    evaluation sets.
+    Texts are compared as words and punctuation, ignoring case. Memory grows only with the size of
+    the evaluation sets.
     """
 
     against: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of the evaluation sets. Only the prompts of their rows are used."""
 
     n: Natural = 8
-    """Number of words in an n-gram. Questions with fewer words match only a row with an identical
-    text."""
+    """Number of words in an n-gram. A question with fewer words matches only a row with an
+    identical text."""
 
     share: Share = 0.5
     """A row is removed if its text contains at least this share of one question's n-grams."""
 
     count: Natural | None = None
-    """A row is also removed if it contains this many n-grams of one question, whatever their share.
-    Published rules for `n` and `count`: 13 and 1 (GPT-3), 10 and 1 (DeepSeekMath). Tulu 3 uses 8
-    and a share of 0.5."""
+    """A row is also removed if it contains at least this number of one question's n-grams. Values
+    of `n` and `count` in publications: 13 and 1 (GPT-3), 10 and 1 (DeepSeekMath). Tulu 3 uses `n` =
+    8 and `share` = 0.5."""
 
     compare: TextPart = "prompt"
-    """Compared part of a row: its ``prompt``, its ``completion``, or ``all``. The text may contain
-    a question anywhere, as in the middle of a trace or document."""
+    """Compared text of a row: ``prompt``, ``completion``, or ``all``. A question is found anywhere
+    in the text, for example in the middle of a trace or document."""
 
 
 def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
-    """Write the rows without a question. For the first removed rows, the text and the question are
-    recorded."""
+    """Write the rows that repeat no question of the evaluation sets.
+
+    The manifest records the text and the question of the first removed rows.
+    """
     out.add_filters("same text", "shared n-grams")
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
     heldout = out.open(settings.against, lambda row: row.text("prompt"), role="against")
+    # Only the evaluation sets are indexed, because a corpus may not fit in memory.
     questions = Questions(settings.n)
     for question in heldout:
         questions.add(words_in(question.text("prompt")))
@@ -67,9 +70,9 @@ def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
 def _find(
     questions: Questions, words: tuple[str, ...], settings: DecontaminateSettings
 ) -> tuple[str, str, int] | None:
-    """Match a text against the questions. Returns the filter, the reason and the question's index.
+    """Return the filter's name, the reason and the index of the question that a text repeats.
 
-    None if no question matches.
+    Returns None if the text repeats no question.
     """
     same = questions.equal(words)
     if same is not None:

@@ -1,4 +1,4 @@
-"""`assay data deduplicate`: keep the first of several rows with equal or similar texts."""
+"""`assay data deduplicate`: remove rows whose text equals or resembles an earlier row's text."""
 
 from __future__ import annotations
 
@@ -15,37 +15,41 @@ from assay.data.overlap import words_in
 from assay.errors import MissingExtra
 
 HASHES = 128
-"""Number of hashes in a MinHash. They estimate a similarity to about 0.04."""
+"""Number of hashes per MinHash. The standard error of an estimated similarity is about 0.04."""
 SEED = 0
 FOUND = 0.94
-"""Recall of the index for pairs exactly at the limit. Recall is higher for more similar pairs."""
+"""Minimum recall of the index for pairs exactly at the similarity limit. Recall is higher for more
+similar pairs."""
 Similarity = Annotated[float, Field(ge=0.3, le=1.0)]
 
 
 class DeduplicateSettings(StageSettings):
-    """Remove rows whose text repeats an earlier one, exactly or nearly.
+    """Remove rows whose text repeats the text of an earlier row, exactly or nearly.
 
     Texts are compared as words and punctuation, ignoring case. Near duplicates are found by MinHash
-    (Broder 1997), with the library rensa. Memory grows with the kept rows: about 2 KB per row, or
-    0.1 KB per row if only equal texts are removed.
+    (Broder 1997), with the library rensa. Memory grows with the number of kept rows: about 2 KB per
+    row, or 0.1 KB per row if only equal texts are removed.
     """
 
     similarity: Similarity = 0.8
     """A row is removed if its similarity to an earlier kept row is at least this value. The
-    similarity is the Jaccard index of the n-grams, estimated to about 0.04. 1: only rows with equal
-    words are removed, without the library."""
+    similarity is the Jaccard index of the n-grams, estimated with a standard error of about 0.04.
+    1: only rows with equal words are removed, and the library rensa is not needed."""
 
     n: Natural = 3
-    """Number of words in an n-gram. Use more for documents (5), and for problems generated from one
-    template. Otherwise each problem is compared with all others, which is slow."""
+    """Number of words in an n-gram. Use a larger number for documents, such as 5, and for problems
+    that were generated from one template. With short n-grams, all problems of a template have
+    n-grams in common, and comparing them is slow."""
 
     compare: TextPart = "prompt"
-    """Compared part of a row: its ``prompt``, its ``completion``, or ``all``."""
+    """Compared text of a row: ``prompt``, ``completion``, or ``all``."""
 
 
 def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
-    """Write the first row of each set of duplicates. For the first removed rows, the earlier text
-    is recorded too."""
+    """Write the first row of each set of duplicates.
+
+    The manifest records the texts of the first removed rows and of the rows that they repeat.
+    """
     near = None if settings.similarity == 1 else _NearTexts(settings.similarity)
     out.add_filters("same text", *(["similar text"] if near else []))
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
@@ -53,8 +57,8 @@ def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
     for index, row in enumerate(rows):
         text = row.text(settings.compare)
         words = words_in(text)
-        # Equal texts are found by hash, without MinHash: they are the bulk of duplicates, and this
-        # needs no extra.
+        # Equal texts are found by hash instead of MinHash.
+        # Most duplicates are equal texts, and hashing needs no extra package.
         name, earlier = "same text", first.setdefault(hash(words), index)
         if near and earlier == index:
             name, earlier = "similar text", near.find(index, words, settings.n)
@@ -69,7 +73,7 @@ def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
 
 
 class _NearTexts:
-    """An index of texts by MinHash."""
+    """Index of texts by MinHash, with banded locality-sensitive hashing."""
 
     def __init__(self, similarity: float) -> None:
         try:
@@ -89,10 +93,13 @@ class _NearTexts:
         )
 
     def find(self, index: int, words: tuple[str, ...], n: int) -> int:
-        """Return the index of a similar earlier text. Adds the text under its index if none is."""
+        """Return the index of a similar earlier text.
+
+        If no earlier text is similar, the text is added to the index, and its own number returned.
+        """
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
         sketch.update([" ".join(ngram) for ngram in shingles(words, n)])
-        # The earliest similar row is named, so that a report is reproducible.
+        # Of several similar rows, the earliest is reported, so that reports are reproducible.
         if found := self._index.get_duplicates(sketch):
             return min(map(int, found))
         self._index.add(str(index), sketch)
@@ -100,7 +107,9 @@ class _NearTexts:
 
 
 def num_bands(similarity: float) -> int:
-    """Choose the smallest number of index bands with recall `FOUND` at the similarity limit."""
+    """Return the smallest number of index bands with recall `FOUND` at the similarity limit."""
+    # With b bands of r hashes, a pair of similarity s shares a band with probability
+    # 1 - (1 - s^r)^b. More bands find more pairs, but yield more false candidates to compare.
     for bands in (8, 16, 32, 64):
         if 1 - (1 - similarity ** (HASHES // bands)) ** bands >= FOUND:
             return bands
@@ -108,13 +117,13 @@ def num_bands(similarity: float) -> int:
 
 
 def shingles(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
-    """Return the n-grams of a text. A text of fewer than n words is one n-gram."""
+    """Return the set of a text's n-grams; a text of fewer than n words is a single n-gram."""
     size = min(n, len(words))
     return set(zip(*(words[start:] for start in range(size)), strict=False))
 
 
 def likeness(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> float:
-    """Compute the Jaccard index of two sets."""
+    """Return the Jaccard index of two sets of n-grams; 1.0 for two empty sets."""
     return len(one & other) / len(one | other) if one or other else 1.0
 
 

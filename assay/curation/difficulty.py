@@ -11,22 +11,27 @@ from assay.run.intervals import share_interval
 class DifficultySettings(AskingSettings):
     """Label each problem with a model's pass rate over several samples.
 
-    Each problem's row gets the key ``difficulty``: ``passed`` and ``judged`` count samples, ``low``
-    and ``high`` are the 95 % confidence interval of the pass rate (Wilson).
+    Each problem's row gets the key ``difficulty``. In its value, ``passed`` and ``judged`` are
+    numbers of samples. ``low`` and ``high`` are the ends of the pass rate's 95 % confidence
+    interval (Wilson).
     """
 
     also_without_thinking: bool = False
-    """Also sample in no-think mode, equally often, and add ``without_thinking`` to the label.
-    Problems solved in this mode were guessed or need no reasoning."""
+    """Sample each problem equally often in no-think mode too, and add ``without_thinking`` to the
+    label. A problem that is solved without thinking was guessed or needs no reasoning."""
 
     def num_completions(self, num_read: int | None) -> int | None:
-        """Return the number of completions for a number of input rows, over all think modes."""
+        """Return the number of completions in all think modes, for a number of input rows."""
         found = super().num_completions(num_read)
         return found if found is None else found * (1 + self.also_without_thinking)
 
 
 def label_difficulty(settings: DifficultySettings, out: Output) -> None:
-    """Write each problem with its label. The filter ``not_judged`` removes unlabeled problems."""
+    """Write each problem with its label.
+
+    The filter ``not_judged`` removes problems without any judged sample.
+    """
+    # The sampler imports PyTorch, which takes seconds; settings and help do not need the sampler.
     from assay.curation.sampler import sampled
 
     modes = (None, "empty") if settings.also_without_thinking else (None,)

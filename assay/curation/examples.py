@@ -1,4 +1,4 @@
-"""Example inputs of a program: from the row's tests, a signature, a model's reply, or a text."""
+"""Example inputs for a program: from tests, a function signature, a model's reply or a text."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "se
 
 
 def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Arguments | str]:
-    """Return the inputs in tests: arguments of calls of the function, or standard input.
+    """Return the inputs that tests contain: arguments of function calls, or standard input.
 
-    names: names by which the code calls the function.
+    names: names of the function under test.
     """
     found: list[Arguments | str] = []
     for test in tests:
@@ -49,10 +49,10 @@ def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Argum
 
 
 def lenient_comparison(tests: Sequence[CodeTest], names: Collection[str]) -> str:
-    """Return how a test compares answers if more than one answer passes, else "".
+    """Return the code by which a test accepts several answers; "" if every test accepts only one.
 
-    If a test sorts an answer first, for example, other orders are correct too. A plain comparison
-    with one answer would reject them.
+    For example, a test that sorts the answer before the comparison accepts every order. A written
+    test, which compares with a single answer, would reject the other orders.
     """
     for test in tests:
         if test.kind == "property" or len(test.outputs) > 1:
@@ -66,7 +66,7 @@ def lenient_comparison(tests: Sequence[CodeTest], names: Collection[str]) -> str
 
 
 def tolerances(tests: Sequence[CodeTest]) -> dict[str, float]:
-    """Return the largest tolerances, ``rel`` and ``abs``, in number comparisons of tests."""
+    """Return the largest tolerances (``rel``, ``abs``) with which tests compare numbers."""
     found: dict[str, float] = {}
     for test in tests:
         tree = parse(test.source)[0] if test.kind in ("assert", "check") else None
@@ -77,7 +77,7 @@ def tolerances(tests: Sequence[CodeTest]) -> dict[str, float]:
 
 
 def _limits(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield (kind, number) of each tolerance in a comparison."""
+    """Yield (``rel`` or ``abs``, expression) for each tolerance in a comparison."""
     match node:
         case ast.Call() if ast.unparse(node.func) in _NEAR:
             for each in node.keywords:
@@ -90,14 +90,14 @@ def _limits(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Return whether a call below this node is compared exactly or with a tolerance."""
+    """Whether the parent node of a call compares the call's result exactly or with a tolerance."""
     match node:
         case ast.Compare(ops=ops):
             return all(isinstance(each, ast.Eq | ast.Is) for each in ops)
         case ast.Call():
             return ast.unparse(node.func) in _NEAR
         case ast.BinOp():
-            # As in abs(f(2) - 0.5) < 1e-6.
+            # A difference occurs in comparisons such as abs(f(2) - 0.5) < 1e-6.
             return isinstance(node.op, ast.Sub)
         case _:
             return isinstance(node, ast.Assert | ast.BoolOp | ast.UnaryOp)
@@ -108,22 +108,27 @@ def _is_call(node: ast.AST, names: Collection[str]) -> bool:
 
 
 def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Arguments]:
-    """Yield the arguments of each call of some names, if all are literals."""
+    """Yield the arguments of each call of a function in ``names`` whose arguments are literals."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_call(node, names):
             try:
                 kwargs = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
                 yield call_arguments(list(map(ast.literal_eval, node.args)), kwargs)
+            # The documentation of `ast.literal_eval` lists these exceptions.
             except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
                 continue
 
 
 def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Arguments | str]:
-    """Return the inputs in a model's reply: calls of the function, or fenced blocks of input."""
+    """Return the inputs in a model's reply: function calls, or fenced blocks of standard input.
+
+    takes_text: whether the program reads standard input.
+    """
     blocks = [match[2] for match in _FENCED.finditer(text)]
     if takes_text:
         return [*blocks]
     found: list[Arguments | str] = []
+    # Models number the calls or write them as a Markdown list, so such prefixes are stripped.
     for line in "\n".join(blocks or [text]).splitlines():
         tree = parse(line.strip().lstrip("-*0123456789.) ").strip("`"))[0]
         found += _calls(tree, names) if tree else []
@@ -131,7 +136,7 @@ def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Argum
 
 
 def seeds(tree: ast.Module, name: str, rng: Random) -> list[Arguments | str]:
-    """Return inputs from the types of a function's parameters, or [] if a parameter has no type."""
+    """Return random inputs of the annotated types; [] if a parameter has no known type."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             needed = node.args.posonlyargs + node.args.args
@@ -146,8 +151,9 @@ def seeds(tree: ast.Module, name: str, rng: Random) -> list[Arguments | str]:
 
 
 def _of_type(node: ast.expr | None, rng: Random) -> Any:
-    """Return a value of an annotated type. Raises LookupError for an unknown type."""
+    """Return a random value of an annotated type. Raises LookupError for an unknown type."""
     match node:
+        # A quoted annotation, such as "list[int]".
         case ast.Constant(str(text)):
             return _of_type(ast.parse(text, mode="eval").body, rng)
         case ast.BinOp(one, ast.BitOr(), other):
@@ -159,7 +165,7 @@ def _of_type(node: ast.expr | None, rng: Random) -> Any:
                 return _KINDS[kind](_of_type(inside[0], rng) for _ in range(size))
             if kind == "dict":
                 return {_of_type(inside[0], rng): _of_type(inside[1], rng) for _ in range(size)}
-            # As in tuple[int, ...].
+            # A tuple of any length, such as tuple[int, ...].
             if kind == "tuple" and isinstance(inside[-1], ast.Constant):
                 return tuple(_of_type(inside[0], rng) for _ in range(size))
             if kind == "tuple":
@@ -176,12 +182,12 @@ def _of_type(node: ast.expr | None, rng: Random) -> Any:
 
 
 def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
-    """Return a standard input with some numbers and words changed and the same lines."""
+    """Return a mutated standard input: some numbers and words differ, the number of lines not."""
     lines = rng.choice(texts).split("\n")
     numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
     low, high = min(numbers, default=0), max(numbers, default=0)
     low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
-    # If there are several lines, the first is not changed, because it often states their number.
+    # The first of several lines is not changed, because it often states the number of lines.
     places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
     for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
         words = lines[place].split(" ")
@@ -202,7 +208,9 @@ def call_of(given: Arguments) -> str:
 
 
 def is_literal(value: Any) -> bool:
-    """Return whether a value's repr evaluates to an equal value with the same types."""
+    """Whether a value's repr evaluates to an equal value with the same types."""
+    # Answers are written into tests by their repr, which fails for NaN, sets in other orders and
+    # objects of classes.
     text = repr(value)
     try:
         return repr(ast.literal_eval(text)) == text
@@ -211,9 +219,9 @@ def is_literal(value: Any) -> bool:
 
 
 def programs_in(value: Any) -> list[str]:
-    """Return the programs in a row's value: a text, a list of texts, or JSON of a list.
+    """Return the programs in a row's value: a text, a list of texts, or a JSON text of a list.
 
-    CodeContests has ``{"language": [...], "solution": [...]}``.
+    CodeContests stores programs as ``{"language": [...], "solution": [...]}``.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:

@@ -1,4 +1,4 @@
-"""Group collected completions by problem, in whatever order the rows are stored."""
+"""Group completion rows by problem. Rows of one problem need not be adjacent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def check_judged(row: Record, remedy: str = "") -> None:
 
 
 def by_problem(rows: RowSet[Record]) -> Iterator[list[Record]]:
-    """Yield the rows of each problem, in order of the problems' first rows.
+    """Yield the rows of each problem, in the order of the problems' first rows.
 
-    Only two numbers per row are kept in memory. Rows are read again when their problem is yielded.
+    Memory holds only two numbers per row. The rows of a problem are read again when the problem is
+    yielded.
     """
     keys = np.fromiter((hash(_key(row)) for row in rows), np.int64, len(rows))
     for group in _grouped(keys):
         of_problem: dict[str, list[Record]] = {}
-        # Hashes may collide, so the full keys are compared too.
+        # Two keys may have the same hash, so the full keys are compared too.
         for index in group.tolist():
             row = rows[index]
             of_problem.setdefault(_key(row), []).append(row)
@@ -36,7 +37,8 @@ def by_problem(rows: RowSet[Record]) -> Iterator[list[Record]]:
 
 
 def _key(row: Record) -> str:
-    """Return the grouping key of a row: its ``problem_id``, else the prompt."""
+    """Return the grouping key of a row: its ``problem_id``, else its prompt."""
+    # Rows of other tools have no problem_id; equal prompts then mean the same problem.
     if "problem_id" in row.keys:
         return str(row.keys["problem_id"])
     prompt = row.prompt
@@ -44,11 +46,11 @@ def _key(row: Record) -> str:
 
 
 def _grouped(keys: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the ascending indices of each key, in order of the keys' first index."""
+    """Yield the ascending indices of each key, in the order of the keys' first occurrences."""
     if len(keys):
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        # Groups in the order of their first rows, so that the output does not depend on hash
-        # values.
+        # np.unique sorts groups by hash, which differs between processes.
+        # Sorting groups by their first row makes the output reproducible.
         order = np.argsort(first[number], kind="stable")
         starts = np.flatnonzero(np.diff(first[number][order])) + 1
         yield from np.split(order, starts)

@@ -1,4 +1,4 @@
-"""Write the hidden tests of one problem: inputs, answers of the references, and fault detection."""
+"""Write the hidden tests of one problem: inputs, the references' outputs, and fault detection."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from assay.verify.sandbox import Sandbox
 SOLUTIONS = ("solutions", "solution", "code", "canonical_solution", "reference")
 WRONG = ("wrong_solutions", "incorrect_solutions")
 GENERATOR = "generator"
-# Time limit of a correct program, as a multiple of the references' time.
+# A correct program may take this many times the CPU time of the references.
 HEADROOM = 4.0
-# Minimum CPU seconds for a test of a mutant.
+# Minimum time limit for a test of a mutant, in CPU seconds.
 MUTANT_SECONDS = 0.5
-# Number of tried inputs per requested test.
+# Number of inputs that are tried per requested test.
 TRIED = 3
-# Characters per test.
+# Maximum number of characters of a test.
 MAX_TEST = 4000
 FILTERS = (
     "no_solution",
@@ -62,48 +62,51 @@ class WriteTestsSettings(StageSettings):
     """Write hidden tests for programming problems that have reference solutions.
 
     Inputs come from the row's own `generator`, from `suggestions` of a model, and from mutations of
-    the inputs in the row's tests. The reference solutions run on them in the sandbox. An input
-    becomes a test if enough references agree on the answer. Mutants of a reference, each with one
-    small fault, measure how many faults the tests detect.
+    the inputs in the row's tests. The reference solutions run on the inputs in the sandbox. An
+    input becomes a test if enough references return the same output. Mutants of a reference, each
+    with one small fault, measure the share of faults that the tests detect.
 
-    A row has its references under ``solutions``, ``solution``, ``code``, ``canonical_solution`` or
-    ``reference``, and incorrect solutions under ``wrong_solutions`` or ``incorrect_solutions``. A
-    program that fails the row's own tests is not used as a reference. The agreement rule is that of
-    Kimi k1.5 (arXiv:2501.12599, section 2.3.1), which used 10 references per problem.
+    A row has reference solutions under ``solutions``, ``solution``, ``code``,
+    ``canonical_solution`` or ``reference``. Incorrect solutions are under ``wrong_solutions`` or
+    ``incorrect_solutions``. A program that fails the row's own tests is not used as a reference.
+    The agreement rule follows Kimi k1.5 (arXiv:2501.12599, section 2.3.1), which used 10 references
+    per problem.
     """
 
     solutions: tuple[Text, ...] = ()
-    """Sources of collected completions whose programs are also tested, to count those that pass the
-    row's own tests and fail the written ones. If a row has no reference, the passing ones are its
-    references."""
+    """Sources of collected completions. The manifest counts their programs that pass the row's own
+    tests and fail the written tests. If a row has no reference, its programs that pass the row's
+    own tests become the references."""
     suggestions: tuple[Text, ...] = ()
-    """Sources of collected completions with inputs: calls of the function, one per line, or fenced
-    blocks, each a standard input."""
+    """Sources of collected completions that suggest inputs. A completion contains function calls,
+    one per line, or fenced blocks, each with a standard input."""
     reach: Reach = "near"
     """Range of the inputs. ``near``: within the ranges, lengths and characters of the row's inputs.
-    ``far``: also empty, negative and large ones. Use ``far`` only if several references must agree,
-    because a single reference also answers inputs that the question does not define."""
+    ``far``: also empty, negative and large inputs. Use ``far`` only if several references must
+    agree, because a single reference also accepts inputs that the question does not define."""
     num_tests: Count = 50
     """Maximum number of written tests per problem."""
     min_tests: Natural = 10
-    """A problem with fewer tests is removed. Kimi k1.5: 40 of 50."""
+    """Minimum number of written tests. A problem with fewer tests is removed. Kimi k1.5 requires 40
+    of 50."""
     min_references: Natural = 1
-    """A problem with fewer references that pass its own tests is removed."""
+    """Minimum number of references that pass the row's own tests. A problem with fewer references
+    is removed."""
     agree: Rate = 0.7
-    """Share of the references that must give the same answer."""
+    """Minimum share of the references that must return the same output for an input."""
     min_passing: Rate = 0.9
-    """Share of the references that must pass all written tests, in two orders."""
+    """Minimum share of the references that must pass all written tests, in two orders."""
     num_mutants: int = Field(default=20, ge=0, le=1000)
-    """Number of tried mutants of a reference. 0: the mutation score is not measured."""
+    """Number of mutants of a reference that are run. 0: the mutation score is not measured."""
     min_mutation_score: Rate = 0.0
-    """A problem is removed if the row's and the written tests together detect a smaller share of
-    the mutants."""
+    """Minimum share of mutants that the row's own tests and the written tests together detect. A
+    problem with a smaller share is removed."""
     seed: Seed = 0
     """Random seed of the inputs and the mutants."""
 
 
 class ProblemRemoved(Exception):
-    """Raised to remove a problem: the name of the filter and the reason."""
+    """Raised to remove a problem. name: the filter. reason: text for the manifest."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -116,7 +119,11 @@ def has_tests(problem: Problem) -> bool:
 
 @dataclass(eq=False)
 class Writer:
-    """Writes the tests of one problem. spec: the spec with the row's own tests."""
+    """Writes the hidden tests of one problem.
+
+    spec: specification with the row's own tests. references: programs that pass these tests. tried:
+    collected and incorrect programs. cpu_seconds: largest CPU time of a reference.
+    """
 
     settings: WriteTestsSettings
     sandbox: Sandbox
@@ -133,7 +140,7 @@ class Writer:
         self.rng = Random(f"{self.settings.seed}/{self.problem.id}")
 
     def tests(self) -> list[CodeTest]:
-        """Return the written tests. Raises ProblemRemoved if there are too few."""
+        """Return the written tests. Raises ProblemRemoved if the problem must be removed."""
         self._read_programs()
         names = {self.spec.entry} - {""}
         if how := lenient_comparison(self.spec.tests, names):
@@ -144,11 +151,12 @@ class Writer:
                 "no_example", "no input in its tests, and no types in its signature"
             )
         found = self._agreed(inputs)
+        # If every output is equal, a program that always prints this output would pass.
         if len({each.outputs for each in found} | self._own_answers()) == 1:
             raise ProblemRemoved("constant", f"the answer is always {found[0].outputs[0][:100]}")
         tests = _varied(found)[: self.settings.num_tests]
+        # A program that keeps global state between calls may pass the tests in only one order.
         passing = sum(
-            # A program with global state may pass the tests in one order only.
             self._passes(each, tests) and self._passes(each, tests[::-1])
             for each in self.references
         )
@@ -160,8 +168,9 @@ class Writer:
     # Programs.
 
     def _read_programs(self) -> None:
-        """Find the references and the entry point."""
+        """Determine the problem's references and entry point."""
         problem = self.problem
+        # `spec_of` rejects problems without tests, so a placeholder test is added and removed.
         if not has_tests(problem):
             problem = replace(problem, spec={**problem.spec, "tests": [{"expected": None}]})
         self.spec = spec_of(problem)
@@ -187,7 +196,7 @@ class Writer:
         return [each for each in found if each is not None and each.tree is not None]
 
     def _called(self, program: Program) -> str:
-        """Return the function of a program that the tests call, or its last function."""
+        """Return the name of the function that the tests call, else the program's last function."""
         names = set(bound_names(program.tree)) if program.tree else set[str]()
         for test in self.spec.tests:
             for name in names:
@@ -201,7 +210,7 @@ class Writer:
     def _passes(
         self, program: Program, tests: Sequence[CodeTest], seconds: float | None = None
     ) -> bool:
-        """Return whether a program passes some tests, each within the given CPU seconds."""
+        """Whether a program passes all given tests, each within ``seconds`` of CPU time."""
         limit = self.spec.time_limit if seconds is None else min(seconds, self.spec.time_limit)
         spec = replace(self.spec, tests=tuple(tests), time_limit=limit)
         return ProgramRun(self.sandbox, spec, program).passes()
@@ -209,7 +218,8 @@ class Writer:
     # Inputs.
 
     def _inputs(self) -> list[CodeTest]:
-        """Return distinct inputs that the row's tests do not contain."""
+        """Return distinct inputs that the row's own tests do not contain."""
+        # Inputs are compared by repr, because lists are not hashable and 1 == 1.0 == True.
         examples = examples_of(self.spec.tests, {self.spec.entry})
         known = {repr(each) for each in examples}
         found: dict[str, CodeTest] = {}
@@ -221,7 +231,7 @@ class Writer:
         return list(found.values())
 
     def _drawn(self, examples: list[Arguments | str]) -> Iterator[Arguments | str]:
-        """Yield inputs: from the generator, suggested ones, then mutated examples."""
+        """Yield inputs in order of trust: generated, suggested by a model, mutated examples."""
         generated, takes_text = list(self._generated()), self._takes_text()
         yield from generated
         if generated and not self.spec.tests:
@@ -242,11 +252,12 @@ class Writer:
                 yield given
 
     def _generated(self) -> Iterator[Arguments | str]:
-        """Yield the results of the row's own generators: arguments, or a standard input."""
+        """Yield inputs from the row's own generators: call arguments, or a standard input."""
         source = self.problem.spec.get(GENERATOR)
         own = [CodeTest("generate", source=source)] if isinstance(source, str) else []
         cases = TRIED * self.settings.num_tests
         for test in (*own, *(each for each in self.spec.tests if each.kind == "generate")):
+            # The row's own tests use seed 0 by default; seed + 1 yields other inputs.
             with closing(ProgramRun(self.sandbox, self.spec, self.references[0])) as run:
                 for each in run.cases(replace(test, cases=cases, seed=self.settings.seed + 1)):
                     text = isinstance(each, str) and (self._takes_text() or not self.spec.tests)
@@ -259,7 +270,7 @@ class Writer:
     # Answers.
 
     def _agreed(self, inputs: Sequence[CodeTest]) -> list[CodeTest]:
-        """Return a test for each input on which enough references agree."""
+        """Return a test for each input for which enough references return the same output."""
         answers = [self._answers(each, inputs) for each in self.references]
         needed = self.settings.agree * len(self.references)
         found: list[CodeTest] = []
@@ -286,10 +297,11 @@ class Writer:
         return found
 
     def _answers(self, program: Program, inputs: Sequence[CodeTest]) -> list[tuple[bool, Any]]:
-        """Return (whether it answers, answer) of a program for each input.
+        """Return (whether the output is usable, output) of a program for each input.
 
-        The time limit is a fraction of the limit for programs under test.
+        The time limit is the limit of programs under test divided by `HEADROOM`.
         """
+        # `check_determinism` makes the run record every output in `seen`, from which it is read.
         spec = replace(
             self.spec,
             tests=tuple(inputs),
@@ -307,7 +319,7 @@ class Writer:
         return found
 
     def _own_answers(self) -> set[tuple[str, ...]]:
-        """Return a reference's answers to the inputs of the row's own tests, as texts."""
+        """Return the first reference's outputs for the inputs of the row's own tests, as texts."""
         examples = examples_of(self.spec.tests, {self.spec.entry})
         answers = self._answers(self.references[0], list(map(_as_input, examples)))
         takes_text = self._takes_text()
@@ -320,12 +332,13 @@ class Writer:
         return equal(one, other) or compare(one, other, tolerance, from_json=False) == "same"
 
     def _test(self, test: CodeTest, answer: Any) -> CodeTest | None:
-        """Return a hidden test for an input and its answer, which `outputs` contains as text."""
+        """Return a hidden test for an input and its output; None if the test is too long."""
         if test.kind == "stdin":
             long = len(test.stdin) + len(answer) > MAX_TEST
             return None if long else replace(test, hidden=True, outputs=(answer,))
         given = call_arguments(test.args, test.kwargs)
         near = "".join(f", {name}={each}" for name, each in tolerances(self.spec.tests).items())
+        # Correct programs may add floats in another order, so floats are compared approximately.
         expected = f"approx({answer!r}{near})" if _holds_float(answer) else repr(answer)
         source = f"assert {self.spec.entry_point}({call_of(given)}) == {expected}"
         long = len(source) > MAX_TEST
@@ -334,14 +347,14 @@ class Writer:
     # Fault detection.
 
     def measure(self, tests: Sequence[CodeTest]) -> Counter[str]:
-        """Return the faults that the row's own tests detect, and those that the generated tests
-        detect.
+        """Return counts of the mutants that the row's own tests and the written tests detect.
 
-        Raises ProblemRemoved.
+        Raises ProblemRemoved if the tests together detect too few mutants.
         """
         settings, own = self.settings, self.spec.tests
         found = Counter(tests=len(tests), problems=1, references=len(self.references))
         program = self.references[0]
+        # A mutant may loop forever, so its time limit follows the reference's own time.
         seconds = MUTANT_SECONDS + HEADROOM * self.cpu_seconds
         for text in mutants(program.text, settings.num_mutants, self.rng):
             mutant = replace(program, text=text, tree=parse(text)[0])
@@ -375,7 +388,8 @@ def _holds_float(value: Any) -> bool:
 
 
 def _varied(tests: Sequence[CodeTest]) -> list[CodeTest]:
-    """Return tests ordered so that the first test of each answer precedes the second ones."""
+    """Return tests in an order in which the first tests all have different outputs."""
+    # The list is truncated later, and tests with different outputs detect more faults.
     before = Counter[tuple[str, ...]]()
     keyed: list[tuple[int, CodeTest]] = []
     for test in tests:

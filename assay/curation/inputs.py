@@ -1,8 +1,9 @@
 """Generate inputs for programs under test by mutating examples within their common properties.
 
-A function has preconditions that no row states: its list is sorted, or its second argument is the
-length of the first. So properties of every example are preserved (as Daikon infers invariants), and
-values are mutated by type (as in EvalPlus, arXiv 2305.01210).
+Functions have preconditions that no row states. For example, a list argument is sorted, or the
+second argument is the length of the first argument. Properties that all examples have in common are
+therefore preserved, as Daikon infers invariants. Values are mutated by type, as in EvalPlus (arXiv
+2305.01210).
 """
 
 from __future__ import annotations
@@ -14,31 +15,32 @@ from random import Random
 from typing import Any, Literal, TypeAlias
 
 Arguments: TypeAlias = dict[int | str, Any]
-"""The arguments of a call, by position or name."""
+"""Arguments of a call, by position or keyword."""
 Path: TypeAlias = tuple[int | str, ...]
-"""Position of a value: the argument, then the type of each element on the way."""
+"""Position of a nested value: its argument, then the type name at each nesting level."""
 Reach = Literal["near", "far"]
 
 TRIES = 30
-# Number of inputs per example that are mutated further.
+# Maximum size of the pool of inputs to mutate, per example.
 MAX_WIDER = 5
 FAR_CHARACTERS = "aZ09 .,-_()"
 LOOSE = {"bounds", "length", "filled", "upper", "lower", "letters", "digits", "title"}
-"""Properties that ``far`` does not preserve."""
+"""Properties that the reach ``far`` does not preserve."""
 
 
 def call_arguments(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Arguments:
-    """Return the arguments of a call."""
+    """Return positional and keyword arguments as one mapping."""
     given: Arguments = dict(enumerate(args))
     given.update(kwargs or {})
     return given
 
 
 class Fuzzer:
-    """Generates inputs from examples.
+    """Generates inputs by mutating examples.
 
-    reach: ``near`` preserves the lengths, characters and ranges of the examples, with twice the
-    range for numbers. ``far`` preserves only order and relations between arguments.
+    reach: ``near`` preserves the lengths and characters of the examples, and allows numbers up to
+    about twice the largest example. ``far`` preserves only the order of elements and relations
+    between arguments.
     """
 
     def __init__(self, examples: Sequence[Arguments], reach: Reach, rng: Random) -> None:
@@ -53,13 +55,14 @@ class Fuzzer:
             self.kept[name] = holds and self.kept.get(name, True)
 
     def draw(self) -> Arguments | None:
-        """Return an input that differs from its parent, or None if none was found."""
+        """Return a mutated input that keeps the examples' properties; None after `TRIES` tries."""
         for _ in range(TRIES):
             base = self.rng.choice(self.pool)
             given = dict(base)
             for place in self.rng.choices(list(given), k=self.rng.randint(1, 2)) if given else ():
                 given[place] = self._changed(given[place], (place,))
             self._repair(given)
+            # Accepted inputs join the pool, so that later inputs accumulate several mutations.
             if given != base and all(self._fits(*fact) for fact in self._facts(given)):
                 if len(self.pool) < self.most:
                     self.pool.append(given)
@@ -101,6 +104,8 @@ class Fuzzer:
             return
         first = self.seen[path][0] if self.seen[path] else value
         yield (path, "filled"), len(value) > 0
+        # Only the length of a top-level flat list varies: a text may be a code of fixed length, and
+        # the rows of a matrix have equal lengths.
         if not _is_flat_list(value) or len(path) > 1:
             yield (path, "length"), hasattr(first, "__len__") and len(value) == len(first)
         if isinstance(value, str):
@@ -121,7 +126,8 @@ class Fuzzer:
             yield from self._facts_of(each, (*path, step))
 
     def _repair(self, given: Arguments) -> None:
-        """Repair properties that a mutation broke, if this is easy: order, and lengths."""
+        """Restore properties that a mutation violated: distinct elements, order and lengths."""
+        # Random mutations rarely keep these properties, so rejection alone would find few inputs.
         for place, value in given.items():
             if isinstance(value, list | tuple):
                 if self.kept.get(((place,), "distinct")):
@@ -145,7 +151,7 @@ class Fuzzer:
         if alike and rng.random() < 0.15:
             return rng.choice(alike)
         if self.reach == "far" and rng.random() < 0.1:
-            # An empty value: 0, "", [] ...
+            # The type's empty value: 0, "", [] and so on.
             return type(value)() if value is not None else None
         low, high = self._bounds(path)
         match value:
@@ -213,7 +219,7 @@ class Fuzzer:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value's elements, each with its index or key."""
+    """Yield (type name, element) for each element, key or value of a container."""
     if isinstance(value, dict):
         yield from ((f"key {type(key).__name__}", key) for key in value)
         value = value.values()
@@ -232,6 +238,7 @@ def _is_flat_list(value: Any) -> bool:
 
 def _can_sort(value: Any) -> bool:
     try:
+        # Elements of mixed types, such as 1 and "a", have no order.
         return bool(sorted(value)) or True
     except TypeError:
         return False
@@ -242,7 +249,7 @@ def _is_rising(value: Sequence[Any]) -> bool:
 
 
 def _relations(one: Any, other: Any) -> Iterator[tuple[str, bool]]:
-    """Yield (name, truth value) of each property of two arguments."""
+    """Yield (name, truth value) for each relation between two arguments."""
     sized = hasattr(one, "__len__"), hasattr(other, "__len__")
     number = type(one) is int
     if number and sized[1]:
@@ -263,5 +270,5 @@ def _is_in(one: Any, other: Any) -> bool:
     try:
         return one in other
     except TypeError:
-        # The value is not hashable.
+        # Membership in a set or dict requires a hashable value, and a list is not hashable.
         return False

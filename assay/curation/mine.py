@@ -1,4 +1,4 @@
-"""`assay data mine`: find the documents of a large pool that resemble a seed corpus."""
+"""`assay data mine`: select the documents of a large pool that resemble a seed corpus."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ from assay.data.overlap import words_in
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 BUCKETS = 2**18
-"""Number of weights of a classifier. N-grams are mapped to weights by a hash."""
+"""Number of weights of the classifier. A hash maps each n-gram to a weight."""
 LEARNING_RATE = 0.5
 
 
 class MineSettings(StageSettings):
-    """Select the documents of a pool that resemble those of a seed corpus.
+    """Select the documents of a pool that resemble a seed corpus.
 
-    A classifier learns to distinguish the seeds from random documents of the pool: logistic
-    regression on word n-grams. The documents with the highest scores are kept. Then the domain rule
-    applies: for a site with many kept documents, sections with a high share of kept ones are added
-    completely. For another round, add the output to the seeds. Memory grows by about 200 bytes per
-    document. DeepSeekMath, arXiv 2402.03300, section 2.1.
+    The method follows DeepSeekMath (arXiv 2402.03300, section 2.1). A classifier, logistic
+    regression on word n-grams, learns to distinguish the seeds from random documents of the pool.
+    The documents with the highest scores are kept. Then the domain rule examines sites with many
+    kept documents: a section of such a site is added completely if a high share of its documents
+    was kept. For another round, add the output to the seeds. Memory grows by about 200 bytes per
+    document.
     """
 
     seeds: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of example documents."""
+    """Sources of example documents, the seed corpus."""
 
     keep: Share = 0.1
-    """Share of the pool that is kept for its score."""
+    """Share of the pool that is kept because of its score."""
 
     n: Natural = 3
     """Maximum number of words in an n-gram."""
 
     epochs: Epochs = 3.0
-    """Epochs of the classifier over seeds and sampled documents."""
+    """Number of training epochs of the classifier over the seeds and the random documents."""
 
     site_share: Share = 0.1
-    """The domain rule examines sites of which more than this share was kept. A site is the host in
-    the key ``url``. 1: rule off."""
+    """The domain rule examines a site if more than this share of the site's documents was kept. A
+    site is the host in the key ``url``. 1: the domain rule is off."""
 
     section_share: Share = 0.25
-    """On these sites, a section is added completely if more than this share of it was kept. A
-    section is the host and the first part of the path. In the paper, people review such
-    sections."""
+    """On an examined site, a section is added completely if more than this share of its documents
+    was kept. A section is the host and the first part of the URL's path. In the paper, people
+    review such sections."""
 
     tag: Text | None = None
-    """Tag of true positives in the `tags` of a labeled pool. The manifest then has precision and
-    recall. The classifier does not use it. None: not measured."""
+    """Tag of true positives, for a pool whose rows have labels in `tags`. The manifest then
+    contains precision and recall. The classifier does not use the tag. None: precision and recall
+    are not measured."""
 
     seed: Seed = 0
-    """Random seed of the sample and of the training order."""
+    """Random seed of the sampled documents and of the training order."""
 
 
 def mine(settings: MineSettings, out: Output) -> None:
-    """Write the kept documents, each with the key ``mined``: its score and the reason."""
+    """Write the kept documents, each with its score and the reason under the key ``mined``."""
     out.add_filters("score")
     pool, seeds = (
         out.open(sources, lambda row: row.text("all"), role=role)
@@ -102,13 +104,14 @@ def mine(settings: MineSettings, out: Output) -> None:
 def _scores(
     settings: MineSettings, pool: Sequence[Record], seeds: Sequence[Record]
 ) -> NDArray[np.float64]:
-    """Return the classifier's probability for each document of the pool that it is a seed.
+    """Return the score of each pool document: the probability that the document is a seed.
 
-    Logistic regression by AdaGrad, one document at a time. An n-gram counts once per document.
+    The classifier is logistic regression, trained by AdaGrad on one document at a time. An n-gram
+    counts once per document.
     """
     random = np.random.default_rng(settings.seed)
-    # As many random pool documents as seeds serve as negatives. Some of them are positives, which a
-    # linear model tolerates.
+    # Random documents of the pool are the negative examples, as many as there are seeds.
+    # Some of these documents resemble the seeds, which a linear model tolerates.
     drawn = random.permutation(len(pool))[: len(seeds)]
     given = [(_grams(row, settings.n), 1.0) for row in seeds]
     given += [(_grams(pool[index], settings.n), 0.0) for index in drawn.tolist()]
@@ -117,9 +120,10 @@ def _scores(
     orders = [random.permutation(len(given)) for _ in range(-(-steps // len(given)))]
     for index in np.concatenate(orders)[:steps].tolist():
         grams, label = given[index]
+        # Features are scaled to unit length, so that long documents get no larger updates.
         size = len(grams) ** -0.5
         slope = (_probability(weights[grams].sum() * size) - label) * size
-        # AdaGrad: rare n-grams keep a large learning rate.
+        # With AdaGrad, the weights of rare n-grams keep a large learning rate.
         squares[grams] += slope**2
         weights[grams] -= LEARNING_RATE * slope / np.sqrt(squares[grams])
     found = array("d")
@@ -130,27 +134,28 @@ def _scores(
 
 
 def _grams(row: Record, most: int) -> NDArray[np.int64]:
-    """Return the buckets of a document's n-grams, from single words on. Numbers are one word."""
-    # Numbers are equal to the classifier, or it would learn the particular numbers of the seeds.
+    """Return the weight indices of a document's n-grams, from single words to ``most`` words."""
+    # All numbers are mapped to 0.
+    # Otherwise the classifier would learn the particular numbers in the seeds.
     words = ["0" if word.isdigit() else word for word in words_in(row.text("all"))]
     grams = (
         zlib.crc32(" ".join(words[start : start + size]).encode(errors="replace")) % BUCKETS
         for size in range(1, most + 1)
         for start in range(max(1, len(words) - size + 1))
     )
-    # Features say whether an n-gram occurs, not how often. Otherwise a page that repeats one phrase
-    # would dominate.
+    # Repeated n-grams count once, because a page that repeats one phrase would dominate training.
     return np.unique(np.fromiter(grams, np.int64))
 
 
 def _probability(logit: float) -> float:
+    # 1 / (1 + exp(-x)) would overflow for large negative logits.
     return float(np.exp(-np.logaddexp(0.0, -logit)))
 
 
 def _whole_sections(
     settings: MineSettings, pool: Sequence[Record], kept: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the documents in sections that are added completely, and the sections' names."""
+    """Return a mask of the documents that the domain rule adds, and the names of their sections."""
     places = [_place(row.keys.get("url")) for row in pool]
     shares: list[dict[str, float]] = []
     for names in zip(*places, strict=True):
@@ -166,7 +171,7 @@ def _whole_sections(
 
 
 def _place(url: Any) -> tuple[str, str]:
-    """Return the site and the section of a URL, or empty texts."""
+    """Return the site and the section of a URL; "" for a part that the URL lacks."""
     parts = urlsplit(url) if isinstance(url, str) else urlsplit("")
     section = parts.path.strip("/").partition("/")
     return parts.netloc, f"{parts.netloc}/{section[0]}" if parts.netloc and section[1] else ""

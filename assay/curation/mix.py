@@ -20,8 +20,8 @@ class MixSettings(StageSettings):
     """Mix the rows of several sources, in proportion to weights.
 
     The rows of a source are drawn at random without replacement and keep their relative order.
-    Memory grows by about 100 bytes per row, for the check of ids. If two sources have the same id,
-    the name of the source is prepended.
+    Memory grows by about 100 bytes per row, for detecting repeated ids. If rows of two sources have
+    the same id, the name of the source is prepended to the second id.
     """
 
     weights: tuple[Positive, ...] = ()
@@ -29,13 +29,13 @@ class MixSettings(StageSettings):
     rows of the first source for each row of the second. Empty: all rows of all sources."""
 
     rows: Natural | None = None
-    """Total number of rows. None: one pass over the source that the weights exhaust first."""
+    """Total number of rows. None: the largest number that the sources allow at these weights."""
 
     seed: Seed = 0
-    """Seed of the draw and of the order."""
+    """Random seed of the drawn rows and of their order."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return `rows`, or the number of input rows."""
+        """Return the setting `rows`, or else the number of input rows."""
         return num_read if self.rows is None else self.rows
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class MixSettings(StageSettings):
 
 
 def mix(settings: MixSettings, out: Output) -> None:
-    """Write rows of all sources in random order."""
+    """Write rows of all sources in a random order of the sources."""
     rows = out.open(settings.inputs)
     names = [entry["source"] for entry in out.manifest.inputs]
     sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}
@@ -58,6 +58,8 @@ def mix(settings: MixSettings, out: Output) -> None:
         _drawn(out, rows[start : start + size], quotas[name], f"{settings.seed} {number}")
         for number, (start, (name, size)) in enumerate(zip(starts, sizes.items(), strict=False))
     ]
+    # Choosing a source with weights of its remaining rows makes every interleaving equally likely.
+    # Only one row per source is in memory.
     left = [quotas[name] for name in names]
     order, num_renamed = Random(settings.seed), 0
     source_of_id: dict[int, int] = {}
@@ -70,7 +72,7 @@ def mix(settings: MixSettings, out: Output) -> None:
             num_renamed += 1
         out.write(row)
     for stream in streams:
-        # All drawn rows were written; the remaining rows were not drawn.
+        # All drawn rows were written. Reading to the end counts the remaining rows as not drawn.
         assert next(stream, None) is None
     out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
     out.manifest.measured["ids that two sources had"] = num_renamed
@@ -90,14 +92,15 @@ def _drawn(out: Output, rows: Sequence[Record], wanted: int, seed: str) -> Itera
 def in_proportion(
     available: Mapping[str, int], weights: Mapping[str, float], total: int | None, where: str
 ) -> dict[str, int]:
-    """Compute the number of rows of each part, in proportion to the weights.
+    """Compute the number of rows per name (a source or a tag), in proportion to the weights.
 
-    total: total number of rows; None: as many as the scarcest part allows. Remainders of rounding
-    go to the parts with the largest fractions. Raises DataError, located at ``where``, if a part
-    has too few rows.
+    available: number of existing rows per name. total: total number of rows; None: the largest
+    possible number. The names with the largest fractions are rounded up. Raises DataError, located
+    at ``where``, if a name has too few rows.
     """
     whole = sum(weights.values())
-    # The scarcest part limits the total at fixed proportions.
+    # At fixed proportions, the scarcest source or tag limits the total.
+    # The terms 1e-9 below keep exact products, such as 3 * (1 / 3), from being rounded down.
     most, scarcest = min((available[name] * whole / weights[name], name) for name in weights)
     if total is None:
         total = int(most + 1e-9)
@@ -114,9 +117,10 @@ def in_proportion(
 
 
 class Lots:
-    """Draws exactly ``wanted`` of ``of`` rows in one pass, each with equal probability.
+    """Draws exactly ``wanted`` of ``of`` rows in one pass, each row with equal probability.
 
-    No row is stored (Knuth, The Art of Computer Programming, section 3.4.2, algorithm S).
+    The algorithm stores no row (Knuth, The Art of Computer Programming, section 3.4.2, algorithm
+    S).
     """
 
     def __init__(self, of: int, wanted: int, seed: str) -> None:

@@ -1,7 +1,7 @@
 """Mutants: copies of a program, each with one small fault.
 
-The mutation score of tests is the share of mutants that they detect. Some mutants are equivalent to
-the program, so the best score can be below 1.
+The mutation score of a set of tests is the share of mutants that fail at least one test. Some
+mutants are equivalent to the program, so the best possible score may be below 1.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ Edit = Callable[[], None]
 
 def mutants(text: str, most: int, rng: Random) -> list[str]:
     """Return at most ``most`` distinct random mutants of a program."""
+    # Edits are addressed by node number, and each mutant parses the text anew.
+    # Copying the tree would take longer than parsing.
     tree = parse(text)[0]
     if tree is None:
         return []
@@ -62,10 +64,11 @@ def mutants(text: str, most: int, rng: Random) -> list[str]:
 
 
 def _edits(node: ast.AST) -> Iterator[Edit]:
-    """Yield the possible faults at a node, each as a function that modifies it in place."""
+    """Yield the possible faults at a node, each as a function that modifies the node in place."""
     operator: Any = getattr(node, "op", None)
     if swapped := SWAPPED.get(type(operator)):
-        # Python shares one object among all nodes of an operator, so the node gets another one.
+        # Python's parser shares one object among all nodes with the same operator.
+        # Changing the operator object in place would therefore change every such node.
         yield _sets(node, "op", swapped())
     match node:
         case ast.Compare():
@@ -94,6 +97,7 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
                 yield _sets(node, "args", _replaced(node.args, place, end))
         case _:
             pass
+    # A statement is deleted by replacing it with `pass`, because a block must not be empty.
     for field in ("body", "orelse"):
         block = getattr(node, field, ())
         for place, each in enumerate(block if isinstance(block, list) else ()):

@@ -1,4 +1,4 @@
-"""The output of a data transform: its rows, and the manifest with the removed rows by filter."""
+"""Output of a data transform: its rows, and a manifest that counts removed rows by filter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from assay.host.terminal import lined
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
 MAX_EXAMPLES = 3
-# Characters of a text in an example.
+# Maximum number of characters of a text in a manifest's example.
 SHOWN = 300
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Filter:
-    """Rows that one filter removed: their number, and the first of them with reasons."""
+    """Removed rows of one filter: their number (``took``), and the first rows with reasons."""
 
     name: str
     took: int = 0
@@ -52,11 +52,12 @@ class _Input(BaseModel):
 
 @dataclass
 class Manifest:
-    """Record of a data transform's work.
+    """Record of one execution of a data transform.
 
     inputs: source, number of rows and sha256 of each input.
     rows: number of written rows.
-    measured: further measurements, such as pass rates.
+    filters: numbers of removed rows, with examples.
+    measured: measurements of the transform, such as pass rates.
     """
 
     stage: str
@@ -74,7 +75,7 @@ class Manifest:
         return sum(one["rows"] for one in self.inputs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the manifest as a dict of JSON values."""
         return plain(asdict(self))
 
     def __str__(self) -> str:
@@ -86,7 +87,7 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a transform's manifest. Raises RunError if the file is not a manifest."""
+    """Read the manifest of a data transform. Raises RunError if the file is not a manifest."""
     found = read_record(path, Manifest)
     if found is None:
         accepted = f"the {MANIFEST} of a data transform"
@@ -96,17 +97,17 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class StageSettings(Section):
-    """Settings that every data transform has."""
+    """Common settings of all data transforms."""
 
     inputs: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows: files, ``hf:...``, ``gym:...``, or folders that a data transform wrote."""
+    """Sources of rows: files, ``hf:...``, ``gym:...``, or output folders of data transforms."""
 
     output: Literal["jsonl", "parquet"] = "jsonl"
-    """Output format: ``rows.jsonl``, or ``rows.parquet``, in which all values of a key have the
-    same type."""
+    """Format of the output file: ``rows.jsonl`` or ``rows.parquet``. Parquet requires that all
+    values of a key have the same type."""
 
     takes_runs: ClassVar[bool] = False
-    """Whether an input may be a run directory, for its recorded rollouts."""
+    """Whether an input may be a run directory, whose recorded rollouts are then read."""
 
     def most_written(self, num_read: int | None) -> int | None:
         """Return an upper bound on the number of written rows, or None if unknown."""
@@ -114,16 +115,16 @@ class StageSettings(Section):
 
 
 class Output(ExitStack):
-    """Writes the rows of a data transform to disk and counts the removed ones.
+    """Writes the rows of a data transform to disk and counts the removed rows.
 
         with Output("select", settings, folder) as out:
             for _, row in out.sift(out.open(settings.inputs), {"goodness": fault_of}):
                 out.write(row.keys)
         return out.manifest
 
-    Resources that the transform opens can be passed to ``enter_context`` and are closed at the end
-    of the block. Then the rows file gets its final name and the manifest is written. After an
-    error, the rows that were already written stay in ``rows.jsonl.part``.
+    At the end of the block, resources that were passed to ``enter_context`` are closed, the rows
+    file gets its final name, and the manifest is written. After an error, the rows that were
+    already written stay in ``rows.jsonl.part``.
     """
 
     def __init__(self, stage: str, settings: StageSettings, folder: Path) -> None:
@@ -135,7 +136,7 @@ class Output(ExitStack):
         self._started = time.monotonic()
 
     def __enter__(self) -> Output:
-        # Rows go to a .part file, so that a folder with rows.jsonl is always a finished transform.
+        # Rows are written to a .part file, so that rows.jsonl marks a finished transform.
         self._file = self._part.open("wb")
         return self
 
@@ -146,17 +147,16 @@ class Output(ExitStack):
         role: str = "",
         **how: Any,
     ) -> RowSet[Record]:
-        """Open inputs, validate all their rows, and record their number and hash.
+        """Open sources, validate all rows, and record each source's number of rows and hash.
 
         check, how: as in `load_rows`.
-        role: role of reference rows that are not inputs, such as ``against``.
+        role: "" for inputs; for reference rows, the name of the setting, such as ``against``.
 
-        Rows are read again at each access.
+        Every access to a row reads the row again.
         """
         rows = load_rows("rows", Record.read, [rows_of(one) for one in sources], check=check, **how)
         for name, count in rows.counts():
-            # The hash identifies the input in the lineage of a model, also after the file has
-            # changed.
+            # The hash identifies the input in a model's lineage, also after the file was changed.
             entry = {"source": name, "rows": count, "sha256": content_hash(name)}
             if role:
                 found = f"{count} rows, sha256 {entry['sha256']}"
@@ -166,21 +166,21 @@ class Output(ExitStack):
         return rows
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write a row."""
+        """Append a row to the output file."""
         self._file.write(_line(row))
         self.manifest.rows += 1
 
     def flush(self) -> None:
-        """Flush the written rows to the operating system, so that they survive this process."""
+        """Flush the written rows to the operating system, so that a kill loses none of them."""
         self._file.flush()
 
     def add_filters(self, *names: str) -> None:
-        """Declare filters in the order of the manifest, including those that remove nothing."""
+        """Declare filters in the manifest's order, so that filters without removed rows appear."""
         for name in names:
             self._filters.setdefault(name, Filter(name))
 
     def take(self, name: str, row: Mapping[str, Any], reason: str) -> None:
-        """Count a removed row, and keep the first few as examples."""
+        """Count a removed row of the filter ``name``; the first few rows are kept as examples."""
         self.add_filters(name)
         found = self._filters[name]
         found.took += 1
@@ -191,9 +191,10 @@ class Output(ExitStack):
     def sift(
         self, rows: Iterable[Record], filters: Mapping[str, Callable[[Record], str]]
     ) -> Iterator[tuple[int, Record]]:
-        """Yield (number, row) for the rows that pass all filters. The first failing filter counts.
+        """Yield (index, row) for the rows that all filters keep.
 
-        filters: by name, a function that returns the reason for removal, or "" to keep the row.
+        filters: function by name that returns the reason for removal, or "" to keep the row. A
+        removed row is counted under the first filter that removes it.
         """
         self.add_filters(*filters)
         for index, row in enumerate(rows):
@@ -215,8 +216,8 @@ class Output(ExitStack):
             raise
         finally:
             is_full = error is not None and is_disk_full(error)
-            # After a full disk the last line is usually cut off. The rows before it may have cost
-            # hours of sampling.
+            # On a full disk, the last line is usually incomplete.
+            # The rows before the last line may have cost hours of sampling, so they are kept.
             kept = _keep_whole_lines(self._part) if is_full else self.manifest.rows
             if not kept:
                 remove_file(self._part)
@@ -234,17 +235,19 @@ class Output(ExitStack):
         manifest.seconds = round(time.monotonic() - self._started, 3)
         if self.output == "parquet":
             self._to_parquet()
-        # Synced before the rename, or a power failure could leave a complete name with incomplete
-        # content.
+        # The file is synced before the rename.
+        # Otherwise, after a power failure, the final name could refer to incomplete content.
         sync_file(self._part)
         put_in_place(self._part, self.folder / rows_name(self.output))
+        # The manifest comes last: its presence implies that the rows are complete.
         text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)
         write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
 
     def _to_parquet(self) -> None:
-        """Convert the rows to the output format. If this fails, the JSON Lines file stays."""
+        """Convert the rows to Parquet. If the conversion fails, the JSON Lines file is kept."""
         from assay.data.parquet import write_parquet
 
+        # Parquet needs a schema before the first row, so rows are collected as JSON Lines first.
         lines, file = JsonLines(str(self._part)), self.folder / f"{rows_name('parquet')}.part"
         try:
             write_parquet(lambda: (lines.parse(raw, "") for _, _, raw in lines.scan()), file)
@@ -265,7 +268,7 @@ def rows_name(output: str) -> str:
 
 
 def rows_of(source: str) -> str:
-    """Return the rows file of a data transform's folder, or any other name unchanged."""
+    """Return the rows file in the folder of a data transform; other names are unchanged."""
     folder = Path(source)
     if not folder.is_dir():
         return source
@@ -296,7 +299,7 @@ def content_hash(name: str) -> str:
 
 
 def _keep_whole_lines(path: Path) -> int:
-    """Truncate a file after its last complete line. Return the number of lines."""
+    """Truncate a file after its last complete line, and return the number of lines."""
     count = end = 0
     with path.open("rb+") as file:
         for line in file:
@@ -310,12 +313,12 @@ def _line(row: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=plain)
     except ValueError:
-        # Not a number.
+        # The row contains NaN or infinity, which JSON cannot represent; `plain` replaces both.
         text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False)
     try:
         return f"{text}\n".encode()
     except UnicodeEncodeError:
-        # An unpaired surrogate.
+        # A text contains an unpaired surrogate, which UTF-8 cannot encode; \u escapes can.
         return f"{json.dumps(plain(row), allow_nan=False)}\n".encode()
 
 

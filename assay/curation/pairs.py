@@ -20,32 +20,34 @@ RANKING = "ranking"
 class PairsSettings(StageSettings):
     """Make preference pairs from verified or ranked completions.
 
-    The completions of one prompt are a group, across all sources. Each pair has one passed and one
-    failed completion. A row with ``completions`` and a ``ranking`` is a group of its own. Its ranks
-    are whole numbers, one per completion. 1 is the best, and equal ranks make no pair. Memory grows
-    by about 100 bytes per row.
+    All completions of one prompt, from all sources, form a group. Each pair has one passed and one
+    failed completion of a group. A row with ``completions`` and a ``ranking`` is a group by itself.
+    The ranks are whole numbers, one per completion, where 1 is the best rank. Completions with
+    equal ranks form no pair. Memory grows by about 100 bytes per row.
     """
 
     most: Natural = 1
-    """Maximum number of pairs per group. Completions in the fewest pairs so far are used first."""
+    """Maximum number of pairs per group. Completions that are in the fewest pairs so far are chosen
+    first."""
 
     close_in_length: bool = False
-    """Prefer pairs of similar length, so that the model does not learn length. Has an effect only
-    if there are more pairs than `most`."""
+    """Prefer pairs of similar length, so that the model does not learn to prefer a length. The
+    setting has an effect only if a group has more than `most` pairs."""
 
     seed: Seed = 0
-    """Random seed for ties."""
+    """Random seed for choices between equally good pairs."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return the maximum number of pairs if each row is a group of its own."""
+        """Return an upper bound on the number of pairs, reached if each row is a group."""
         return None if num_read is None else num_read * self.most
 
 
 def pairs(settings: PairsSettings, out: Output) -> None:
-    """Write at most ``most`` pairs per group: those of rankings, then those of verdicts."""
+    """Write at most ``most`` pairs per group: pairs from rankings, then pairs from verdicts."""
     out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
     rows = out.open(settings.inputs, _check)
     rng = Random(settings.seed)
+    # Only indices of judged rows are kept, because the rows may not fit in memory.
     verified = array("q")
     for index, row in enumerate(rows):
         if RANKING in row.keys:
@@ -83,7 +85,7 @@ def _check(row: Record) -> None:
 def _of_verdicts(
     group: Sequence[Record], texts: Sequence[str], settings: PairsSettings, rng: Random, out: Output
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a verified group. Rows without a pair are recorded with the reason."""
+    """Return the pairs of a judged group, and count rows without a pair under their filters."""
     sides: dict[str, list[int]] = {"passed": [], "failed": [], "not_judged": []}
     for index, row in enumerate(group):
         sides[row.verdict.status if row.verdict else "not_judged"].append(index)
@@ -103,7 +105,7 @@ def _of_verdicts(
 def _write_pairs(
     row: Record, texts: Sequence[str], pairs: Sequence[tuple[int, int]], out: Output
 ) -> None:
-    """Write pairs with the group's prompt, tags and source."""
+    """Write pairs as rows with the prompt, tags and source of the group."""
     name = row.keys.get("problem_id", row.id)
     kept = {key: row.keys[key] for key in ("source", "tags") if key in row.keys}
     for number, (chosen, rejected) in enumerate(pairs):
@@ -116,10 +118,10 @@ def pairs_of_group(
 ) -> list[tuple[int, int]]:
     """Return up to ``most`` (chosen, rejected) pairs of passed and failed completions.
 
-    Pairs of completions that are in the fewest pairs so far come first. lengths: lengths of the
-    completions. Ties are broken by the smaller difference in length, or randomly if empty.
+    Completions that are in the fewest pairs so far are chosen first. lengths: lengths of the
+    completions, by which pairs of similar length are preferred; empty: no such preference.
     """
-    # Shuffled, because ties of the cost go to the first pair.
+    # Completions are shuffled, because min() returns the first of several pairs with equal cost.
     good, bad = rng.sample(passed, len(passed)), rng.sample(failed, len(failed))
     used = dict.fromkeys([*good, *bad], 0)
     open_pairs = [(chosen, rejected) for chosen in good for rejected in bad]
@@ -127,8 +129,8 @@ def pairs_of_group(
     def cost(pair: tuple[int, int]) -> tuple[int, int]:
         chosen, rejected = pair
         gap = abs(lengths[chosen] - lengths[rejected]) if lengths else 0
-        # Completions in the fewest pairs first. Otherwise one lucky completion would be in most
-        # pairs of its problem.
+        # Without the number of uses, a single passed completion could be in most pairs of its
+        # problem.
         return used[chosen] + used[rejected], gap
 
     taken: list[tuple[int, int]] = []
@@ -142,10 +144,7 @@ def pairs_of_group(
 
 
 def pairs_of_ranking(ranks: Sequence[int], most: int, rng: Random) -> list[tuple[int, int]]:
-    """Return up to ``most`` (chosen, rejected) pairs of ranked completions.
-
-    Equal ranks make no pair.
-    """
+    """Return up to ``most`` (chosen, rejected) pairs of completions with different ranks."""
     found = [
         (one, other) if ranks[one] < ranks[other] else (other, one)
         for one, other in combinations(range(len(ranks)), 2)

@@ -19,12 +19,12 @@ from assay.verify.style.length import num_words
 
 Form = Literal["multiple_choice", "true_false", "proof"]
 
-# Options of a choice: (A), A), A. or \textbf{(A)}, at the start of a line or behind a blank.
+# Labels of options: (A), A), A. or \textbf{(A)}, at the start of a line or after a blank.
 _OPTION = re.compile(r"(?:^|[\s{~$])\(?([A-E])(?:\)|\.(?=\s))", re.MULTILINE)
+# MATH questions contain Asymptote programs, in which points are named A, B, C.
 _DRAWING = re.compile(
     r"\[asy\].*?(?:\[/asy\]|\Z)",
     re.DOTALL,
-    # A program, whose points are A, B, C.
 )
 _TRUE_FALSE = re.compile(
     r"\b(?:true or false|yes or no)\s*[:?.)]|\((?:true|yes)\s*/\s*(?:false|no)\)"
@@ -44,27 +44,27 @@ _ASKS = re.compile(
 
 
 class FilterSettings(StageSettings):
-    """Remove problems by difficulty, by the form of the question, and by length.
+    """Remove problems by difficulty, by type of question, and by length.
 
     Kimi k1.5 (arXiv:2501.12599, section 2.1) removes problems that are easily guessed, and
-    multiple-choice, true-or-false and proof questions. A correct answer to these is weak evidence
-    of correct reasoning.
+    multiple-choice, true-or-false and proof questions. A correct answer to such a question is weak
+    evidence of correct reasoning.
     """
 
     min_pass_rate: Rate | None = None
-    """Lower end of the band of kept pass rates, from the key ``difficulty``
-    (``label_difficulty``). 0.1 removes problems that are almost never solved."""
+    """Minimum pass rate, from the row's key ``difficulty``, which ``label_difficulty`` writes. 0.1
+    removes problems that are almost never solved."""
     max_pass_rate: Rate | None = None
-    """Upper end of the band. 0.9 removes problems that are almost always solved."""
+    """Maximum pass rate. 0.9 removes problems that are almost always solved."""
     band: Literal["rate", "possible", "certain"] = "rate"
-    """Quantity that must be in the band. ``rate``: the observed pass rate. ``possible``: any part
-    of its 95 % interval, so that few samples remove few problems. ``certain``: the whole
-    interval."""
+    """Quantity that must lie between `min_pass_rate` and `max_pass_rate`. ``rate``: the observed
+    pass rate. ``possible``: at least one value of the pass rate's 95 % confidence interval, so that
+    few samples remove few problems. ``certain``: the whole confidence interval."""
     max_guessed: Rate | None = None
-    """Maximum pass rate without thinking (``also_without_thinking``). 0 removes every problem that
-    was ever solved without thinking."""
+    """Maximum pass rate without thinking, which ``label_difficulty`` measures with
+    ``also_without_thinking``. 0 removes every problem that was ever solved without thinking."""
     without: tuple[Form, ...] = ()
-    """Forms of questions to remove: ``multiple_choice``, ``true_false``, ``proof``."""
+    """Types of questions to remove: ``multiple_choice``, ``true_false``, ``proof``."""
     max_words: Natural | None = None
     """Maximum number of words in a question."""
 
@@ -78,7 +78,7 @@ class FilterSettings(StageSettings):
 
 
 def filter_problems(settings: FilterSettings, out: Output) -> None:
-    """Write the problems that pass all filters."""
+    """Write the problems that no filter removes."""
     filters: dict[str, Callable[[Record], str]] = {}
     if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
         filters["difficulty"] = partial(_fault_of_difficulty, settings)
@@ -101,7 +101,7 @@ def filter_problems(settings: FilterSettings, out: Output) -> None:
 
 
 def _counts(row: Record, *path: str) -> tuple[int, int]:
-    """Read a label as (passed, judged). Raises DataError for an invalid label."""
+    """Return the (passed, judged) counts of a label. Raises DataError for an invalid label."""
     found: Any = row.keys
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -149,6 +149,7 @@ def _fault_of_length(most: int, row: Record) -> str:
 def _is_choice(row: Record) -> str:
     if row.problem.verifier == "choice" or "choices" in row.keys or "options" in row.keys:
         return "the row has choices"
+    # A single "(A)" may be a reference to a figure, so options A, B and C are required.
     letters = {found[1] for found in _OPTION.finditer(_DRAWING.sub("", row.problem.question))}
     return f"options {', '.join(sorted(letters))}" if {"A", "B", "C"} <= letters else ""
 
@@ -162,7 +163,7 @@ def _is_true_false(row: Record) -> str:
 
 
 def _is_proof(row: Record) -> str:
-    """Return a reason if the question asks only for a proof, without a checkable answer."""
+    """Return a reason if the question asks for a proof and for no checkable answer, else ""."""
     question = row.problem.question
     found = _PROOF.search(question)
     if found is None or _ASKS.search(question):

@@ -1,4 +1,4 @@
-"""`assay data rank`: order the completions of a problem like annotators."""
+"""`assay data rank`: rank the completions of each problem, simulating annotators with errors."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 class RankSettings(StageSettings):
     """Rank the completions of each problem by their rewards, simulating annotators with errors.
 
-    A row is a completion with its verdict, as `collect` writes it. Its ``reward`` from rules, a
-    judge or a sum of both is its quality. Each problem becomes one row with its distinct
-    ``completions`` and their ``ranking``, which `pairs` reads. Human annotators produce the same
-    format.
+    A row is a completion with a verdict, as `collect` writes it. The verdict's ``reward``, from
+    rules, a judge or both, measures the completion's quality. Each problem becomes one row with its
+    distinct ``completions`` and their ``ranking``. The transform `pairs` reads such rows, and
+    rankings by human annotators have the same format.
     """
 
     noise: NonNegative = 0.0
-    """Error of the annotators. Before ordering, each reward is perturbed by this many times a
-    random number from Gumbel's distribution. If the rewards of two completions differ by d, the
-    better one is first with probability 1 / (1 + exp(-d / noise)): 73 % at 1.0 and d = 1. 0: no
-    errors. Equal rewards have equal ranks."""
+    """Scale of the annotators' errors. Before ranking, each reward is perturbed by ``noise`` times
+    a random number from the standard Gumbel distribution. If the rewards of two completions differ
+    by d, the better completion is ranked first with probability 1 / (1 + exp(-d / noise)): 73 % for
+    ``noise`` = 1 and d = 1. 0: no errors, and equal rewards have equal ranks."""
 
     guide: Text | None = None
-    """Markdown file with annotation guidelines, or the name of a file in Assay's recipes. It is
-    copied next to the rows as ``guide.md`` and does not affect the ranks."""
+    """Markdown file with annotation guidelines, or the name of such a file in Assay's recipes. The
+    file is copied next to the rows as ``guide.md`` and does not affect the ranks."""
 
     seed: Seed = 0
-    """Random seed of the errors."""
+    """Random seed of the simulated errors."""
 
 
 def rank(settings: RankSettings, out: Output) -> None:
-    """Write a row per problem, and measure the agreement of two annotators."""
+    """Write one row per problem, and measure the agreement of two simulated annotators."""
     guide = None if settings.guide is None else _find_guide(settings.guide)
     out.add_filters("empty", "not judged", "duplicate", "alone")
     rng, again = Random(f"{settings.seed}"), Random(f"{settings.seed} again")
@@ -73,19 +73,21 @@ def rank(settings: RankSettings, out: Output) -> None:
 
 
 def ranking(rewards: Sequence[float], noise: float, rng: Random) -> list[int]:
-    """Return the rank of each completion, 1 for the best, with errors (Plackett-Luce)."""
+    """Return the rank of each completion, 1 for the best, with simulated errors (Plackett-Luce)."""
+    # The negative logarithm of an exponential random number has Gumbel's distribution.
+    # Sorting rewards with Gumbel noise samples from the Plackett-Luce model.
     seen = [reward - noise * log(rng.expovariate(1.0)) for reward in rewards] if noise else rewards
     places = sorted({*seen}, reverse=True)
     return [places.index(one) + 1 for one in seen]
 
 
 def _order(ranks: Sequence[int], one: int, two: int) -> bool | None:
-    """Return whether the first of two precedes the other. None: they are equal."""
+    """Whether completion ``one`` precedes completion ``two``; None if their ranks are equal."""
     return None if ranks[one] == ranks[two] else ranks[one] < ranks[two]
 
 
 def _different(group: Sequence[Record], out: Output) -> dict[str, float]:
-    """Return the rewards of a group by completion text. Rows without a reward are recorded."""
+    """Return a group's rewards by completion text, and count removed rows under their filters."""
     found: dict[str, float] = {}
     for row in group:
         text, reward = row.completion.strip(), row.verdict and row.verdict.reward

@@ -1,4 +1,4 @@
-"""`assay data rewrite`: have a model make completions readable, and keep those that still pass."""
+"""`assay data rewrite`: have a model rewrite completions for readability, and verify them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.data.rows import problem_row
 from assay.types import Problem
 
 ORIGINAL = "completion"
-"""Key of the problem's spec with the completion to rewrite."""
+"""Key of the problem's spec under which the completion to rewrite is stored."""
 REQUEST = """\
 Below are a problem and a solution. Rewrite the solution so that a reader can follow it: keep its \
 reasoning and its final answer, write whole sentences in the language of the problem, leave out \
@@ -33,14 +33,15 @@ solution gives it. Write the new solution and nothing else.
 
 
 class RewriteSettings(AskingSettings):
-    """Have a model make completions readable, and keep those that still pass.
+    """Have a model rewrite completions for readability, and keep those that still pass.
 
     A row is a completion with its problem, as ``collect`` writes it. The problem's verifier judges
-    the rewritten completion. A row is removed if all its rewritten completions fail.
+    the rewritten completions. A row is removed if all its rewritten completions fail.
     """
 
     num_samples: Count = 1
-    """Number of rewritten completions per row. The first that passes is kept."""
+    """Number of rewritten completions per row. The first rewritten completion that passes is
+    kept."""
     request: Text = REQUEST
     """Prompt for the model, with the placeholders ``{question}`` and ``{completion}``."""
 
@@ -53,7 +54,8 @@ class RewriteSettings(AskingSettings):
 
 
 def rewrite(settings: RewriteSettings, out: Output) -> None:
-    """Write the rows with a rewritten completion that passes."""
+    """Write the rows for which a rewritten completion passes."""
+    # The sampler imports PyTorch, which takes seconds; settings and help do not need the sampler.
     from assay.curation.sampler import sampled
 
     def ask(problem: Problem, template: str | None) -> Problem:
@@ -75,7 +77,8 @@ def rewrite(settings: RewriteSettings, out: Output) -> None:
 
 
 def to_rewrite(row: Record) -> Problem:
-    """Return a row's problem, with the completion in its spec. Raises DataError."""
+    """Return a row's problem, with the completion in its spec. Raises DataError for a bad row."""
+    # The completion travels in the spec, because the sampler passes only problems to the style.
     return replace(row.problem, spec={**row.problem.spec, ORIGINAL: row.text("completion")})
 
 

@@ -1,4 +1,4 @@
-"""Domain rules: words and patterns in a table, and the best-matching domain of a text."""
+"""Domain rules: words and patterns per domain, and the best-matching domain of a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assay.validation import toml_words
 
 BUILT_IN = Path(__file__).with_name("domains.toml")
 READ = 20_000
-"""Characters read at the beginning of a text, which usually shows its topic."""
+"""Number of characters searched. The beginning of a text usually shows the text's topic."""
 
 
 class Domain(Section):
@@ -50,19 +50,24 @@ class Domain(Section):
 
     @cached_property
     def _compiled(self) -> tuple[dict[str, re.Pattern[str]], list[re.Pattern[str]]]:
+        # `\b` would fail for words such as C++, which end with a mark.
         folded = [word.casefold() for word in self.words]
         words = {word: re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in folded}
         return words, [re.compile(pattern) for pattern in self.patterns]
 
     def matches(self, text: str, folded: str) -> int:
-        """Return the number of distinct words and patterns in a text."""
+        """Return the number of distinct words and patterns of the domain in a text.
+
+        folded: the text with case folded.
+        """
         words, patterns = self._compiled
+        # The substring test rejects most words before the slower regular expression runs.
         found = sum(word in folded and bool(whole.search(folded)) for word, whole in words.items())
         return found + sum(bool(pattern.search(text)) for pattern in patterns)
 
 
 def read_domains(path: Path) -> dict[str, Domain]:
-    """Return the domains of a table by tag, one section each. Raises ConfigError."""
+    """Read a TOML file with one section per tag. Raises ConfigError for an invalid file."""
     tree, _ = read_toml(path)
     if not tree:
         raise ConfigError(message(str(path), "no section", "at least one, such as [math]"))
@@ -73,9 +78,9 @@ def read_domains(path: Path) -> dict[str, Domain]:
 
 
 def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str | None:
-    """Return the tag with the most matches, the first one among equals.
+    """Return the tag of the domain with the most matches; among equals, the first domain.
 
-    None: every domain has fewer than ``least`` matches.
+    Returns None if every domain has fewer than ``least`` matches.
     """
     text = text[:READ]
     folded = text.casefold()

@@ -1,4 +1,4 @@
-"""Sampling for data transforms: problems in, judged groups out, with the engine or a server."""
+"""Sampling for data transforms: problems in, judged groups out, by the engine or a model server."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from assay.session.server_generator import ServerGenerator
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
-# Problems per round, as a multiple of the engine's slots. Rows are written after each round.
+# Completions per round, as a multiple of the engine's slots. Rows are flushed after each round.
 AT_ONCE = 4
 
 Style = Callable[[Problem, str | None], Problem]
-"""Makes the shown problem. The second argument is the text around a question for plain-text
-prompts, and None for chats."""
+"""Function that changes a problem's prompt before sampling. The second argument is the template
+around a question for plain-text prompts, and None for chats."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The completions of a problem with their verdicts. None: not judged."""
+    """Completions of a problem, with their verdicts (None for completions without a verdict)."""
 
     group: Group
     verdicts: Sequence[Verdict | None]
@@ -56,7 +56,7 @@ class Sampled:
         return sum(one.correct for one in judged), len(judged)
 
     def tally(self) -> dict[str, int]:
-        """Return the sums over all groups."""
+        """Return counts of this group, to be summed over all groups."""
         passed, judged = self.counts
         return {
             "problems": 1,
@@ -77,13 +77,12 @@ def sampled(
     judged: bool = True,
     modes: Sequence[ThinkMode | None] = (None,),
 ) -> Iterator[tuple[Record, list[Sampled]]]:
-    """Yield the rows of a transform with completions of their problems, one group per think mode.
+    """Yield each input row with sampled completions of its problem, one group per think mode.
 
-    modes: None uses the problem's own think mode.
+    modes: think modes to sample in; None stands for the problem's own think mode.
 
-    All rows are validated before a model is loaded. Rows written while an item is processed are on
-    disk before the next item is requested. The filter ``prompt`` removes problems whose prompts do
-    not fit, and ``no_reply`` those without a reply from the server.
+    All rows are validated before a model is loaded. The filter ``prompt`` removes problems with too
+    long prompts. The filter ``no_reply`` removes problems without a reply from the server.
     """
     config = sampling_of(settings)
     check_sampling(config)
@@ -96,6 +95,7 @@ def sampled(
         if judged:
             check_spec(problem, verifiers.check_problem)
 
+    # Ids must be unique, because completions are assigned to rows by problem id.
     key, limit = lambda row: problem_of(row).id, settings.max_problems
     with show_startup(), doing("checking the rows"):
         rows = out.open(settings.inputs, check, key=key, limit=limit)
@@ -110,14 +110,15 @@ def sampled(
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
-    # Several times the slots, so that long completions at the end of a round leave few slots idle.
+    # A round has several completions per slot.
+    # Long completions at the end of a round then leave few slots idle.
     size = max(1, AT_ONCE * at_once // settings.num_samples)
     tallies = [Counter[str]() for _ in modes]
     for first in range(0, len(rows), size):
         asked = dict[str, tuple[Record, list[Problem]]]()
         for row in rows[first : first + size]:
-            # `draw` is part of the sampling key; setting it to the seed makes each seed sample new
-            # completions.
+            # `draw` is part of the sampling key and of completion ids.
+            # With the seed as `draw`, another seed yields other completions with other ids.
             problem = replace(problem_of(row), draw=settings.seed)
             shown = [replace(problem, think=mode or problem.think) for mode in modes]
             try:
@@ -128,6 +129,7 @@ def sampled(
                 out.take("prompt", row.keys, str(error))
         found: dict[str, list[Sampled]] = {id: [] for id in asked}
         for number, tally in enumerate(tallies):
+            # A problem without a reply in an earlier think mode is not sampled again.
             problems = [each[number] for id, (_, each) in asked.items() if len(found[id]) == number]
             judge = verifiers if judged else None
             for one in _ask(generator, judge, problems, sampling, settings.num_samples):
@@ -138,6 +140,7 @@ def sampled(
                 yield row, found[id]
             else:
                 out.take("no_reply", row.keys, _last_trouble(generator))
+        # After a kill, the rows of all finished rounds are in the .part file.
         out.flush()
     rates = [dict(tally) | _rate(tally) for tally in tallies]
     out.manifest.measured = rates[0] | ({"without_thinking": rates[1]} if rates[1:] else {})
@@ -150,7 +153,8 @@ def _ask(
     sampling: SamplingConfig,
     num_samples: int,
 ) -> Iterator[Sampled]:
-    """Yield the groups with a completion; those that a server did not give are left out."""
+    """Yield the groups with at least one completion, without completions that a server failed to
+    return."""
     if verifiers is None:
         groups = generator.generate(problems, sampling, num_samples)
         verdicts: Sequence[Sequence[Verdict | None]] = [[None] * num_samples] * len(groups)
@@ -167,7 +171,10 @@ def _ask(
 
 
 def _generator_of(session: SamplingSession, style: Style, total: int, stack: ExitStack) -> Sampler:
-    """Show the generator's progress out of ``total`` completions until ``stack`` closes."""
+    """Return a session's generator, with the prompt style set and its progress shown.
+
+    total: number of completions for the progress display, which ends when ``stack`` closes.
+    """
     data = session.config.data
     render, is_plain = session.renderer.render, session.renderer.template == "base"
     template = data.prompt_template if is_plain else None
@@ -201,7 +208,8 @@ def _rate(tally: Counter[str]) -> dict[str, float]:
 
 
 def sampling_of(settings: AskingSettings) -> TrainConfig:
-    """Return the configuration of a stage's model: that of its run, or the defaults."""
+    """Return the sampling configuration of a transform: the model's run configuration, else the
+    defaults, with the transform's settings applied."""
     options = SamplingOptions(
         max_tokens=settings.max_tokens,
         verifier=settings.verifier,

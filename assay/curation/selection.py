@@ -1,4 +1,4 @@
-"""Data transform ``select``: rejection sampling. Keeps the best completions of each problem."""
+"""Data transform ``select``: rejection sampling, which keeps each problem's best completions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from assay.verify.service import VerifierService
 from assay.verify.serving.sums import names_in
 from assay.verify.style.length import num_words
 
-# A verifier that judges none of this many completions raises an error.
+# If a verifier judges none of the first completions, up to this number, an error is raised.
 PATIENCE = 32
 # Number of words in an n-gram, for the similarity of completions.
 SHINGLE = 3
@@ -37,24 +37,25 @@ _PARAGRAPH_END = re.compile(r"\n\s*\n")
 class SelectSettings(StageSettings):
     """Keep the best few completions of each problem: rejection sampling.
 
-    A row is a collected completion: a prompt, a ``completion`` and, if it was judged, a
-    ``verdict``. The rows of a problem need not be adjacent.
+    A row is a collected completion: a prompt, a ``completion`` and optionally a ``verdict``. The
+    rows of a problem need not be adjacent.
     """
 
     keep: Literal["verified", "any"] = "verified"
-    """``verified``: keep completions that passed, by their recorded verdict or by ``judge``.
-    ``any``: ignore verdicts."""
+    """``verified``: keep completions that passed, according to the recorded verdict or to
+    ``judge``. ``any``: ignore verdicts."""
     judge: Text | None = None
-    """Verifier of completions without a verdict, such as ``judge`` or ``math``. Recorded verdicts
+    """Verifier for completions without a verdict, such as ``judge`` or ``math``. Recorded verdicts
     are not changed. None: a row without a verdict is an error."""
     min_score: Rate | None = None
-    """Minimum score by ``judge``. None: only completions that pass."""
+    """Minimum score by ``judge``. None: a completion must pass."""
     filters: tuple[Text, ...] = ()
-    """Verifiers of form. A completion that fails one of them is removed. ``language`` (needs
-    ``verification.options.language.target``), ``think_format``, ``answer_tags``, ``repetition``, or
-    any other verifier of docs/verifiers.md."""
+    """Verifiers of the completion's format. A completion that fails one of the verifiers is
+    removed. Examples: ``language`` (needs ``verification.options.language.target``),
+    ``think_format``, ``answer_tags``, ``repetition``. Every verifier of docs/verifiers.md is
+    accepted."""
     min_words: Natural | None = None
-    """Minimum number of words in a completion. A Chinese or Japanese character is a word."""
+    """Minimum number of words in a completion. A Chinese or Japanese character counts as a word."""
     max_words: Natural | None = None
     """Maximum number of words in a completion."""
     max_paragraph_words: Natural | None = None
@@ -64,21 +65,22 @@ class SelectSettings(StageSettings):
     k: Natural = 4
     """Maximum number of completions per problem."""
     order: Literal["shortest", "diverse", "first"] = "first"
-    """Order in which ``k`` completions of a problem are chosen. ``shortest``: by number of
-    characters. ``diverse``: the shortest, then always the completion least similar to those already
-    chosen. ``first``: in the order of the rows."""
+    """Order in which the ``k`` completions of a problem are chosen. ``shortest``: fewest characters
+    first. ``diverse``: the shortest completion first, then always the completion least similar to
+    the chosen completions. ``first``: in the order of the rows."""
     verification: VerificationConfig = VerificationConfig()
     """Settings and options of ``judge`` and ``filters``, as in a training configuration."""
 
 
 def select(settings: SelectSettings, out: Output) -> None:
-    """Filter completions, the cheapest filter first, then choose up to ``k`` per problem."""
+    """Filter completions, cheap filters first, then write up to ``k`` completions per problem."""
     asked = [*settings.filters, *([settings.judge] if settings.judge else [])]
     named = {name.partition("@")[0] for one in asked for name in names_in(one)}
     allow = named - BUILT_IN.keys()
     service = out.enter_context(
         open_service(settings.verification, [*asked, "math"][0], allow=allow)
     )
+    # Verifiers are checked before any row is read, so that a wrong name fails at once.
     service.check(asked)
     for expression in asked:
         refuse_siblings(service, Problem("row", "", verifier=expression))
@@ -152,10 +154,10 @@ def _failed(
     name: str,
     least: float = 1.0,
 ) -> Iterator[int]:
-    """Yield the rows with a score below ``least``, which the filter ``name`` removes.
+    """Yield the indices of rows with a score below ``least``, and count them under a filter.
 
-    Rows are judged in batches of some hundreds. Raises VerifierError with the verifier's message if
-    none of the first rows was judged.
+    name: name of the filter in the manifest. Raises VerifierError if the verifier judges none of
+    the first `PATIENCE` rows.
     """
 
     def pairs() -> Iterator[tuple[Problem, Completion]]:
@@ -169,8 +171,8 @@ def _failed(
     for index, verdict in enumerate(service.judge_text(pairs())):
         works = works or verdict.judged
         num_unjudged += not verdict.judged
-        # A missing key or package makes every verdict fail. Without this check all rows would be
-        # removed silently.
+        # Without an API key or a package, a verifier judges no completion at all.
+        # Without this check, the filter would then silently remove all rows.
         if not works and num_unjudged == min(PATIENCE, len(rows)):
             first = f"it judged no completion of the first {num_unjudged} completions"
             why = verdict.detail or verdict.reason
@@ -183,7 +185,7 @@ def _failed(
 
 
 def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Sequence[Record]:
-    """Choose up to ``k`` distinct completions of one problem, in the configured order."""
+    """Return up to ``k`` distinct completions of one problem, in the configured order."""
     different: dict[str, Record] = {}
     for row in group:
         first = different.setdefault(row.completion.strip(), row)
@@ -201,11 +203,12 @@ def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Seq
 
 
 def _most_diverse(texts: Sequence[str], k: int) -> list[str]:
-    """Order texts by diversity. Each of the first ``k`` is the least similar to those before it."""
+    """Order texts so that each of the first ``k`` is the least similar to the texts before it."""
     ngrams = {text: shingles(text.casefold().split(), SHINGLE) for text in texts}
     rest = sorted(texts, key=len)
     chosen = [rest.pop(0)]
-    # Similarity of each text to the most similar chosen text.
+    # Similarity of each text to the most similar chosen text, updated with every choice.
+    # Each pair of texts is thus compared at most once.
     nearest = dict.fromkeys(rest, 0.0)
     while rest and len(chosen) < k:
         newest = ngrams[chosen[-1]]

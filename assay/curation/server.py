@@ -1,4 +1,4 @@
-"""A generator that queries the chat endpoint of an OpenAI-compatible server."""
+"""Generator that samples from the chat endpoint of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from assay.endpoint.settings import Endpoint, Settings, completions_url
 from assay.session.server_generator import Ask, ServerGenerator
 from assay.types import Completion, Message, Problem, Prompt, ThinkFormat
 
-# Seconds per request, and for a request with all its retries.
+# Time limit in seconds of one request, and of a request with all its retries.
 SECONDS, ALL_SECONDS = 600.0, 1700.0
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-"""Variables that servers pass to the chat template."""
+"""Request keys that turn thinking off: servers pass the variables to the chat template."""
 
 
 class ChatServer(ServerGenerator):
-    """Generator of a server's replies, with known text but only a number of tokens.
+    """Generator that samples replies from a chat endpoint.
 
-    Unlike `assay.session.completion_server`, it needs no tokenizer of the model, because the server
-    applies the chat template.
+    The server applies the chat template, so the model's tokenizer is not needed. A chat endpoint
+    returns texts and only the number of their tokens. `assay.session.completion_server` samples
+    token ids instead.
 
-    chat: makes the chat of a problem.
+    chat: function that returns the messages of a problem.
     think: think format of completions. Reasoning that the server returns separately is put between
-        its tags.
-    thinks: default think mode of problems.
+        the tags of this format.
+    thinks: whether problems without a think mode of their own think.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ChatServer(ServerGenerator):
 
     @contextmanager
     def _asking(self, sampling: SamplingConfig) -> Iterator[Ask]:
+        # The request's keys are fixed per client, so each think mode needs a client.
         with ExitStack() as stack:
             clients = {
                 thinks: stack.enter_context(closing(self._client(sampling, thinks)))
@@ -72,6 +74,8 @@ class ChatServer(ServerGenerator):
     def _client(self, sampling: SamplingConfig, thinks: bool) -> EndpointClient:
         more: dict[str, Any] = {"top_p": sampling.top_p, "stop": list(sampling.stop)}
         more |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
+        # Values that change nothing are omitted, because some servers reject unknown keys such as
+        # top_k and min_p.
         request = {key: value for key, value in more.items() if value not in (None, [], 1.0, 0.0)}
         endpoint = Endpoint(
             url=completions_url(self.url),
@@ -107,10 +111,11 @@ class ChatServer(ServerGenerator):
         return Completion.from_text(text, name, prompt.think, length, ended)
 
     def _read(self, body: Any) -> Reply:
-        """Return a reply with its reasoning, also if it was truncated."""
+        """Return a reply's text, with the reasoning that the server returns separately."""
         message, text, finish = read_message(body)
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str) and thought.strip():
+            # A reply that was truncated within the reasoning must not get a closing tag.
             close = f"\n{self.think.close_tag}\n\n" if text.strip() or finish != "length" else ""
             text = f"{self.think.open_tag}\n{thought.strip()}{close}{text}"
         if not text.strip():

@@ -1,4 +1,4 @@
-"""Labels of reasoning steps by rollouts that continue from each step."""
+"""Labels of reasoning steps, estimated by rollouts that continue from each step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMPLETIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class ToLabel:
-    """A completion whose steps need labels."""
+    """A completion, with its problem, whose steps need labels."""
 
     problem: Problem
     completion: Completion
@@ -46,7 +46,11 @@ class ToLabel:
 
 @dataclass(frozen=True)
 class StepLabeller:
-    """Labels steps by rollouts. generator: renders `PREFIX`, as `PrefixRenderer` does."""
+    """Labels the steps of completions by rollouts.
+
+    generator: generator whose renderer appends the text under the spec key `PREFIX` to the prompt,
+    as `PrefixRenderer` does. num_samples: number of rollouts per step.
+    """
 
     generator: Generator
     verifiers: Judge
@@ -56,17 +60,19 @@ class StepLabeller:
     split: str = "newline"
 
     def steps_of(self, item: ToLabel) -> list[Step]:
-        """Split a completion into steps by `split`; empty if its row is invalid."""
+        """Split a completion into steps, as the setting `split` configures."""
+        # The spec is emptied, because the spec key ``step_ends`` would override the setting.
         completion = Completion.from_text(item.completion.text, think=item.completion.think)
         problem = replace(item.problem, spec={})
         return split_steps(problem, completion, Places(completion, None), self.split, "all")
 
     def label(self, items: Sequence[ToLabel]) -> list[dict[str, Any] | None]:
-        """Return a row for each completion; None if it has no steps or a step without verdicts.
+        """Return one row of labels per completion.
 
-        A step's soft label is the share of its judged rollouts that pass (equation 4 of
-        Math-Shepherd). Its hard label says whether any rollout passes (equation 3). The last step's
-        labels are those of the completion.
+        A completion without steps, or with a step without verdicts, yields None. A step's soft
+        label is the share of passed rollouts among the step's judged rollouts (equation 4 of
+        Math-Shepherd). A step's hard label is 1 if any rollout passes (equation 3). The labels of
+        the last step follow from the verdict of the completion itself.
         """
         steps = [self.steps_of(item) for item in items]
         problems = [
@@ -115,13 +121,14 @@ class StepLabeller:
 
 
 def label_rows(settings: StepLabelSettings, out: Output) -> None:
-    """Write a row of labels for each completion of the inputs."""
+    """Write a row of step labels for each completion of the inputs."""
     config = sampling_of(settings)
     sampling = at_temperature(config.sampling, settings.temperature)
-    # A rollout starts after a step, so thinking controls would count its own tokens only.
+    # A rollout starts in the middle of a completion.
+    # Thinking controls would count only the rollout's own tokens, so the controls are disabled.
     off = {"think_budget": None, "min_think": None, "effort": sampling.line(sampling.effort)}
     sampling = with_sampling(sampling, **off)
-    # A rollout is one turn.
+    # A rollout is a single assistant turn, without tools.
     config = config.model_copy(update={"tools": ToolsConfig()})
     facts = {
         "model": settings.model,
@@ -133,6 +140,7 @@ def label_rows(settings: StepLabelSettings, out: Output) -> None:
         "seed": config.run.seed,
         **({} if config.server.url is None else {"server": config.server.url}),
     }
+    # Files of an earlier call are checked before a model is loaded, which may take minutes.
     earlier = labelled_before(settings.labelled, facts)
     with show_startup():
         check_sampling(config)
@@ -162,12 +170,14 @@ def write_labels(
 ) -> None:
     """Label completions and write their rows in order.
 
-    facts: settings that are written into each row. earlier: rows of completions that already have
-    labels.
+    facts: settings to record in each row. earlier: rows of an earlier call, by completion id, which
+    are written again without new rollouts.
     """
     out.add_filters("not_labelled")
     say(_budget(labeller, [item for item in items if item.completion.id not in earlier]))
     rollouts, tokens, judged, labels = 0, 0, 0, list[int]()
+    # Several completions are sampled together to fill the engine's slots; a kill loses at most the
+    # current batch.
     left = iter(items)
     while part := list(islice(left, COMPLETIONS_AT_ONCE)):
         fresh = [item for item in part if item.completion.id not in earlier]
@@ -196,9 +206,9 @@ def write_labels(
 
 
 def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row]:
-    """Return the rows of an earlier labelling by id.
+    """Return the labelled rows of an earlier call, by completion id.
 
-    Raises ConfigError if the earlier settings differ from the current ones.
+    Raises ConfigError if the settings of the earlier call differ from the current settings.
     """
     if path is None:
         return {}
@@ -209,6 +219,7 @@ def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row
         rows = {str(row.get("id")): row for row in read_rows(Path(path))}
     except RunError as error:
         raise ConfigError(message(where, "lines that are not labelled rows", accepted)) from error
+    # Recorded settings were converted to JSON, where tuples became lists; convert these too.
     facts = json.loads(json.dumps(facts))
     for row in rows.values():
         if "labelled_by" not in row or "id" not in row:
@@ -222,7 +233,7 @@ def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row
 def load_judged(
     settings: StepLabelSettings, out: Output, check: Callable[[Problem], None] | None = None
 ) -> Sequence[ToLabel]:
-    """Open files of completions, or run directories. Raises DataError or RunError."""
+    """Return the completions in files and run directories. Raises DataError or RunError."""
     found: list[ToLabel] = []
     files: list[str] = []
     for source in settings.inputs:
@@ -250,7 +261,7 @@ def load_judged(
 
 
 def _recorded(run: Path, settings: StepLabelSettings) -> Iterator[ToLabel]:
-    """Yield a run's recorded completions whose problems are still in its sources."""
+    """Yield a run's recorded completions, without those whose problem the sources have lost."""
     allow = settings.config.get("verification", {}).get("allow", ())
     config = open_config(run, ("data.train",), allow=allow, trust_run=settings.trust_run)
     with closing(RolloutLog(run / "rollouts")) as log:
@@ -265,10 +276,11 @@ def _recorded(run: Path, settings: StepLabelSettings) -> Iterator[ToLabel]:
 
 
 def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list[Problem]:
-    """Return a problem for each step but the last; its completions continue from the step's end."""
+    """Return one problem per step except the last, whose prompt ends after that step."""
     found: list[Problem] = []
     for number, following in enumerate(steps[1:], 1):
         begun = item.completion.text[: following.end - len(following.text)]
+        # The id is part of the sampling key, so each step gets its own random numbers.
         id = f"{item.completion.id}|step {number}"
         spec = {**item.problem.spec, PREFIX: begun}
         found.append(replace(item.problem, id=id, spec=spec, draw=0, effort=effort))
@@ -276,7 +288,7 @@ def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list
 
 
 def _whole(group: Group) -> Group:
-    """Prepend the prefix to the continuations of a group, so that whole completions are judged."""
+    """Return a group whose completions include the prefix, so that verifiers see whole texts."""
     prefix = group.problem.spec[PREFIX]
     spec = {key: value for key, value in group.problem.spec.items() if key != PREFIX}
     completions = tuple(
@@ -297,7 +309,7 @@ def _alone(item: ToLabel) -> Group:
 
 
 def _budget(labeller: StepLabeller, items: Sequence[ToLabel]) -> str:
-    """Describe the cost of the rollouts, before sampling."""
+    """Return a line with the number of rollouts and the maximum number of tokens."""
     tried = sum(max(0, len(labeller.steps_of(item)) - 1) for item in items)
     rollouts = tried * labeller.num_samples
     most = rollouts * labeller.sampling.max_tokens

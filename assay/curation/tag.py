@@ -15,7 +15,7 @@ from assay.curation.rules import BUILT_IN, Domain, best_domain, read_domains
 from assay.data.completions import Record, TextPart
 from assay.types import Problem
 
-# Characters of a text shown to the model.
+# Maximum number of characters of a text that the model sees.
 SHOWN = 4000
 REQUEST = """\
 {text}
@@ -29,33 +29,35 @@ else."""
 class TagSettings(AskingSettings):
     """Tag each row with its domain, by rules or by a model.
 
-    The new tag is placed before a row's existing tags.
+    The new tag is put before the row's existing tags.
     """
 
     rules: Text | None = None
-    """TOML file with one section per tag: ``words`` (matched as whole words without case) and
-    ``patterns`` (regular expressions). None: Assay's own table, which has ``code``, ``math``,
-    ``logic``, ``science`` and ``writing``."""
+    """TOML file with one section per tag. A section has ``words`` (matched as whole words in any
+    case) and ``patterns`` (regular expressions). None: Assay's built-in rules for ``code``,
+    ``math``, ``logic``, ``science`` and ``writing``."""
     least: Natural = 2
-    """For rules: minimum number of distinct words and patterns of a domain in a text."""
+    """Minimum number of distinct words and patterns of a domain that a text must match, for
+    rules."""
     other: Text = "other"
-    """Tag of rows without enough matches, or for which the model names no tag."""
+    """Tag of rows with too few matches, and of rows for which the model names no tag."""
     compare: TextPart = "prompt"
-    """Text of a row to classify: its ``prompt``, its ``completion``, or ``all``."""
+    """Text of a row to classify: ``prompt``, ``completion``, or ``all``."""
     model: Text | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Model that classifies, as in `assay data collect`. None: use the rules."""
+    """Model that classifies the rows, named as for `assay data collect`. None: rules classify the
+    rows."""
     tags: tuple[Text, ...] = ()
-    """Tags that the model can choose. Empty: those of the rules, and `other`."""
+    """Tags that the model may choose. Empty: the tags of the rules, and `other`."""
     request: Text = REQUEST
     """Prompt for the model, with the placeholders ``{text}`` and ``{tags}``."""
     num_samples: Count = 1
-    """Number of answers of the model. The most frequent tag is used."""
+    """Number of completions of the model per row. The most frequent tag is used."""
     temperature: Temperature = 0.0
-    """Temperature of the model's answers. 0: greedy, for a single answer."""
+    """Sampling temperature. 0: greedy sampling, only for a single completion per row."""
 
 
 def tag(settings: TagSettings, out: Output) -> None:
-    """Write every row with its tag."""
+    """Write every row with its new tag."""
     domains = read_domains(Path(settings.rules) if settings.rules else BUILT_IN)
     if settings.model is None:
         tagged = _by_rules(settings, domains, out)
@@ -82,6 +84,7 @@ def _by_rules(
 def _by_model(
     settings: TagSettings, tags: Sequence[str], out: Output
 ) -> Iterator[tuple[Record, str]]:
+    # The sampler imports PyTorch, which takes seconds and which rules do not need.
     from assay.curation.sampler import sampled
 
     def ask(row: Record) -> Problem:
@@ -96,7 +99,9 @@ def _by_model(
 
 
 def named_tag(answer: str, tags: Sequence[str]) -> str | None:
-    """Return the first tag in an answer, as a whole word without case."""
+    """Return the first tag that occurs as a whole word in an answer, in any case; else None."""
+    # Longer tags come first, because a regular expression takes the first alternative that matches:
+    # "math" would match within "math proof".
     listed = "|".join(map(re.escape, sorted(tags, key=len, reverse=True)))
     found = re.search(rf"(?<!\w)(?:{listed})(?!\w)", answer, re.IGNORECASE)
     return next((one for one in tags if found and one.casefold() == found[0].casefold()), None)

@@ -1,4 +1,4 @@
-"""Data transform ``vary``: write each row in several variants, as with and without reasoning."""
+"""Data transform ``vary``: write variants of each row, such as with and without reasoning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Variant(Section):
     """One variant of a row."""
 
     append: str = ""
-    """Text to append to the prompt or to the user's last turn, such as `` /no_think``."""
+    """Text to append to the prompt, or to the last user message of a chat, such as
+    `` /no_think``."""
     reasoning: Literal["keep", "empty"] = "keep"
     """Treatment of a completion's reasoning. ``empty``: an empty think block replaces it, as in
     Qwen3's no-think answers."""
@@ -29,15 +30,16 @@ class Variant(Section):
 
 
 class VarySettings(StageSettings):
-    """Write each row in several variants, as with and without reasoning.
+    """Write variants of each row, such as with and without reasoning.
 
-    A row is a problem, or a prompt with a completion. The name of the variant is appended to its id
-    and its tags.
+    A row is a problem, or a prompt with a completion. The name of the variant is appended to the
+    row's id and added to the row's tags.
     """
 
     variants: Annotated[dict[Text, Variant], Field(min_length=1)]
-    """Variants by name. ``append`` is added after the question. ``reasoning = "empty"`` replaces a
-    completion's reasoning with an empty think block. ``keys`` are set in the row:
+    """Variants by name. ``append`` is a text to add after the question. ``reasoning = "empty"``
+    replaces a completion's reasoning with an empty think block. ``keys`` is a table of keys to set
+    in the row. Example:
     ``{no_think = {append = " /no_think", reasoning = "empty", keys = {think = "free"}}}``."""
 
     def most_written(self, num_read: int | None) -> int | None:
@@ -46,8 +48,9 @@ class VarySettings(StageSettings):
 
 
 def vary(settings: VarySettings, out: Output) -> None:
-    """Write every row in all variants."""
+    """Write all variants of every row."""
 
+    # Tags and prompts are read here, so that a bad row is reported before any row is written.
     def check(row: Record) -> object:
         return row.tags, _prompt_key(row)
 
@@ -57,7 +60,7 @@ def vary(settings: VarySettings, out: Output) -> None:
 
 
 def varied(row: Record, name: str, variant: Variant) -> Row:
-    """Build one variant of a row."""
+    """Return one variant of a row."""
     found = {**row.keys, "id": f"{row.id}-{name}", "tags": [*row.tags, name]}
     key = _prompt_key(row)
     found[key] = appended(found[key], variant.append)

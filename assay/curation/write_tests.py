@@ -1,4 +1,4 @@
-"""Data transform ``write_tests``: hidden tests for programs, on which reference solutions agree."""
+"""Data transform ``write_tests``: write hidden tests on which reference solutions agree."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from assay.verify.programs.code_tests import spec_of
 from assay.verify.programs.spec import CodeTest
 from assay.verify.sandbox import Sandbox, SandboxTrouble
 
-# Problems per processor in a round. Rows are written after each round.
+# Number of problems per processor that run concurrently.
 AT_ONCE = 8
-# Seconds.
+# Interval of progress lines, in seconds.
 SHOW_EVERY = 30.0
 
 
 def write_tests(settings: WriteTestsSettings, out: Output) -> None:
     """Write problems with hidden tests, in parallel on all processors, and measure the tests."""
+    # Each thread borrows a sandbox from the queue, because a sandbox serves one thread at a time.
     rows = out.open(settings.inputs, _check, key=lambda row: row.problem.id)
     solutions = Collected(out, settings.solutions, "solutions")
     suggestions = Collected(out, settings.suggestions, "suggestions")
@@ -47,7 +48,8 @@ def write_tests(settings: WriteTestsSettings, out: Output) -> None:
     for _ in range(num_workers):
         sandboxes.put(out.enter_context(Sandbox()))
     out.add_filters(*FILTERS)
-    # Threads share the warning filters, which parsing a program sets and restores.
+    # Parsing a program sets and restores the warning filters, which all threads share.
+    # Without the outer context, a thread could restore the filters of another thread.
     out.enter_context(warnings.catch_warnings(action="ignore", category=SyntaxWarning))
     pool = out.enter_context(ThreadPoolExecutor(num_workers))
     progress = out.enter_context(closing(Progress("")))
@@ -78,7 +80,7 @@ def _found(
     sandboxes: SimpleQueue[Sandbox],
     asked: tuple[Problem, Sequence[Completion], Sequence[Completion]],
 ) -> tuple[Sequence[CodeTest], Counter[str]] | ProblemRemoved:
-    """Return a problem's tests with their fault detection, or the reason why it has none."""
+    """Return a problem's tests with counts of detected faults, or the reason for its removal."""
     sandbox = sandboxes.get()
     try:
         writer = Writer(settings, sandbox, *asked)
@@ -112,7 +114,7 @@ def _as_row(test: CodeTest) -> Row:
 
 
 def _measured(tally: Counter[str]) -> dict[str, Any]:
-    """Return the manifest's statistics over all kept problems."""
+    """Return the manifest's statistics: sums and shares over all kept problems."""
 
     def share(part: int, whole: int) -> float | None:
         return round(part / whole, 4) if whole else None
@@ -131,10 +133,11 @@ def _measured(tally: Counter[str]) -> dict[str, Any]:
 
 
 class Collected:
-    """The completions of some sources, by problem."""
+    """Completions of several sources, by problem id."""
 
     def __init__(self, out: Output, sources: Sequence[str], role: str) -> None:
         self.rows = out.open(sources, lambda row: row.completion, role) if sources else ()
+        # Indices are kept instead of completions, which are read again when needed.
         self.places: dict[str, list[int]] = defaultdict(list)
         for place, row in enumerate(self.rows):
             self.places[row.problem_id].append(place)
