@@ -130,7 +130,7 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         (
             RL + "[optimizer]\nbetas = [0.9]\n",
             "run.toml:7 optimizer.betas: found [0.9]; accepted: a list of 2, each a number >= 0 "
-            "and < 1 (Decay of the first and second moment)",
+            "and < 1 (Decay rates of the first and the second moment)",
         ),
         (
             RL + "[optimizer]\nlearning_rate = inf\n",

@@ -31,8 +31,9 @@ HEAD = """\
 
 <!-- Written by tools/config_reference.py from assay/config: change the docstrings there. -->
 
-One TOML file describes one run; `assay train run.toml` performs it. Every key has a default except
-`model.path` and the sources of its stage. A small file is enough:
+One TOML file describes one run, which `assay train run.toml` starts.
+Every key has a default, except `model.path` and the data sources of the training stage.
+A small file is enough:
 
 ```toml
 [model]
@@ -46,16 +47,17 @@ heldout = ["heldout.jsonl"]
 steps = 200
 ```
 
-- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]`, `[reward_model]`, `[pretrain]` or
-  `[distill]`.
-- `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text
-  takes it as it stands (`--set model.path=out/base`); an empty value gives the key its default
-  again (`--set sampling.top_k=`).
-- The column *default* says what holds where a key is left out. If it is a value, you may write it
-  down too. If it is words, leave the key out to have it: TOML has no value for "none".
-- An unknown key, or a value of another type, is an error that names the line, what was found, what
-  is accepted, and the remedy. Nothing is ignored.
-- The run directory's `config.toml` holds every key as the run used it.
+- A run has exactly one training stage: `[rl]`, `[sft]`, `[preference]`, `[reward_model]`,
+  `[pretrain]` or `[distill]`.
+- `--set section.key=value` overrides a key for one run.
+  The value is written in TOML.
+  For a key of type text, quotes may be omitted (`--set model.path=out/base`).
+  An empty value restores the key's default (`--set sampling.top_k=`).
+- The column *default* contains the value of a key that the file omits.
+  If this column describes the default in words, omit the key, because TOML has no null value.
+- An unknown key or a value of a wrong type is an error.
+  The message contains the line, the value, the accepted values and a remedy.
+- `config.toml` in the run directory contains every key with the value that the run used.
 """
 
 
@@ -104,7 +106,7 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
     parts = [f"## {title}\n\n{_words_of(settings)}\n"]
     if shared is AskingSettings:
         parts.append(
-            "It also has the [keys of transforms that use a model]"
+            "The transform also has the [keys of transforms that use a model]"
             "(#keys-of-transforms-that-use-a-model).\n"
         )
     parts.append("| key | accepts | default | description |\n|---|---|---|---|")
@@ -174,12 +176,13 @@ def _section_text(section: str) -> str:
         is_optional = field.default is None and not field.is_required()
         model = section_of(field.annotation) or table_section_of(field.annotation) or model
     text = _words_of(model)
-    return f"{text} The section is absent unless you write it." if is_optional else text
+    return f"{text}\nThe section is absent unless the file contains it." if is_optional else text
 
 
 def _words_of(model: type[BaseModel]) -> str:
-    lines = (model.__doc__ or "").splitlines()
-    return "\n".join(line.strip() for line in lines).replace("``", "`").strip()
+    """Return the docstring of a section as Markdown, one sentence per line."""
+    paragraphs = re.split(r"\n\s*\n", (model.__doc__ or "").replace("``", "`").strip())
+    return "\n\n".join(re.sub(r"(?<=[.!?])\s+", "\n", " ".join(p.split())) for p in paragraphs)
 
 
 def _cell(text: str) -> str:

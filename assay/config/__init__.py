@@ -1,8 +1,8 @@
-"""All configuration: typed, frozen and complete, with the TOML keys and their documentation.
+"""The configuration of a run: typed, frozen models of all TOML sections, with documentation.
 
-Each field is described only in its docstring, which `--help`, the reference page and error messages
-show. None always means "the documented default", so a dumped configuration without its None keys
-loads as the same configuration.
+The docstring of a field is its only description; `--help`, the reference page and error messages
+show the docstring. None always means "the documented default". A configuration that is dumped
+without its None keys therefore loads as an equal configuration.
 """
 
 # pyright: reportUnusedImport=false

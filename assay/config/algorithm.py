@@ -23,17 +23,15 @@ KLPlace = Literal["loss", "reward"]
 Keep = Literal["all", "correct"]
 
 OF_A_ROW = {"name", "paper", "equation", "std_ddof", "std_epsilon", "max_tokens"}
-"""Fields of a preset that a configuration cannot set."""
+"""Fields of an algorithm preset that a configuration cannot set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """A policy-optimization method as data: a preset of the table of algorithms.
 
-    paper, equation: source of the method.
-
-    The other fields are those of ``[algorithm]``, documented here. Raises ConfigError for an
-    invalid value or combination.
+    paper, equation: source of the method. The other fields are the keys of ``[algorithm]`` and are
+    documented below. Raises ConfigError for an invalid value or combination of values.
     """
 
     __pydantic_config__: ClassVar = DOCUMENTED
@@ -42,7 +40,7 @@ class Algorithm:
     paper: str
     equation: str
     credit: Credit = "completion"
-    """Reward that a token is credited with. ``completion``: the reward of the whole completion.
+    """Reward that is credited to a token. ``completion``: the reward of the whole completion.
     ``steps``: the scores of reasoning steps that end at the token or later. ``turns``: the rewards
     of the token's conversation turn and of later turns. ``to_go``: the discounted rewards after the
     token. ``gae``: generalized advantage estimates from a critic."""
@@ -52,18 +50,19 @@ class Algorithm:
     scale: Scale = "none"
     """Divisor of an advantage: the group's standard deviation, or none."""
     std_ddof: Literal[0, 1] = 1
-    """Subtracted from the number of siblings in the variance (delta degrees of freedom)."""
+    """Number subtracted from the group size in the variance (delta degrees of freedom)."""
     std_epsilon: NonNegative = 1e-4
-    """Added to the standard deviation."""
+    """Constant added to the standard deviation."""
     gamma: Rate = 1.0
-    """Discount of rewards: by token under credit ``to_go`` and ``gae``, by turn under ``turns``."""
+    """Discount factor of rewards: per token under credit ``to_go`` and ``gae``, per turn under
+    ``turns``."""
     gae_lambda: Rate = 1.0
     """Lambda of generalized advantage estimation: 1 uses only returns, 0 only the critic's next
     value."""
     whiten_rewards: WhitenRewards = "none"
-    """Divide rewards by their standard deviation over the batch. ``scale`` keeps their mean.
-    ``shift_and_scale`` subtracts it too. The rewards are per completion, or per token under credit
-    ``turns``, ``to_go`` and ``gae``."""
+    """Division of rewards by their standard deviation over the batch. ``scale`` keeps the mean
+    reward. ``shift_and_scale`` also subtracts the mean reward. The rewards are per completion, or
+    per token under credit ``turns``, ``to_go`` and ``gae``."""
     whiten_advantages: bool = False
     """Normalize the advantages of all tokens of a batch to mean 0 and standard deviation 1."""
     surrogate: Surrogate = "clip"
@@ -72,9 +71,10 @@ class Algorithm:
     log-probability. ``mirror``: the log-probability minus a squared log-ratio of the completion
     (Kimi's mirror descent). ``ratio``: the unclipped ratio."""
     ratio_level: RatioLevel = "token"
-    """``token``: one ratio per token. ``sequence_mean``: the geometric mean of the token ratios of
-    a completion (GSPO). ``sequence_product``: their product. The last two require aggregation
-    ``sequence_mean``, which counts a completion once."""
+    """Level of the probability ratio. ``token``: one ratio per token. ``sequence_mean``: the
+    geometric mean of a completion's token ratios (GSPO). ``sequence_product``: the product of a
+    completion's token ratios. Both sequence levels require the aggregation ``sequence_mean``, which
+    counts a completion once."""
     aggregation: Aggregation = "token_mean"
     """Aggregation of token losses. ``sequence_mean``: the mean of each completion's mean.
     ``token_mean``: the mean over all tokens. ``constant_length``: each completion's sum, divided by
@@ -89,10 +89,10 @@ class Algorithm:
     """Upper bound of the ratio for completions with a negative advantage (Ye et al., 2020, equation
     5). None: no bound."""
     importance_cap: Positive | None = None
-    """Upper bound of the weight of a token in truncated importance sampling. The weight is the
-    token's probability under the learner divided by that under the generator. It corrects for an
-    older policy, or for a generator with different numerics. None: no weight with the built-in
-    engine, whose probabilities equal the learner's, and 2 with any other generator."""
+    """Upper bound of a token's weight in truncated importance sampling. The weight is the token's
+    probability under the learner divided by its probability under the generator. The weight
+    corrects for an older policy, or for a generator with different numerics. None: no weight with
+    the built-in engine, whose probabilities equal the learner's, and 2 with any other generator."""
     tau: NonNegative = 0.0
     """Weight of the squared log-ratio in Kimi's objective: tau / 2."""
     kl_weight: NonNegative = 0.0
@@ -100,14 +100,15 @@ class Algorithm:
     kl_estimator: KLEstimator = "k3"
     """Estimator of the KL (Schulman 2020)."""
     kl_place: KLPlace = "loss"
-    """``loss``: the KL is a term of the loss. ``reward``: the KL is subtracted from the reward.
-    Under credit ``completion`` that is the KL of the whole completion, under ``turns`` that of the
-    turn and later turns, and otherwise of each token and later tokens."""
+    """Use of the KL. ``loss``: the KL is a term of the loss. ``reward``: the KL is subtracted from
+    the reward. Under credit ``completion``, the KL of the whole completion is subtracted. Under
+    ``turns``, the KL of the turn and of later turns is subtracted. Under other credits, the KL of
+    the token and of later tokens is subtracted."""
     kl_clamp: bool = False
-    """Count negative KL estimates of a token in the reward as 0 (AlpacaFarm)."""
+    """Count a token's negative KL estimate in the reward as 0 (AlpacaFarm)."""
     kl_target: Positive | None = None
     """Target of the mean KL to the reference, in nats per token. The weight of the KL is adapted
-    after each step to reach it. None: the weight is constant."""
+    after each step to reach the target. None: the weight is constant."""
     kl_horizon: Positive = 10000.0
     """Time constant of the adaptive KL weight (`kl_target`), in completions."""
     penalty_weight: NonNegative = 0.0
@@ -117,28 +118,29 @@ class Algorithm:
     """Target of KL(old || new), in nats per token. The weight of the penalty doubles above 1.5 x
     target and halves below target / 1.5. None: the weight is constant."""
     stop_kl: Positive | None = None
-    """Skip the remaining optimizer steps of a batch once KL(old || new) exceeds this, in nats per
-    token.
-    None: never."""
+    """Limit of KL(old || new), in nats per token, above which the remaining optimizer steps of a
+    batch are skipped. None: never skip."""
     trust_region: Positive | None = None
-    """Take one natural-gradient step per minibatch instead of an optimizer step: conjugate
-    gradients and a line search, with KL(old || new) at most this value (TRPO). For small models.
-    None: use the optimizer."""
+    """Limit of KL(old || new) for one natural-gradient step per minibatch, which replaces the
+    optimizer step (TRPO: conjugate gradients and a line search). For small models. None: use the
+    optimizer."""
     entropy_weight: float = 0.0
     """Weight of an entropy bonus in the loss."""
     value_weight: NonNegative = 0.5
-    """Weight of the critic's loss if it shares the policy's layers."""
+    """Weight of the critic's loss, if the critic shares the policy's layers."""
     value_clip: Positive | None = None
-    """Maximum change of the critic's value from its old value before its loss has no gradient.
-    None: no limit."""
+    """Maximum change of the critic's value from its old value; beyond the limit, the critic's loss
+    has no gradient. None: no limit."""
     keep: Keep = "all"
-    """``all``: learn from all completions. ``correct``: learn only from completions that passed
-    (rejection sampling, expert iteration). The mean is always over all of them."""
+    """Completions to learn from. ``all``: all completions. ``correct``: only completions that
+    passed (rejection sampling, expert iteration). The mean of the loss is always over all
+    completions."""
     outcome_gate: bool = False
     """Use the terms of a reward besides correctness only in groups with at least one passed
-    completion. In other groups the reward is the score."""
+    completion. In other groups, the reward is the correctness score."""
     mask_truncated: bool = False
-    """Exclude truncated completions from the loss. They still count in the baseline."""
+    """Exclude truncated completions from the loss. Truncated completions still count in the
+    baseline."""
     overlong_buffer: Annotated[int, Field(ge=0)] | None = 0
     """Soft overlong punishment (DAPO equation 13): over the last this many tokens before
     `sampling.max_tokens`, the reward decreases linearly by 1 in total. 0: off."""
@@ -146,8 +148,9 @@ class Algorithm:
     """Replace groups whose completions all passed or all failed by new groups. If no other group is
     found, the step is measured but changes no weights."""
     max_tokens: Natural | None = None
-    """Maximum length of a sampled completion."""
+    """Maximum length of a sampled completion, in tokens."""
 
+    # A dataclass and not a pydantic model: users write presets in Python, and `replace` validates.
     def __post_init__(self) -> None:
         check_fields(self, "algorithm")
         for key, idle, where in self._combinations():
@@ -155,7 +158,10 @@ class Algorithm:
                 raise ConfigError(message(f"algorithm.{key}", repr(getattr(self, key)), where))
 
     def _combinations(self) -> tuple[tuple[str, bool, str], ...]:
-        """Return (field, value conflicts with other fields, accepted values) for each rule."""
+        """Return (field, whether its value conflicts, accepted values) for each rule."""
+        # The advantages of `gae` already are differences from the critic's values.
+        # Dual clipping bounds a probability ratio, which only two surrogates have.
+        # The length punishment is a term of the completion's reward, which `steps` does not use.
         by_steps, by_critic = self.credit == "steps", self.credit == "gae"
         ratios = self.surrogate in ("clip", "ratio")
         return (
@@ -173,17 +179,18 @@ class Algorithm:
 
     @property
     def group_relative(self) -> bool:
-        """Whether an advantage needs siblings for comparison."""
+        """Whether the advantage of a completion depends on its siblings' rewards."""
         return self.baseline != "none" or self.scale != "none"
 
     @property
     def min_siblings(self) -> int:
-        """Number of judged completions that a group needs for a gradient."""
+        """Minimum number of judged completions with which a group contributes a gradient."""
+        # A single completion equals its group's mean, so its advantage would be 0.
         return 2 if self.group_relative else 1
 
     @property
     def across_groups(self) -> str:
-        """The statistic that is computed over all completions of a batch, or ""."""
+        """Name of the statistic that is computed over all completions of a batch, or ""."""
         if self.has_critic:
             return "a critic"
         whitened = self.whiten_rewards != "none"
@@ -201,13 +208,14 @@ class Algorithm:
         return self.kl_weight > 0 and self.kl_place == "reward"
 
     def constant_length(self) -> float:
-        """The divisor of the ``constant_length`` aggregation."""
+        """Return the divisor of the aggregation ``constant_length``, in tokens."""
         return self.length_divisor or self._needs_max_tokens("aggregation constant_length")
 
     def overlong_tokens(self) -> int:
-        """The length of the overlong buffer in tokens, 0 if there is none."""
+        """Return the length of the overlong buffer in tokens; 0 without a buffer."""
         if self.overlong_buffer is not None:
             return self.overlong_buffer
+        # DAPO's buffer is a fifth of the maximum length: 4,096 of 20,480 tokens (section 4.1).
         return self._needs_max_tokens("overlong_buffer") // 5
 
     def _needs_max_tokens(self, purpose: str) -> int:
@@ -232,6 +240,7 @@ NAMES = (
 )
 """Documentation of the key `name` of ``[algorithm]``."""
 
+# Type checkers cannot see the fields of a model that is created at run time.
 if TYPE_CHECKING:
 
     class AlgorithmConfig(Section):
@@ -256,16 +265,16 @@ class CriticConfig(Section):
     """The critic, for algorithms with credit ``gae``."""
 
     backbone: Literal["copy", "shared"] = "copy"
-    """``copy``: a separate model, initialized as a copy of the policy. ``shared``: a value head on
-    the policy's layers, which uses far less memory."""
+    """Model of the critic. ``copy``: a separate model, initialized as a copy of the policy.
+    ``shared``: a value head on the policy's layers, which uses far less memory."""
     path: Text | None = None
     """Reward model that initializes the critic: a folder in Hugging Face layout, or a run's
     checkpoint as in `model.path`. Only with ``copy``. None: the policy."""
     learning_rate: Positive | None = None
-    """Peak learning rate of a separate critic, or of the value head of a shared one. None:
+    """Peak learning rate of a separate critic, or of the value head of a shared critic. None:
     `optimizer.learning_rate`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Initial steps in which only the critic learns. Steps before the first nonzero reward do not
-    count, because the critic already predicts every return correctly."""
+    """Number of initial steps in which only the critic learns. Steps before the first nonzero
+    reward do not count, because the critic already predicts every return correctly."""
     max_grad_norm: Positive = 1.0
     """Maximum global norm of a separate critic's gradients."""

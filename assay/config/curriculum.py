@@ -1,4 +1,4 @@
-"""Selection of training problems."""
+"""The section ``[curriculum]``: selection of training problems."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Size = Annotated[int, Field(ge=1, le=65536)]
 
 
 class CurriculumConfig(Section):
-    """Which problems are drawn during training (``[rl]``, and ``[preference]`` without pairs).
+    """Selection of problems during training in ``[rl]``, and in ``[preference]`` without pairs.
 
     An epoch has as many draws as there are problems. The pass rate of a problem is estimated from
-    its judged completions by a Beta posterior with a uniform prior, so few completions give a wide
-    estimate.
+    the problem's judged completions by a Beta posterior with a uniform prior. Few completions
+    therefore give a wide estimate.
     """
 
     order: Literal["uniform", "easy_to_hard", "prioritized", "band"] = "uniform"
-    """``uniform``: every problem once per epoch, in random order. ``easy_to_hard``: every problem
-    once per epoch, the easiest first (see `label`). A run with fewer draws than problems takes a
-    random subset, so that it also reaches hard ones. ``prioritized``: random, in proportion to 1 -
-    pass rate (Kimi k1.5, arXiv 2501.12599, section 2.3.3). ``band``: random, in proportion to the
-    probability that the pass rate is in `band`."""
+    """Order of the problems. ``uniform``: every problem once per epoch, in random order.
+    ``easy_to_hard``: every problem once per epoch, the easiest first (see `label`). A run with
+    fewer draws than problems takes a random subset, so that the run also reaches hard problems.
+    ``prioritized``: random, in proportion to 1 - pass rate (Kimi k1.5, arXiv 2501.12599, section
+    2.3.3). ``band``: random, in proportion to the probability that the pass rate is in `band`."""
     label: Text | None = None
     """Key of the row with the problem's difficulty: a number, or counts of completions such as
     ``{"passed": 3, "judged": 8}``, which ``assay data label_difficulty`` writes as ``difficulty``.
@@ -38,10 +38,11 @@ class CurriculumConfig(Section):
     """Direction of a numeric label. ``low``: low numbers are easy. ``high``: high numbers are easy,
     as for pass rates."""
     band: tuple[Rate, Rate] = (0.2, 0.8)
-    """Range of wanted pass rates for ``order = "band"``."""
+    """Range of preferred pass rates for ``order = "band"``."""
+    # A policy improves during an epoch, so old pass rates underestimate the current pass rate.
     forgetting: Rate = 0.25
-    """Share of the observations of a problem that is discounted per epoch, because the policy
-    changes. 0: keep all observations. 1: use only the current epoch."""
+    """Share of a problem's observations that is discounted per epoch, because the policy changes.
+    0: keep all observations. 1: use only the current epoch."""
     retire_above: Rate | None = None
     """Retire solved problems: do not draw a problem again if its pass rate is above this number
     with probability `confidence`. None: off."""
@@ -49,16 +50,17 @@ class CurriculumConfig(Section):
     """Retire hopeless problems: do not draw a problem again if its pass rate is below this number
     with probability `confidence`. None: off."""
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.9
-    """Probability required to retire a problem. With 0.9, a problem whose completions all pass is
-    above 0.75 after 8 of them, and above 0.9 after 21."""
+    """Probability required to retire a problem. With 0.9, a problem whose completions all pass has
+    a pass rate above 0.75 after 8 completions, and above 0.9 after 21."""
     return_after: Epochs | None = 3.0
-    """Epochs after which a retired problem can be drawn again. If no problem is left to draw, all
-    retired problems return. None: only then."""
+    """Number of epochs after which a retired problem can be drawn again. If every problem is
+    retired, all problems return. None: only if every problem is retired."""
     group_sizes: tuple[Size, Size] | None = None
-    """Minimum and maximum number of completions per group, such as ``[2, 16]``. A problem gets
-    fewer if its outcome is almost certain, and more if two of its completions are likely to differ.
-    A new problem gets `rl.group_size`. Other sizes are half or twice that, and so on. Larger groups
-    have no larger weight in the loss. None: `rl.group_size` for all."""
+    """Minimum and maximum number of completions per group, such as ``[2, 16]``. A problem gets a
+    smaller group if its outcome is almost certain, and a larger group if two of its completions are
+    likely to differ. A new problem gets `rl.group_size`. Other sizes are `rl.group_size` halved or
+    doubled once or several times. Larger groups have no larger weight in the loss. None:
+    `rl.group_size` for all problems."""
     weights: dict[Text, Weight] = Field(default={})
     """Relative frequency of problems, by tag or by source as `data.train` names it:
     ``{"geometry" = 2.0, "easy.jsonl" = 0.5}``. The default is 1, and several weights of a problem
@@ -82,7 +84,7 @@ class CurriculumConfig(Section):
         return sizes
 
     def smallest_and_largest(self, usual: int) -> tuple[int, int]:
-        """Return the smallest and largest group size. ``usual``: `rl.group_size`."""
+        """Return the smallest and the largest group size, where ``usual`` is `rl.group_size`."""
         return self.group_sizes or (usual, usual)
 
     @property
@@ -92,21 +94,24 @@ class CurriculumConfig(Section):
 
     @property
     def observes(self) -> bool:
-        """Whether draws depend on verdicts."""
+        """Whether the choice of problems depends on the run's verdicts."""
         by_rates = self.order == "easy_to_hard" and self.label is None
         return by_rates or self.order in ("prioritized", "band") or self.retires
 
     def clashes(self, stage: str, draws: bool, pairwise: bool) -> Iterator[str]:
-        """Yield settings that conflict with a stage or have no effect, each beginning with its key.
+        """Yield an error message for each setting that conflicts with a stage or has no effect.
 
-        draws: whether the stage draws problems.
+        Each message begins with a configuration key. draws: whether the stage draws problems.
         pairwise: whether verdicts compare siblings.
         """
+        # A setting without effect is an error; ignoring it would hide a user's mistake.
         changed = self._changed()
         if not draws:
             for key, value in changed.items():
                 found = f"{toml_words(value)} in a run of [{stage}] that draws no problems"
                 yield message(f"curriculum.{key}", found, "none", "remove it")
+        # A pairwise verdict says which sibling is better, not whether a completion is right.
+        # A pass rate therefore does not exist.
         elif pairwise and self.observes:
             key = next(key for key in ("order", "retire_above", "retire_below") if key in changed)
             found = f'{toml_words(changed[key])} with preference.judge = "pairwise"'
@@ -132,7 +137,8 @@ class CurriculumConfig(Section):
                     yield message(f"curriculum.{key}", found, f"it beside {need}", "or none")
 
     def _changed(self) -> dict[str, Any]:
-        """The keys with values other than their defaults."""
+        """Return the keys whose values differ from the defaults, with their values."""
+        # `model_fields_set` would contain every key of a saved configuration.
         values = {key: getattr(self, key) for key in type(self).model_fields}
         defaults = {key: one.default for key, one in type(self).model_fields.items()}
         return {key: value for key, value in values.items() if value != defaults[key]}

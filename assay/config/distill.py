@@ -1,4 +1,4 @@
-"""Distillation: the teacher, and the training stage that learns from its distributions."""
+"""The sections ``[teacher]`` and ``[distill]``: a teacher model, and learning from it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from assay.config.section import (
 from assay.validation import toml_words
 
 SERVER_SETTINGS = ("url", "api_key_env", "concurrency")
-"""Settings for a teacher on a server."""
+"""Settings that apply only to a teacher on a server."""
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 
 
 class TeacherConfig(Section):
     """A frozen teacher model.
 
-    ``[distill]`` learns from it. In ``[rl]`` it replaces the reference: the KL is then computed to
-    the teacher.
+    The student in ``[distill]`` learns from the teacher. In ``[rl]``, the teacher replaces the
+    reference model, so that the KL is computed to the teacher.
     """
 
     path: Text
-    """A folder in Hugging Face layout, a hub name, or a run's checkpoint as in `model.path`. Its
-    tokenizer must have the policy's tokens. With `url`: the model's name on the server."""
+    """A folder in Hugging Face layout, a hub name, or a run's checkpoint as in `model.path`. The
+    teacher's tokenizer must have the policy's tokens. With `url`: the model's name on the
+    server."""
     url: Text | None = None
-    """An OpenAI-compatible server with the teacher, such as ``http://localhost:8000/v1``. It must
-    return log-probabilities of prompt tokens, as vLLM does. For each token it returns the
-    `distill.keep_top` most probable tokens. The divergence is computed over these and one class for
-    all others. None: the teacher is loaded in the learner's process."""
+    """URL of an OpenAI-compatible server with the teacher, such as ``http://localhost:8000/v1``.
+    The server must return log-probabilities of prompt tokens, as vLLM does. The divergence is
+    computed over the `distill.keep_top` most probable tokens and one class for all other tokens.
+    None: the teacher is loaded in the learner's process."""
     api_key_env: Text = "ASSAY_SERVER_KEY"
-    """Only with `url`: environment variable with the server's key, if it requires one."""
+    """Only with `url`: name of the environment variable with the server's key."""
     concurrency: Count = 16
     """Only with `url`: number of concurrent requests."""
     revision: str | None = None
@@ -49,9 +50,10 @@ class TeacherConfig(Section):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of the teacher's weights. None: bfloat16 on CUDA, float32 on the CPU."""
     device: str | None = None
-    """Device of the teacher, as in `run.device`. None: the policy's device."""
+    """Device of the teacher, named as in `run.device`. None: the policy's device."""
     trust_remote_code: bool = False
-    """Run Python code that ships with the model. Only for models whose code you have read."""
+    """Run Python code that is part of the model's files. Use only for models whose code you have
+    read."""
 
     @model_validator(mode="after")
     def _is_local_or_served(self) -> TeacherConfig:
@@ -67,53 +69,57 @@ class TeacherConfig(Section):
 
 
 class DistillConfig(Section):
-    """Distillation: the student learns the next-token distribution of the teacher (``[teacher]``)
-    on existing traces, or on completions that it samples itself.
+    """Distillation: the student learns the teacher's next-token distributions.
+
+    The student learns on existing traces, or on completions that the student samples itself. The
+    section ``[teacher]`` configures the teacher.
     """
 
     traces: tuple[Text, ...] = ()
-    """Sources of rows with ``prompt`` and ``completion``, as in `sft.traces`. Empty: in each step
-    the student samples completions of `data.train` and learns on them (on-policy distillation)."""
+    """Sources of rows with ``prompt`` and ``completion``, as in `sft.traces`. Empty: in each step,
+    the student samples completions of `data.train` and learns on these completions (on-policy
+    distillation)."""
     divergence: DivergenceKind = "forward_kl"
     """Divergence to minimize. ``forward_kl``: KL(teacher || student). ``reverse_kl``: KL(student ||
-    teacher). ``jsd``: the generalized Jensen-Shannon divergence (GKD), between the two."""
+    teacher). ``jsd``: the generalized Jensen-Shannon divergence (GKD), between these two."""
     skew: Decay = 0.0
-    """For ``forward_kl`` and ``reverse_kl``: share of the first distribution that is mixed into the
-    second (skewed KL of DistiLLM, which uses 0.1). 0: the plain divergence."""
+    """Only for ``forward_kl`` and ``reverse_kl``: share of the first distribution that is mixed
+    into the second (skewed KL of DistiLLM, which uses 0.1). 0: the plain divergence."""
     beta: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    """For ``jsd``: the teacher's share in the mixture. Near 0 it behaves like ``forward_kl``, near
-    1 like ``reverse_kl``."""
+    """Only for ``jsd``: the teacher's share in the mixture. Values near 0 behave like
+    ``forward_kl``, and values near 1 like ``reverse_kl``."""
+    # Gradients of softened distributions scale with 1/temperature^2 (Hinton et al., 2015).
     temperature: Annotated[float, Field(ge=COOLEST, le=HOTTEST)] = 1.0
-    """Temperature of both distributions in the divergence. The divergence is multiplied by its
-    square to preserve the scale of gradients."""
+    """Temperature of both distributions in the divergence. The divergence is multiplied by the
+    squared temperature to preserve the scale of gradients."""
     cross_entropy: Rate = 0.0
-    """Share of the cross-entropy of the trace's tokens in the loss. The divergence has the rest.
-    Only with `traces`."""
+    """Weight of the cross-entropy of the trace's tokens in the loss. The weight of the divergence
+    is 1 minus this weight. Only with `traces`."""
     keep: Text | None = None
-    """Only with `traces`: a folder of Parquet files with cached teacher logits: the most probable
-    tokens at each position, and the total probability of all others. Missing entries are computed
-    before the first step, and the teacher's memory is then released. If nothing is missing,
-    ``[teacher]`` is not needed.
-    None: the teacher runs in each step, with its whole distribution."""
+    """Only with `traces`: folder of Parquet files with cached teacher logits: the most probable
+    tokens at each position, and the total probability of all other tokens. Missing entries are
+    computed before the first step, and the teacher's memory is then released. If no entry is
+    missing, ``[teacher]`` is not needed. None: the teacher runs in each step, with its whole
+    distribution."""
     keep_top: Natural = 64
-    """With `keep`: number of cached top-k tokens. With `teacher.url`: number of top-k tokens
-    requested from the server. vLLM must be started with at least this `--max-logprobs`."""
+    """Number of top-k tokens per position that are cached in `keep`, or requested from the server
+    `teacher.url`. vLLM must be started with at least this `--max-logprobs`."""
     keep_gib: Positive = 10.0
-    """Only with `keep`: maximum disk space in GiB. A run that would need more is rejected before
-    the teacher runs."""
+    """Only with `keep`: maximum disk space in GiB. A run that would need more disk space is
+    rejected before the teacher runs."""
     epochs: Epochs = 1.0
-    """Only with `traces`: epochs over them. A fraction stops part way."""
+    """Only with `traces`: number of epochs over the traces; may be a fraction."""
     tokens_per_step: Natural = 4096
-    """Only with `traces`: tokens per optimizer step."""
+    """Only with `traces`: number of tokens per optimizer step."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
-    on a GPU."""
+    """Maximum number of tokens per forward and backward pass. Choose a lower number if memory runs
+    out. None: 2048 on a CPU, 8192 on a GPU."""
     steps: Natural = 100
     """Only for on-policy distillation: number of steps, each with one optimizer step."""
     num_prompts: Count = 8
-    """Only for on-policy distillation: prompts per step."""
+    """Only for on-policy distillation: number of prompts per step."""
     group_size: Count = 4
-    """Only for on-policy distillation: completions per prompt."""
+    """Only for on-policy distillation: number of completions per prompt."""
 
     @model_validator(mode="after")
     def _keys_agree(self) -> DistillConfig:

@@ -1,4 +1,4 @@
-"""Rules that stop a run: `[guard]`, and the built-in rules in `guard.toml`."""
+"""Rules that stop or warn about a run: section `[guard]` and the built-in rules of `guard.toml`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Action = Literal["off", "note", "pause", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A built-in rule of `guard.toml`: the watched metrics and the action when it fires.
+    """A built-in rule of `guard.toml`: the watched metrics and the action when the rule fires.
 
-    finds: description of the fault. check: function of `assay.run.guard_checks` that examines the
-    series. reads: metrics that the check reads. ``reward/*`` is every part of the reward. says:
-    message, a template for the numbers of the check. origin: source of the defaults. limit, floor,
-    window: parameters of the check. None: the user must set a limit. chance: probability of a false
-    alarm by noise in a whole run. A rule that is no statistical test has chance 0. setting: key of
-    ``[guard]`` that holds the limit. stages: training stages that record these metrics. Empty: all.
-    needs: parts that a run must have for the rule to apply. shows: rollouts used as evidence
-    (`assay.run.evidence`). severe: a stopped run needs an approval to resume.
+    finds: description of the fault. check: name of the function in `assay.run.guard_checks` that
+    examines the metrics. reads: metric keys that the check examines; ``reward/*`` matches every
+    part of the reward. says: message template for the numbers of the check. origin: justification
+    of the default values. limit, floor, window: parameters of the check; a rule with limit None
+    applies only if the user sets a limit. chance: probability of a false alarm in a whole run; 0
+    for a rule that is not a statistical test. setting: key of ``[guard]`` that contains the limit.
+    stages: training stages that record the metrics; empty: all stages. needs: description of the
+    settings that the rule requires. shows: selection of rollouts that serve as evidence
+    (`assay.run.evidence`). severe: whether a stopped run needs an approval to resume.
     """
 
     name: str
@@ -51,24 +52,24 @@ class Rule:
 
     @property
     def bound(self) -> float:
-        """The limit of an active rule."""
+        """Limit of an active rule, which always has one."""
         assert self.limit is not None, self.name
         return self.limit
 
     @property
     def key(self) -> str:
-        """The configuration key that holds the limit."""
+        """Dotted configuration key of the rule's limit."""
         return f"guard.{self.setting}" if self.setting else f"guard.options.{self.name}.limit"
 
 
 HALVED = ("against", "grows_alone")
-"""Checks that compare the halves of a window by their standard errors."""
+"""Checks that compare the two halves of a window by the halves' standard errors."""
 
 RULES = read_rows(Rule, Path(__file__).with_name("guard.toml"))
 
 
 class RuleOptions(Section):
-    """Options of one rule. docs/trust.md lists the defaults."""
+    """Options of one guard rule. docs/trust.md lists the default values."""
 
     action: Action | None = None
     limit: float | None = None
@@ -80,8 +81,9 @@ class GuardConfig(Section):
     """Rules that stop a run. docs/trust.md lists the built-in rules with their defaults."""
 
     max_not_judged: Rate = 0.25
-    """Maximum share of completions that are not judged, over two consecutive steps. A single step
-    may have twice as much."""
+    """Maximum share of completions that are not judged, over two consecutive steps. In a single
+    step, twice this share is allowed."""
+    # KL and entropy depend on the tokenizer and the task, so both limits have no default.
     max_kl: Positive | None = None
     """Maximum mean KL to the reference, in nats per token. None: no limit."""
     min_entropy: NonNegative | None = None
@@ -97,19 +99,21 @@ class GuardConfig(Section):
     """Options of built-in rules, one table per rule: ``[guard.options.length]``. ``action`` is
     ``off``, ``note`` (a warning), ``pause`` (a checkpoint, then the run ends normally) or ``stop``
     (a checkpoint, then exit code 1). ``limit``, ``floor`` and ``window`` (steps) are parameters of
-    the rule's check. For a user-defined rule only ``action`` applies, under the rule's name."""
+    the rule's check. For a user-defined rule, only ``action`` is accepted, under the rule's
+    name."""
     rules: tuple[Text, ...] = ()
     """Additional rules as ``package.module:function``. A rule is called with the run and returns
-    None or the reason to stop. ``run.history`` has the whole series of each metric. An exception in
-    a rule also stops the run, with its message."""
+    None or the reason to stop. ``run.history`` contains the whole series of each metric. An
+    exception in a rule also stops the run, with the exception's message."""
 
+    # Pydantic would report only that a table of rules is invalid; `plain_tables` names the key.
     @field_validator("options", mode="before")
     @classmethod
     def _plain_options(cls, value: object) -> object:
         return plain_tables(value)
 
     def active(self) -> Iterator[Rule]:
-        """Yield the active built-in rules, with the limits and actions of this section."""
+        """Yield the active built-in rules, with the limits and actions that the user configured."""
         for row in RULES.values():
             asked = self.options.get(row.name, RuleOptions()).model_dump(exclude_none=True)
             rule = replace(row, **asked)
@@ -119,18 +123,20 @@ class GuardConfig(Section):
                 yield rule
 
     def without(self, names: Iterable[str]) -> GuardConfig:
-        """Return this section with rules disabled, unless it has options for them."""
+        """Return this section with rules disabled, except rules that the user configured."""
+        # The user's options are merged last, so they override the exclusion.
         off = dict.fromkeys(names, RuleOptions(action="off"))
         return self.model_copy(update={"options": {**off, **self.options}})
 
     def asked(self, rule: Rule) -> bool:
-        """Return whether the user requested a rule, by its options or by a key without default."""
+        """Whether the user configured a rule: by options, or by a key with a changed value."""
+        # Unconfigured rules of other stages are skipped silently; only requested rules are errors.
         key = rule.setting
         changed = bool(key) and getattr(self, key) != GuardConfig.model_fields[key].default
         return rule.name in self.options or changed
 
     def clashes(self, stage: str) -> Iterator[str]:
-        """Yield invalid limits and options for this training stage."""
+        """Yield a message for each invalid limit or option in a run of this training stage."""
         for row in RULES.values():
             value = getattr(self, row.setting) if row.setting else None
             if row.stages and stage not in row.stages and self.asked(row):
@@ -157,6 +163,7 @@ class GuardConfig(Section):
         limit = getattr(self, row.setting) if row.setting else asked.limit
         if limit is None and row.limit is None and asked.action != "off":
             yield message(where, "no limit", f"{row.key} too, because it has no default")
+        # A standard error needs at least two values in each half of the window.
         if row.check in HALVED and asked.window is not None and asked.window < 4:
             yield message(f"{where}.window", asked.window, "at least 4: its halves are compared")
         if row.name == "money" and self.price_per_hour is None:

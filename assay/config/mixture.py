@@ -11,34 +11,38 @@ from assay.config.curriculum import CurriculumConfig
 from assay.config.section import Count, Natural, NonNegative, Section, Text
 
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
-"""Name of a part: a tag that is also a part of metric names and a folder of checkpoints."""
+"""Name of a mixture part. The name is a tag of problems, and occurs in metric keys and in folder
+names of checkpoints."""
 SAMPLING_KEYS = ("max_tokens", "stop", "think_budget", "min_think")
-"""Keys of a part that replace the keys of ``[sampling]`` with these names."""
+"""Keys of a mixture part that replace the keys of the same name in ``[sampling]``."""
 
 
 class MixturePart(Section):
-    """One part of a mixture: the problems with one tag, which is the table's name.
+    """One part of a mixture: the problems with one tag, which is the name of the table.
 
-    Only for ``[rl]``. Every training and held-out problem belongs to exactly one part: that of its
-    first tag with a table. Keys that a part omits have the run's values.
+    Mixtures are only for ``[rl]``. Every training and held-out problem belongs to exactly one part:
+    the part of the problem's first tag that has a table. A key that a part omits has the run's
+    value.
     """
 
     train: tuple[Text, ...] = ()
-    """Sources of training problems, which get this tag. They are added to `data.train`. Empty: the
-    problems of `data.train` that have the tag."""
+    """Sources of training problems of this part. The sources are added to `data.train`, and their
+    problems get the part's tag. Empty: the part consists of the problems of `data.train` that have
+    the tag."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out problems, which get this tag. They are added to `data.heldout`."""
+    """Sources of held-out problems of this part. The sources are added to `data.heldout`, and their
+    problems get the part's tag."""
     weight: Annotated[float, Field(ge=0.0, le=1000.0)] = 1.0
     """Share of the prompts, relative to the other parts. Draws are balanced: after any number of
-    prompts, a part misses its share by fewer prompts than there are parts. 0: the part is out of
-    domain. It is evaluated and never trained on, and training problems with this tag are an
-    error."""
+    prompts, a part's number of prompts deviates from its share by less than the number of parts. 0:
+    the part is out of domain. An out-of-domain part is evaluated and never trained on, and training
+    problems with its tag are an error."""
     verifier: Text | None = None
-    """Verifier of rows without one. It replaces `data.verifier_by_tag` for this tag. None:
-    `data.verifier`."""
+    """Verifier of rows without a verifier of their own. The key replaces `data.verifier_by_tag` for
+    this tag. None: `data.verifier`."""
     group_size: Count | None = None
-    """Completions per prompt. Every prompt has the same weight in the loss, whatever its group
-    size. None: `rl.group_size`."""
+    """Number of completions per prompt. Every prompt has the same weight in the loss, whatever its
+    group size. None: `rl.group_size`."""
     max_tokens: Natural | None = None
     """Maximum length of a completion, also in evaluations. None: `sampling.max_tokens`."""
     stop: tuple[Text, ...] | None = None
@@ -48,29 +52,30 @@ class MixturePart(Section):
     min_think: Natural | None = None
     """Minimum number of thinking tokens. None: `sampling.min_think`."""
     stop_above: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Stop drawing this part when at least this share of the completions of its last 64 groups
-    passed. The other parts share its prompts; it is still evaluated. If every part has stopped, all
-    are drawn again, by their weights. None: never."""
+    """Pass rate at which this part is no longer drawn: the share of passed completions among the
+    part's last 64 groups. The prompts of a stopped part go to the other parts, and the part is
+    still evaluated. If every part has stopped, all parts are drawn again, by their weights. None:
+    never stop."""
     kl_factor: NonNegative = 1.0
-    """Multiplies the KL to the reference for the completions of this part, in the loss or in the
-    reward: its weight is `algorithm.kl_weight` times this factor. 0: no KL in this part."""
+    """Factor of the KL to the reference for the completions of this part, in the loss or in the
+    reward. The part's weight of the KL is `algorithm.kl_weight` times this factor. 0: no KL in this
+    part."""
     curriculum: CurriculumConfig | None = None
-    """``[data.mixture.NAME.curriculum]``: the order of this part's problems, with the keys of
-    ``[curriculum]``, which it replaces for this part. None: `[curriculum]`."""
+    """The table ``[data.mixture.NAME.curriculum]``, which replaces ``[curriculum]`` for this part's
+    problems and has the same keys. None: `[curriculum]`."""
 
     @property
     def sampling_changes(self) -> dict[str, Any]:
-        """The keys of ``[sampling]`` that this part replaces."""
+        """Keys of ``[sampling]`` that this part replaces, with the part's values."""
         found = {key: getattr(self, key) for key in SAMPLING_KEYS}
         return {key: value for key, value in found.items() if value is not None}
 
 
 def part_of(parts: Mapping[str, MixturePart], tags: Sequence[str]) -> str | None:
-    """Return the part of a problem with these tags, or None."""
+    """Return the name of the part to which a problem with these tags belongs, or None."""
     return next((tag for tag in tags if tag in parts), None)
 
 
 def tags_of_sources(parts: Mapping[str, MixturePart], key: str) -> dict[str, str]:
-    """Return the tag of each source, for the sources that a part names. key: ``train`` or
-    ``heldout``."""
+    """Return the part's tag for each source that a part lists under ``train`` or ``heldout``."""
     return {source: name for name, part in parts.items() for source in getattr(part, key)}

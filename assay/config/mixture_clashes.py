@@ -20,8 +20,10 @@ def clashes_of_mixture(
     sampling: SamplingConfig,
     algorithm: AlgorithmConfig,
 ) -> Iterator[str]:
-    """Yield conflicts between mixture parts and with other sections; each message begins with its
-    config key."""
+    """Yield conflicts of mixture parts with each other and with other sections.
+
+    Each message begins with a configuration key.
+    """
     first = next(iter(parts))
     if rl is None:
         accepted = f"none in a run of [{stage}]: only [rl] draws from a mixture"
@@ -33,6 +35,7 @@ def clashes_of_mixture(
     if rl.oversample:
         accepted = "0 with [data.mixture], whose parts end at different lengths"
         yield message("rl.oversample", rl.oversample, accepted)
+    # The overlong punishment of DAPO starts at a fixed distance from one maximum length.
     lengths = {part.max_tokens or sampling.max_tokens for part in parts.values()}
     if algorithm.overlong_buffer and len(lengths) > 1:
         accepted = "none with parts of the mixture that differ in max_tokens"
@@ -42,8 +45,8 @@ def clashes_of_mixture(
 
 
 def _clashes_of_sources(parts: Mapping[str, MixturePart]) -> Iterator[str]:
-    """Yield an error for a source that two parts share, and for training sources of a part with
-    weight 0."""
+    """Yield errors for sources that two parts share, and for training sources of weight 0."""
+    # A source gives its rows the tag of its part, so a shared source would have two tags.
     for key in ("train", "heldout"):
         owner: dict[str, str] = {}
         for name, part in parts.items():
@@ -64,6 +67,8 @@ def _clashes_of_part(
     if rl.max_group_size is not None and rl.max_group_size < size:
         accepted = f"at least {where}.group_size ({size})"
         yield message("rl.max_group_size", rl.max_group_size, accepted)
+    # The part's values are validated together with the run's values.
+    # For example, a part's max_tokens may leave no room for an answer after the think budget.
     try:
         SamplingConfig.model_validate({**sampling.model_dump(), **part.sampling_changes})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The preference stage: learning from pairs, or from completions labeled good or bad."""
+"""The preference stage: learning from pairs, or from completions labeled desirable or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.config.toml_text import point_list
 from assay.errors import ConfigError, message
 
 RUN_PREFIX, FILE_PREFIX = "run:", "verdicts:"
-"""Prefixes of sources in `pairs` that contain judged groups, from which pairs are made."""
+"""Prefixes of sources in `pairs` that contain judged groups instead of pairs."""
 Link = Literal["logistic", "square", "odds", "prospect"]
 
 
@@ -37,10 +37,12 @@ class Preference:
         square     (d - 1 / (2 beta))^2
         odds       -beta log sigmoid(d), where s is the log odds of the geometric mean
                    probability of a token
-        prospect   1 - sigmoid(+-beta (s - z0)) of each completion alone, which is desirable or not
+        prospect   1 - sigmoid(+-beta (s - z0)) of each single completion, with the sign + for a
+                   desirable and - for an undesirable completion
 
-    plus ``nll_weight`` times the mean -log pi(chosen) per token. With ``robust`` the loss is the
-    unbiased estimate of the loss without the mislabeled pairs of ``label_smoothing``.
+    The term ``nll_weight`` times the mean -log pi(chosen) per token is added to each loss. With
+    ``robust``, the loss is an unbiased estimate of the loss on correctly labeled pairs, where
+    ``label_smoothing`` is the share of mislabeled pairs.
 
     Raises ConfigError for a value that is invalid for its field or link.
     """
@@ -52,22 +54,23 @@ class Preference:
     equation: str
     link: Link
     beta: Positive
-    """Strength of the regularization to the reference, and scale of the implicit reward. IPO's tau,
-    ORPO's lambda."""
+    """Strength of the regularization to the reference, and scale of the implicit reward. The same
+    field is IPO's tau and ORPO's lambda."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
     """Assumed share of pairs with swapped labels (cDPO)."""
     robust: bool = False
     """With label smoothing: the unbiased loss of robust DPO instead of the conservative loss of
     cDPO."""
     reference_free: bool = False
-    """Compare log-probabilities without those of the reference."""
+    """Compare the policy's log-probabilities without subtracting the reference's
+    log-probabilities."""
     length_normalized: bool = False
-    """Compare means over the tokens of a completion instead of sums."""
+    """Compare mean log-probabilities over the tokens of a completion instead of sums."""
     margin: NonNegative = 0.0
     """Margin between the rewards of the chosen and the rejected completion (SimPO's gamma)."""
     nll_weight: NonNegative = 0.0
-    """Weight of the negative log-likelihood of the chosen completion, per token. It prevents the
-    probability of that completion from decreasing."""
+    """Weight of the negative log-likelihood of the chosen completion, per token. The term prevents
+    the probability of the chosen completion from decreasing."""
     desirable_weight: NonNegative = 1.0
     """Weight of the loss of a desirable completion (KTO)."""
     undesirable_weight: NonNegative = 1.0
@@ -76,6 +79,7 @@ class Preference:
     def __post_init__(self) -> None:
         check_fields(self, "preference")
         no_term = f"0 or false: {self.name} has no such term"
+        # A setting without effect is an error; ignoring it would hide a user's mistake.
         refused: dict[str, str] = {}
         if self.link != "logistic":
             refused |= dict.fromkeys(("label_smoothing", "robust", "margin"), no_term)
@@ -84,6 +88,7 @@ class Preference:
         for key, accepted in refused.items():
             if getattr(self, key):
                 raise self._complaint(key, accepted)
+        # ORPO's odds need a probability per token: that of a long sequence underflows to 0.
         if self.link == "odds" and not self.length_normalized:
             raise self._complaint("length_normalized", f"true: {self.name} compares mean tokens")
         for key in ("desirable_weight", "undesirable_weight"):
@@ -95,7 +100,7 @@ class Preference:
 
     @property
     def paired(self) -> bool:
-        """Whether it learns from pairs, not from completions labeled good or bad."""
+        """Whether the method learns from pairs, not from single labeled completions."""
         return self.link != "prospect"
 
     @property
@@ -104,6 +109,7 @@ class Preference:
         return not self.reference_free and self.link != "odds"
 
 
+# Type checkers cannot see the fields of a model that is created at run time.
 if TYPE_CHECKING:
 
     class _Method(Section):
@@ -127,62 +133,63 @@ else:
 
 
 class PreferenceConfig(_Method):
-    """The preference stage (DPO and related methods), from existing pairs, or on-policy from the
-    problems of `data.train`.
+    """The preference stage (DPO and related methods).
+
+    The stage learns from existing pairs, or on-policy from completions of the problems in
+    `data.train`.
     """
 
     pairs: tuple[Text, ...] = ()
     """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and
-    ``label``), in the forms of `data.train`. Judged groups are also accepted and paired:
+    ``label``), named as in `data.train`. Sources of judged groups are also accepted and paired:
     ``run:FOLDER`` (the rollouts of a run) or ``verdicts:FILE`` (a file of
     ``assay eval --out FILE``). Empty: completions of `data.train` are sampled, judged and paired
     during training."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out pairs. Their loss, accuracy and margin are measured before the first
-    step, during the run and after it."""
+    """Sources of held-out pairs. Loss, accuracy and margin of these pairs are measured before the
+    first step, during the run and at its end."""
     beta_schedule: tuple[tuple[int, float], ...] = ()
     """Schedule of beta: ``[step, beta]`` points, interpolated linearly and constant outside, such
     as ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` is constant."""
     epochs: Epochs = 1.0
-    """Epochs over the pairs. A fraction stops part way."""
+    """Number of epochs over the pairs; may be a fraction."""
     pairs_per_step: Natural = 32
-    """Pairs per optimizer step. For a method without pairs (KTO): single completions."""
+    """Number of pairs per optimizer step; for KTO, number of single completions."""
     max_tokens: Natural | None = None
     """Maximum length of prompt and completion together, in tokens. A longer row is malformed (see
     `data.on_bad_row`). None: the model's context."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
-    on a GPU."""
+    """Maximum number of tokens per forward and backward pass. Choose a lower number if memory runs
+    out. None: 2048 on a CPU, 8192 on a GPU."""
     watch_start: bool = True
     """Measure the change of log-probabilities since the start, also for a method without a
-    reference. It adds one forward pass over existing pairs before the first step."""
+    reference. The measurement needs one forward pass over existing pairs before the first step."""
     warn_fall: Positive = 0.5
-    """Warn once if the log-probability of the chosen completions has decreased by this much since
-    the start, in nats per token."""
+    """Decrease of the chosen completions' log-probability since the start at which the run warns
+    once, in nats per token."""
     steps: Natural = 100
     """Only for sampled pairs: number of steps."""
     num_prompts: Count = 8
-    """Only for sampled pairs: prompts per step."""
+    """Only for sampled pairs: number of prompts per step."""
     group_size: Annotated[int, Field(ge=2, le=65536)] = 8
-    """Only for sampled pairs: completions per prompt."""
+    """Only for sampled pairs: number of completions per prompt."""
     pairs_per_group: Count = 1
     """Only for pairs made from verdicts: maximum number of pairs per group."""
     choose: Literal["best_worst", "random"] = "best_worst"
     """Only for pairs made from verdicts. ``best_worst``: pair the completion of highest reward with
-    the one of lowest, the second highest with the second lowest, and so on. ``random``: draw pairs
-    of a passed and a failed completion."""
+    the completion of lowest reward, the second highest with the second lowest, and so on.
+    ``random``: draw pairs of a passed and a failed completion."""
     judge: Literal["verdicts", "pairwise"] = "verdicts"
-    """Only for sampled pairs: decides which of two completions is better. ``verdicts``: their
-    rewards.
-    ``pairwise``: a judge that compares them in both orders (``[verification.options.judge]``)."""
+    """Only for sampled pairs: criterion for the better of two completions. ``verdicts``: the
+    rewards of the completions. ``pairwise``: a judge that compares two completions in both orders
+    (``[verification.options.judge]``)."""
     reference_every: Natural | None = None
-    """Only for sampled pairs: interval in steps after which the current policy becomes the new
-    reference.
-    None: the reference is always the initial policy."""
+    """Only for sampled pairs: number of steps after which the current policy becomes the new
+    reference. None: the reference is always the initial policy."""
 
     @property
     def pair_sources(self) -> tuple[str, ...]:
-        """The sources of `pairs` that already contain pairs."""
+        """Sources in `pairs` that contain ready-made pairs, not judged groups."""
         return tuple(one for one in self.pairs if not is_judged_source(one))
 
     @field_validator("beta_schedule", mode="before")
@@ -209,5 +216,5 @@ class PreferenceConfig(_Method):
 
 
 def is_judged_source(source: str) -> bool:
-    """Return whether a source contains verdicts instead of pairs."""
+    """Whether a source contains judged groups instead of pairs."""
     return source.startswith((RUN_PREFIX, FILE_PREFIX))

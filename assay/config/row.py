@@ -1,7 +1,7 @@
 """Presets of methods: a dataclass whose fields also define a section of the configuration.
 
-A field's docstring is its documentation, and its type is its validation. None in the section means
-the preset's own value.
+The docstring of a field becomes the documentation of a configuration key. The type of a field
+becomes the validation of the key. A key with the value None keeps the preset's own value.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="DataclassInstance")
 
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
-"""For ``__pydantic_config__`` of a preset: a field's docstring is its description."""
+"""Value for ``__pydantic_config__`` of a preset class. Pydantic then reads field docstrings."""
 
 
 def check_fields(row: DataclassInstance, section: str) -> None:
-    """Raise ConfigError for an invalid value of a field."""
+    """Raise ConfigError for a field of a preset whose value is invalid for the field's type."""
+    # Dataclasses do not validate, and users' modules may create presets too.
     for key, (kind, check) in _checks(type(row)).items():
         value = getattr(row, key)
         try:
@@ -42,7 +43,8 @@ def check_fields(row: DataclassInstance, section: str) -> None:
 
 @cache
 def _checks(kind: type[DataclassInstance]) -> dict[str, tuple[Any, TypeAdapter[Any]]]:
-    """Return the type and the validator of each field."""
+    """Return the type and the validator of each field of a preset class."""
+    # Creating the validators of [algorithm] takes 20 ms, and every change of a preset validates.
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], TypeAdapter(hints[one.name])) for one in fields(kind)}
 
@@ -54,11 +56,13 @@ def section_of_row(
     without: Collection[str],
     **first: tuple[str, str],
 ) -> Any:
-    """Return the section model of a preset: its fields, with None for the preset's own value.
+    """Create the configuration model of a section from a preset class.
 
-    without: fields of the preset that the section omits, because a configuration cannot set them.
-    first: the key that names the preset, with its default and documentation.
+    Every key of the section is a field of the class; None keeps the preset's own value. without:
+    fields that a configuration cannot set. first: the key that names the preset, with its default
+    and documentation.
     """
+    # Pydantic stores the docstrings of a dataclass only in its JSON schema.
     schema = TypeAdapter(kind).json_schema()["properties"]
     settings: dict[str, Any] = {
         key: (Text, Field(default, description=text)) for key, (default, text) in first.items()
@@ -76,8 +80,8 @@ def section_of_row(
 def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
     """Return the presets of a TOML file by name, in file order.
 
-    like: name of the preset that provides missing fields.
-    none: fields that are None.
+    In the file, ``like`` names an earlier preset that provides the missing fields. ``none`` lists
+    the fields whose value is None, which TOML cannot write.
     """
     found: dict[str, Row] = {}
     for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
@@ -90,11 +94,10 @@ def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
 def choose_row(
     table: Mapping[str, Row], kind: type[Row], key: str, name: str, overrides: Mapping[str, Any]
 ) -> Row:
-    """Return a preset of ``table``, or an object ``package.module:object``, with overrides.
+    """Return a preset of ``table``, or the preset at ``package.module:object``, with overrides.
 
-    key: configuration key, such as ``algorithm.name``.
-
-    An override of None keeps the preset's value. Raises ConfigError for an unknown name or field.
+    key: configuration key that names the preset, such as ``algorithm.name``. An override of None
+    keeps the preset's value. Raises ConfigError for an unknown name or field.
     """
     row = table.get(name)
     if ":" in name:
@@ -107,6 +110,7 @@ def choose_row(
         accepted = " | ".join(table) + " | package.module:object"
         remedy = did_you_mean(name, table, 0.4)
         raise ConfigError(message(key, repr(name), accepted, remedy))
+    # `replace` runs __post_init__ again, so overridden values and combinations are validated.
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(overrides) - known)
     if unknown:

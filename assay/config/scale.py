@@ -11,7 +11,7 @@ from assay.config.section import NonNegative, Positive, Section, Text
 from assay.errors import message
 
 RANKED_STAGES = ("rl", "sft", "pretrain")
-"""Stages that support several learner ranks."""
+"""Training stages that support several learner ranks."""
 Actors = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -19,49 +19,53 @@ class ScaleConfig(Section):
     """Sampling and judging in separate processes, on this machine or on a Ray cluster
     (docs/cluster.md, extra ``ray``).
 
-    The learner runs in the command's process. With ``learner_ranks``, further processes share its
-    work.
+    The learner runs in the command's process. With ``learner_ranks``, further processes share the
+    learner's work.
     """
 
     generator: Literal["engine", "vllm"] = "engine"
-    """Generator of completions. ``vllm``: vLLM (extra ``vllm``), with weights updated in place
-    after every update. Its log-probabilities differ from the learner's, so tokens are weighted
-    (`algorithm.importance_cap`, 2 by default) and runs are not bitwise reproducible."""
+    """Generator of completions. ``vllm``: vLLM (extra ``vllm``), whose weights are replaced after
+    every update. vLLM's log-probabilities differ from the learner's, so tokens are weighted
+    (`algorithm.importance_cap`, 2 by default), and runs are not bitwise reproducible."""
     rollout_actors: Actors | None = None
-    """Number of processes that sample completions. Each has a copy of the model and receives the
-    weights after every update. None: the process of the command samples."""
+    """Number of processes that sample completions. Each process has a copy of the model and
+    receives the weights after every update. None: the process of the command samples."""
     verifier_actors: Actors | None = None
-    """Number of verifier worker processes, on any machine of the cluster. None: they run on this
-    machine (`verification.num_workers`)."""
+    """Number of verifier worker processes, on any machine of the cluster. None: verifier workers
+    run on this machine (`verification.num_workers`)."""
     learner_ranks: Actors | None = None
-    """Number of processes that share the forward and backward passes of every update, the command
-    included. Each has a copy of the model and the optimizer state, and computes its share of the
-    groups. Only [rl], [sft] and [pretrain] have ranks, and only on CPUs. None: only the command
-    learns."""
+    """Number of processes that share the forward and backward passes of every update, including the
+    command. Each process has a copy of the model and of the optimizer state, and computes its share
+    of the groups. Only [rl], [sft] and [pretrain] have ranks, and only on CPUs. None: only the
+    command learns."""
     teacher_actors: Actors | None = None
-    """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. They
-    return the `distill.keep_top` most probable tokens, and the divergence is computed over these
-    and one class for all others. None: the teacher runs in the learner's process."""
+    """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. A
+    teacher actor returns the `distill.keep_top` most probable tokens. The divergence is computed
+    over these tokens and one class for all other tokens. None: the teacher runs in the learner's
+    process."""
     address: Text | None = None
-    """The Ray cluster to join: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for one that runs on
-    this machine. None: the cluster in the environment variable RAY_ADDRESS, as under
-    ``ray job submit``, or else a new cluster on this machine that ends with the run."""
+    """Address of the Ray cluster to join: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for a
+    cluster that already runs on this machine. None: the cluster in the environment variable
+    RAY_ADDRESS, as under ``ray job submit``, or else a new cluster on this machine that ends with
+    the run."""
     placement: Literal["pack", "spread"] = "pack"
-    """``pack``: fill one machine before the next. ``spread``: distribute actors over as many
-    machines as possible."""
+    """Placement of actors. ``pack``: fill one machine before the next. ``spread``: distribute
+    actors over as many machines as possible."""
+    # Ray reserves CPUs for scheduling, but does not limit the threads of a process.
     cpus_per_actor: Positive = 1.0
-    """CPUs that an actor reserves on the cluster. It does not limit an actor's threads
-    (`engine.threads`)."""
+    """Number of CPUs that an actor reserves on the cluster. The reservation does not limit an
+    actor's threads (`engine.threads`)."""
     gpus_per_actor: NonNegative = 0.0
-    """GPUs reserved by an actor with a model (rollouts or teacher). It uses a GPU if this is above
-    0. A fraction shares a GPU."""
+    """Number of GPUs that an actor with a model (rollouts or teacher) reserves. 0: the actor uses
+    the CPU. With a fraction, several actors share a GPU."""
     steps_ahead: Literal[0, 1] = 0
-    """0: sample each step from the newest weights, while the learner waits. 1: sample the next step
-    while the learner trains on this one. Completions are then one step old, and a resumed run is
-    not bitwise equal to an uninterrupted one."""
+    """Number of steps that sampling runs ahead of learning. 0: sample each step from the newest
+    weights, while the learner waits. 1: sample the next step while the learner trains on the
+    current step. Completions are then one step old, and a resumed run is not bitwise equal to an
+    uninterrupted run."""
     patience: Positive = 600.0
-    """Maximum seconds without progress of an actor. A slower one is replaced, and a slower learner
-    rank ends the run."""
+    """Maximum seconds without progress of an actor. A slower actor is replaced, and a slower
+    learner rank ends the run."""
 
     @field_validator("generator", mode="before")
     @classmethod
@@ -85,11 +89,11 @@ class ScaleConfig(Section):
 
     @property
     def num_sampling(self) -> int:
-        """Number of actors for sampling and judging."""
+        """Number of actors that sample or judge completions."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
 
     def clashes(self, stage: str, samples: bool) -> Iterator[str]:
-        """Yield settings that a training stage does not use.
+        """Yield a message for each setting that a training stage does not support.
 
         samples: whether the stage samples completions.
         """
@@ -103,6 +107,7 @@ class ScaleConfig(Section):
             found = f"{self.learner_ranks} in a run of [{stage}]"
             accepted = f"1 in a stage other than {', '.join(RANKED_STAGES)}"
             yield message("scale.learner_ranks", found, accepted, "remove it")
+        # In one process, sampling and learning would only take turns.
         if self.steps_ahead and self.rollout_actors is None:
             accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
             yield message("scale.steps_ahead", self.steps_ahead, accepted)

@@ -17,7 +17,7 @@ Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 MOST = 65536
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""Seed of random numbers, at most 64 bits."""
+"""Seed of random numbers: a signed 64-bit integer, as TOML stores integers."""
 Count = Annotated[int, Field(ge=1, le=MOST)]
 """Number of objects that each need memory or a process."""
 Epochs = Annotated[float, Field(gt=0.0, le=10_000.0)]
@@ -25,8 +25,11 @@ COOLEST, HOTTEST = 0.001, 100.0
 
 
 def check_temperature(value: float) -> float:
-    """Raise ValueError for a temperature so low that logits overflow, or so high that sampling is
-    almost uniform."""
+    """Return a valid temperature; raises ValueError for a temperature outside the accepted range.
+
+    Below the range, logits overflow. Above the range, sampling is almost uniform.
+    """
+    # 0 passes: it stands for greedy sampling, which divides nothing.
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]
@@ -38,19 +41,22 @@ Temperature = Annotated[float, Field(ge=0.0, le=HOTTEST), AfterValidator(check_t
 
 
 class Section(BaseModel):
-    """Base of every configuration model: frozen, unknown keys forbidden, no type coercion.
-
-    TOML has types, so a quoted number, or true instead of 1, is an error.
-    """
+    """Base class of all configuration models: frozen, unknown keys forbidden, no type coercion."""
 
     model_config = ConfigDict(
         frozen=True,
+        # A misspelled key that was ignored would silently keep its default.
         extra="forbid",
+        # TOML has types, so a quoted number, or true instead of 1, is an error.
         strict=True,
+        # `--help`, error messages and the reference page show the docstring below a field.
         use_attribute_docstrings=True,
+        # TOML can write inf and nan, and inf satisfies every lower bound.
         allow_inf_nan=False,
     )
 
+    # TOML has only lists, but strict validation accepts no list for a tuple.
+    # A list would also make a frozen model unhashable.
     @field_validator("*", mode="before")
     @classmethod
     def _freeze_list(cls, value: object) -> object:
@@ -58,4 +64,5 @@ class Section(BaseModel):
 
 
 def found_words(value: object, accepted: str, remedy: str = "") -> str:
+    # The caller of a validator puts the line and the key before this text.
     return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -31,49 +31,54 @@ LEARNING_RATES: dict[str, tuple[float, float]] = {
 }
 """Default peak learning rates by training stage: (all weights, adapters).
 
-All weights: ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
-section 4.1). ``sft``, ``distill``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``:
-Zephyr (arXiv 2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2).
-``pretrain``: continued training of Code Llama (arXiv 2308.12950, section 2.5). Adapters: ten times
-as much (Schulman et al., 2025, LoRA Without Regret)."""
+Sources of the rates for all weights: ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO
+(arXiv 2503.14476, section 4.1). ``sft``, ``distill``: Llama 3 (arXiv 2407.21783, section 4.1.3).
+``preference``: Zephyr (arXiv 2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288,
+section 3.2.2). ``pretrain``: continued training of Code Llama (arXiv 2308.12950, section 2.5). The
+rate for adapters is ten times the rate for all weights (Schulman et al., 2025, LoRA Without
+Regret)."""
 
 
 class RLConfig(Section):
     """The reinforcement learning stage."""
 
     steps: Natural = 100
-    """Number of steps. A step is one collected batch and the updates from it. If a resume changes
-    it, `optimizer.schedule` is stretched to the new length, and the run reports that.
-    `temperature_schedule` is unchanged."""
+    """Number of steps. A step is one collected batch and the updates from this batch. If a resume
+    changes the number, `optimizer.schedule` is stretched to the new length, and the run reports the
+    change. `temperature_schedule` is unchanged."""
     num_prompts: Count = 8
-    """Prompts per step."""
+    """Number of prompts per step."""
     group_size: Count = 8
-    """Completions per prompt. Methods that compare the completions of a group need at least 2."""
+    """Number of completions per prompt. Methods that compare the completions of a group need at
+    least 2."""
     oversample: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Additional prompts per step beyond `num_prompts`, so that the step need not wait for a few
     long completions (oversampling). The step learns from the `num_prompts` groups whose longest
-    completion is shortest and cancels the others. Their problems are collected until they fill a
-    step, which is then sampled without oversampling (docs/cluster.md)."""
+    completion is shortest, and cancels the other groups. The problems of canceled groups are
+    collected until they fill a step, which is then sampled without oversampling
+    (docs/cluster.md)."""
     epochs: Count = 1
-    """Epochs over each batch."""
+    """Number of epochs over each batch."""
     num_minibatches: Natural = 1
-    """Optimizer steps per epoch. The groups of the batch are split into this many parts."""
+    """Number of optimizer steps per epoch. The groups of the batch are split into this number of
+    minibatches."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens per forward and backward pass. A prompt counts once for its group. Lower it if memory
-    runs out. None: 2048 on a CPU, 8192 on a GPU."""
+    """Maximum number of tokens per forward and backward pass. A prompt counts once for its group.
+    Choose a lower number if memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
     """Dynamic sampling: maximum number of additional samplings per step to replace groups that all
     passed or all failed. 0: keep and learn from these groups."""
     max_group_size: Count | None = None
-    """Adaptive group size. If no completion of a group passes, sample `group_size` more,
-    repeatedly, until one passes or the group has this size. If the reward compares siblings, the
-    larger group is judged again. Each prompt has the same weight in the loss. None: groups keep
-    their size."""
+    """Adaptive group size. If no completion of a group passes, sample `group_size` more
+    completions, repeatedly, until one passes or the group has this size. If the reward compares
+    siblings, the larger group is judged again. Each prompt has the same weight in the loss. None:
+    groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
     """Schedule of the sampling temperature: ``[step, temperature]`` points, interpolated linearly
     and constant outside, such as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` is
     constant."""
 
+    # "before": strict validation accepts no list for a tuple, and TOML has only lists.
     @field_validator("temperature_schedule", mode="before")
     @classmethod
     def _points(cls, value: object) -> object:
@@ -87,25 +92,27 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """``adamw_8bit`` stores its state in 8 bits (needs the extra ``bnb``)."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the two moments of ``adamw``. ``bfloat16`` halves their memory (4 bytes less per
-    trained weight). They are then rounded stochastically, without bias and reproducibly on resume.
-    An optimizer step takes about a third longer and has slightly more noise."""
+    """Type of the two moments of ``adamw``. ``bfloat16`` halves the moments' memory (4 bytes less
+    per trained weight). The moments are then rounded stochastically, without bias and reproducibly
+    on resume. An optimizer step takes about a third longer and has slightly more noise."""
     learning_rate: Positive | None = None
     """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]``,
     ``[distill]`` and ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``. Ten
     times as much if only adapters are trained."""
+    # PyTorch's default of 0.999 averages over a thousand steps, which is longer than many RL runs.
+    # GPT-3 (arXiv 2005.14165, appendix B) and Llama use 0.95 too.
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """Decay of the first and second moment."""
+    """Decay rates of the first and the second moment."""
     epsilon: Positive = 1e-8
-    """Added to the square root of the second moment."""
+    """Constant added to the square root of the second moment."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay, applied to matrices only."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Optimizer steps of linear warm-up."""
+    """Number of optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or decreasing to `final_fraction` of its peak at
-    the last step. A run that is resumed with another number of steps continues as a run of that
-    length, and reports it."""
+    the last step. A run that is resumed with another number of steps continues with the schedule of
+    that number, and reports the change."""
     final_fraction: Rate = 0.1
     """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
     max_grad_norm: Positive = 1.0
@@ -125,35 +132,35 @@ class SFTConfig(Section):
     """The supervised stage (cold start): packed, with the loss on completions only."""
 
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of
+    """Sources of rows with ``prompt`` (text or messages) and ``completion``, named as in
     `data.train`."""
     epochs: Epochs = 1.0
-    """Epochs over the traces. A fraction stops part way."""
+    """Number of epochs over the traces; may be a fraction."""
     tokens_per_step: Natural = 4096
-    """Tokens per optimizer step."""
+    """Number of tokens per optimizer step."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
-    on a GPU."""
+    """Maximum number of tokens per forward and backward pass. Choose a lower number if memory runs
+    out. None: 2048 on a CPU, 8192 on a GPU."""
 
 
 class PretrainConfig(Section):
     """Next-token training on plain text. Packed documents do not attend to each other."""
 
     texts: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of documents: rows with the key ``text``, in the forms of `data.train`, or a file
-    that ends in ``.txt`` or ``.md``, which is one document."""
+    """Sources of documents: rows with the key ``text``, named as in `data.train`. A file whose name
+    ends in ``.txt`` or ``.md`` is a single document."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out documents. Perplexity and bits per byte are measured on them before,
-    during (`evaluation.every`) and after training, on at most `evaluation.max_problems` documents.
-    They determine the best checkpoint."""
+    """Sources of held-out documents. Perplexity and bits per byte of at most
+    `evaluation.max_problems` documents are measured before, during (`evaluation.every`) and after
+    training. The measurements determine the best checkpoint."""
     epochs: Epochs = 1.0
-    """Epochs over the documents. A fraction stops part way."""
+    """Number of epochs over the documents; may be a fraction."""
     tokens_per_step: Natural = 4096
-    """Tokens per optimizer step."""
+    """Number of tokens per optimizer step."""
     max_tokens: Natural | None = None
-    """Maximum length of a piece of a document, in tokens. A longer document is split into pieces
-    that do not attend to each other. None: the model's context, and at most
+    """Maximum length of a segment of a document, in tokens. A longer document is split into
+    segments that do not attend to each other. None: the model's context, and at most
     `max_tokens_per_micro_batch`."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens per forward and backward pass. Lower it if memory runs out. None: 2048 on a CPU, 8192
-    on a GPU."""
+    """Maximum number of tokens per forward and backward pass. Choose a lower number if memory runs
+    out. None: 2048 on a CPU, 8192 on a GPU."""

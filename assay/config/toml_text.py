@@ -1,4 +1,4 @@
-"""TOML features that `tomllib` lacks: line numbers, overrides, comments, free-form tables."""
+"""TOML functions that `tomllib` lacks: line numbers, overrides, comments, free-form tables."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from assay.host.terminal import escaped
 from assay.validation import toml_words
 
 _Path = tuple[str | int, ...]
+# Brackets that complete an unfinished list of up to four nested lists.
 _CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Return any text as one line that can follow a ``#``."""
+    """Return a text as one line that may follow a ``#``, truncated to ``limit`` characters."""
+    # A line break in a foreign text would end the comment and could inject a key.
     line = escaped(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
 def comment(text: str) -> str:
-    """Return any text as a comment of one line."""
+    """Return a text as a TOML comment of one line."""
     return f"# {one_line(text)}"
 
 
 def toml_line(key: str, value: Any, note: str = "") -> str:
-    """Return ``key = value`` in one line, followed by a note.
+    """Return ``key = value`` as one line, with an optional note as a comment.
 
     Raises ValueError for a string that TOML cannot represent (an unpaired surrogate).
     """
+    # tomli_w quotes a key if needed, so the key's text is taken from a dumped dummy value.
     text = f"{tomli_w.dumps({key: 0}).rpartition(' = ')[0]} = {_value_text(value)}"
     text.encode()
     return f"{text:<27} {comment(note)}" if note else text
 
 
 def _value_text(value: Any) -> str:
-    # tomli_w would write one line per item.
+    # tomli_w writes a list with one line per item, but the value must fit in one line.
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Return the line of each dotted key, table and list item of a valid TOML text.
+    """Return the line number of each dotted key, table and list item of a valid TOML text.
 
-    A statement ends at the line where it parses. If it parses only after adding brackets, it is an
-    unfinished list, and its items so far are recorded.
+    A statement ends at the first line at which the statement parses. A statement that parses only
+    with additional brackets is an unfinished list, whose items so far are recorded.
     """
+    # `tomllib` reports no line numbers, and a parser that keeps them would be a new dependency.
     found: dict[str, int] = {}
     # Index of the last [[table]] of each name.
     newest: dict[_Path, int] = {}
@@ -81,7 +85,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
-    """Yield the tables opened by ``[a.b]`` or ``[[a.b]]``, the outermost first."""
+    """Yield the paths of the tables that ``[a.b]`` or ``[[a.b]]`` opens, outermost first."""
     path: _Path = ()
     while tree:
         ((name, tree),) = tree.items()
@@ -90,14 +94,14 @@ def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
         if isinstance(tree, list):
             newest[path] = newest.get(path, -1) + 1
             tree = None
-        # Inside the last table of that name.
+        # A later [a.b] belongs to the newest [[a]], so its path contains that table's index.
         if path in newest:
             path = (*path, newest[path])
             yield path
 
 
 def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
-    """Yield the dotted keys below a value, including list items."""
+    """Yield the paths of all keys and list items below a value."""
     for name, inner in enumerate(value) if isinstance(value, list) else value.items():
         yield (*prefix, name)
         if isinstance(inner, list | dict):
@@ -105,10 +109,10 @@ def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
 
 
 def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
-    """Apply one ``section.key=value`` override to a tree of plain values and return its dotted key.
+    """Apply one ``section.key=value`` override to a tree of plain values; return the dotted key.
 
-    The value is parsed as TOML. For a key with `holds_text` it is used literally. An empty value
-    removes the key. Raises ConfigError.
+    The value is parsed as TOML. If ``holds_text(key)`` is true, the value is used literally. An
+    empty value removes the key. Raises ConfigError for an invalid override.
     """
     key, equals, value = (part.strip() for part in override.partition("="))
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
@@ -132,19 +136,21 @@ def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[st
 
 def _override_value(text: str, is_text: bool) -> Any:
     """Parse an override's value as TOML, as Python's ``True`` or ``False``, or as text."""
+    # A shell removes quotes, so text must be accepted without quotes: --set model.path=out/base.
     for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
         try:
             read = tomllib.loads(f"value = {candidate}")
         except (ValueError, RecursionError):
-            # The text contains characters that TOML cannot represent.
+            # The value is no TOML value, so it is used as text.
             continue
+        # A line break in the value could add a second key.
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]
     return text
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with another tree's values, merged table by table, without modifying either."""
+    """Return a copy of ``base`` with the values of ``change``, merged table by table."""
     found = copy.deepcopy(dict(base))
     for key, value in change.items():
         inner = found.get(key)
@@ -154,7 +160,8 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
 
 
 def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
-    """Return a table of tables of plain values, lists as lists. Raises ValueError with the key."""
+    """Return a table of tables with plain values. Raises ValueError, which names the key."""
+    # `Section` turns lists into tuples, but options of verifiers are passed on as JSON.
     found: dict[str, dict[str, Any]] = {}
     for name, table in _table(value, "", "a table for each name").items():
         entries = _table(table, name, "a table of keys and values").items()
@@ -163,7 +170,7 @@ def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Return a table of lists of [integer, number] with increasing integers. Raises ValueError."""
+    """Return a table of schedules; see `point_list`. Raises ValueError for an invalid table."""
     accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
     return {
         name: point_list(listed, accepted, name)
@@ -172,7 +179,10 @@ def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
 
 
 def point_list(listed: Any, accepted: str, name: str = "") -> tuple[tuple[int, float], ...]:
-    """Return a list of [integer, number] with increasing integers. Raises ValueError."""
+    """Return a schedule: [integer, number] pairs with increasing integers.
+
+    Raises ValueError for an invalid schedule.
+    """
     try:
         points = [(start, float(factor)) for start, factor in listed]
         starts = [start for start, _ in points]
@@ -196,6 +206,7 @@ def _plain(value: Any, where: str) -> Any:
         raise ValueError(
             _complaint(value, where, "text, a number, true or false, a list or a table")
         )
+    # Only NaN differs from itself.
     if value != value:
         raise ValueError(_complaint(value, where, "a number"))
     return value

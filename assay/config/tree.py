@@ -1,4 +1,4 @@
-"""The whole configuration: reading from TOML, validation and writing."""
+"""The whole configuration of a run: reading from TOML, validation, and writing to TOML."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ STAGES = {
     "pretrain": ("pretrain", "texts"),
     "distill": ("distill", "traces"),
 }
-"""The training stages, of which a configuration has exactly one: {section: (section, key) of its
-rows}."""
+"""Training stages by section name, each with the (section, key) of its training rows."""
 
 
 class TrainConfig(Section):
-    """One run: the model, its data, and exactly one training stage: ``[rl]``, ``[sft]``,
-    ``[preference]``, ``[reward_model]``, ``[pretrain]`` or ``[distill]``.
+    """Configuration of one run, with exactly one training stage.
+
+    The training stages are ``[rl]``, ``[sft]``, ``[preference]``, ``[reward_model]``,
+    ``[pretrain]`` and ``[distill]``.
     """
 
     run: RunConfig = RunConfig()
@@ -89,43 +90,47 @@ class TrainConfig(Section):
 
     @property
     def stage(self) -> str:
-        """The section name of the training stage."""
+        """Section name of the configured training stage."""
         return next(name for name in STAGES if getattr(self, name) is not None)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The stage's training sources: its own rows, or problems."""
+        """Training sources of the stage: the rows in its section, else `data.train`."""
         section, key = STAGES[self.stage]
         return getattr(getattr(self, section), key) or self.data.train
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """The sources of completions that the stage imitates, or empty."""
+        """Sources of the traces on which the stage trains; empty for stages without traces."""
         stage = self.sft or self.distill
         return () if stage is None else stage.traces
 
     @property
     def watched(self) -> GuardConfig:
-        """The guard without rules that do not fit this run, unless the user requested them.
+        """Guard settings without the rules whose assumptions this run violates.
 
-        Excluded are rules of other training stages, and rules whose assumptions fail: an
-        environment can make all prompts look alike, a teacher gives a signal on wrong completions
-        too, asynchronous sampling is off-policy, and entropy can fall while correctness is flat if
-        problems get harder or the temperature decreases.
+        Rules of other training stages are excluded too. A rule that the user configured is never
+        excluded.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
+        # Entropy may fall without a gain in correctness if problems get harder, the temperature
+        # decreases, or the policy approaches a teacher.
         moved = self.curriculum.order != "uniform" or self.teacher is not None
         if moved or (self.rl is not None and self.rl.temperature_schedule):
             off += ["entropy_lost"]
+        # An environment may reveal the problem only after the prompt, so all prompts are alike.
         off += ["same_prompt"] if self.tools.environment else []
+        # A teacher gives a learning signal on wrong completions too.
         off += ["all_wrong", "no_contrast"] if self.teacher is not None else []
+        # Sampling ahead uses older weights, so the mismatch grows with the updates.
         off += ["mismatch_growth"] if self.scale.steps_ahead else []
         return self.guard.without(off)
 
     @property
     def completions_a_step(self) -> int | None:
-        """Number of completions per step, without refills and growing groups; None for a stage that
-        does not sample.
+        """Number of completions per step, or None for a stage that does not sample.
+
+        Refills of dynamic sampling and growing groups are not counted.
         """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
@@ -141,15 +146,14 @@ class TrainConfig(Section):
 
     @property
     def largest_group(self) -> int:
-        """The largest configured group size of all parts of a mixture. Growing groups can exceed
-        it."""
+        """Largest configured group size over all mixture parts; adaptive groups may grow larger."""
         assert self.drawing is not None
         parts, usual = self.data.mixture.values(), self.drawing.group_size
         return max((part.group_size or usual for part in parts), default=usual)
 
     @property
     def longest_completion(self) -> int:
-        """The longest completion that any part of a mixture allows."""
+        """Maximum completion length over all mixture parts, in tokens."""
         parts = self.data.mixture.values()
         own = [part.max_tokens or self.sampling.max_tokens for part in parts]
         return max(own, default=self.sampling.max_tokens)
@@ -159,7 +163,8 @@ class TrainConfig(Section):
     ) -> SamplingConfig:
         """Return the sampling settings of a problem with these tags.
 
-        base: settings that the problem's part of the mixture changes; None: `sampling`.
+        base: settings to which the changes of the problem's mixture part are applied; None: the
+        section `sampling`.
         """
         sampling, part = base or self.sampling, part_of(self.data.mixture, tags)
         changes = {} if part is None else self.data.mixture[part].sampling_changes
@@ -167,7 +172,7 @@ class TrainConfig(Section):
 
     @property
     def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
-        """The stage, if it draws problems and samples completions."""
+        """Section of the training stage if the stage samples completions of problems, else None."""
         if self.preference is not None and not self.preference.pairs:
             return self.preference
         if self.distill is not None and not self.distill.traces:
@@ -176,7 +181,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
-        """Check settings across sections. A message begins with its key."""
+        """Raise ValueError, beginning with a key, for settings of two sections that conflict."""
         present = [f"[{name}]" for name in STAGES if getattr(self, name) is not None]
         if len(present) != 1:
             accepted = ", ".join(f"[{name}]" for name in STAGES)
@@ -194,9 +199,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
         config = assay.load_config("run.toml", ["rl.steps=20"])
 
-    The value is parsed as TOML. For a key of type text it is used literally. An empty value
-    restores the default. Raises ConfigError. Its message has the line, the key, the value and the
-    accepted values.
+    An override's value is parsed as TOML. For a key of type text, the value is used literally. An
+    empty value restores the default. Raises ConfigError, whose message contains the line, the key,
+    the value and the accepted values.
     """
     tree, lines = read_toml(Path(path))
     overridden = [apply_override(tree, override, holds_text) for override in overrides]
@@ -205,9 +210,11 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a TOML file as plain values, and the line of each dotted key. Raises ConfigError."""
+    # A pipe can be read only once, and errors need the file's text a second time.
     if path.is_fifo() or path.is_char_device():
         raise ConfigError(message(str(path), "a pipe or a device", "a TOML file"))
     try:
+        # Some editors on Windows write a byte order mark, which TOML does not allow.
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         not_text = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
@@ -225,7 +232,8 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 @contextmanager
 def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
-    """Prefix errors raised inside with the line of their key in ``path``, or with its ``--set``."""
+    """Prefix errors of the block with the line of their key in ``path``, or with ``--set``."""
+    # Some errors are found long after the file was read, when models and rows are opened.
     try:
         yield
     except UserError as error:
@@ -238,7 +246,7 @@ def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[
 
 
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
-    """Validate a tree of plain values after overrides in the format of `load`."""
+    """Apply overrides to a tree of plain values, and validate the result, as `load` does."""
     changed = copy.deepcopy(dict(tree))
     overridden = [apply_override(changed, override, holds_text) for override in overrides]
     return parse(changed, overridden=overridden)
@@ -250,10 +258,11 @@ def parse(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> TrainConfig:
-    """Validate a tree of plain values. Raises ConfigError with all errors, one line each.
+    """Validate a tree of plain values. Raises ConfigError with one line per error.
 
-    lines: line of each dotted key.
-    overridden: dotted keys set by ``--set``.
+    where: name of the file for error messages.
+    lines: line number of each dotted key in the file.
+    overridden: dotted keys that were set by ``--set``.
     """
     if isinstance(tree.get("stage"), Mapping):
         remedy = f"run it with: assay recipe run {where}"
@@ -271,21 +280,21 @@ def read_section(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> SectionType:
-    """Validate a tree of plain values as `parse` does, for any settings model."""
+    """Validate a tree of plain values for any settings model; arguments as in `parse`."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         complaints = [
             complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
-        # Every type of a union reports an error for the same value, so drop duplicates.
+        # Pydantic reports one error per member of a union, which may yield equal messages.
         raise ConfigError.of([*dict.fromkeys(complaints)]) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
 
 
 def tool_settings(config: TrainConfig) -> ToolsConfig:
-    """Return the settings of tools, with the packages of the verifier ``code`` by default."""
+    """Return the settings of tools, with the packages of the verifier ``code`` as default."""
     if config.tools.packages is not None:
         return config.tools
     listed = config.verification.options.get("code", {}).get("packages")
@@ -295,15 +304,13 @@ def tool_settings(config: TrainConfig) -> ToolsConfig:
 
 
 def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConfig:
-    """Return the sampling settings at another temperature.
-
-    Raises ConfigError if it is out of range.
-    """
+    """Return the sampling settings at another temperature; raises ConfigError if out of range."""
     return with_sampling(sampling, temperature=temperature)
 
 
 def with_sampling(sampling: SamplingConfig, **changes: Any) -> SamplingConfig:
-    """Return the sampling settings with changed keys. Raises ConfigError for invalid ones."""
+    """Return the sampling settings with changed keys. Raises ConfigError for invalid values."""
+    # `model_copy` would not validate the changed keys.
     try:
         return SamplingConfig.model_validate({**sampling.model_dump(), **changes})
     except ValidationError as error:
@@ -311,7 +318,7 @@ def with_sampling(sampling: SamplingConfig, **changes: Any) -> SamplingConfig:
 
 
 def check_siblings(num_samples: int, temperature: float) -> None:
-    """Raise ConfigError for several greedy samples, which are equal, and for too many samples."""
+    """Raise ConfigError for too many samples, and for several greedy samples, which are equal."""
     if not 1 <= num_samples <= MOST:
         raise ConfigError(message("samples", num_samples, f"a whole number from 1 to {MOST}"))
     at_temperature(SamplingConfig(), temperature)
@@ -322,11 +329,12 @@ def check_siblings(num_samples: int, temperature: float) -> None:
 
 def dump(config: TrainConfig) -> str:
     """Return the complete configuration as TOML: `parse(tomllib.loads(dump(c))) == c`."""
+    # TOML has no null, so keys with the value None are omitted; None is always the default.
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def field_help(model: type[BaseModel] = TrainConfig) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (dotted key, accepted values, default, description) of every key, by section."""
+    """Yield (dotted key, accepted values, default, description) for every key, by section."""
     yield from _walk(model, "")
 
 
@@ -357,7 +365,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
 
 
 def _not_toml(path: Path, reason: str) -> str:
-    """Return a TOML syntax error with its line in the same place as in other errors."""
+    """Return the message of a TOML syntax error, with the line number after the file name."""
     place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
     if place is None:
         return f"{path}: not TOML: {reason}"
@@ -365,12 +373,12 @@ def _not_toml(path: Path, reason: str) -> str:
 
 
 def holds_text(key: str, model: type[BaseModel] = TrainConfig) -> bool:
-    """Return whether a key is of type text. Overrides for it are then used literally."""
+    """Whether a key has the type text, so that an override's value is used literally."""
     return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help(model))
 
 
 def _clashes(config: TrainConfig) -> Iterator[str]:
-    """Yield conflicts between sections. Each message begins with its key."""
+    """Yield a message, beginning with a key, for each conflict between sections."""
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
     if config.data.mixture:
@@ -406,7 +414,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
 
 
 def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
-    """Yield conflicts in a reinforcement learning run."""
+    """Yield a message for each conflict in a reinforcement learning run."""
     if not config.data.train:
         yield 'data.train: missing; add train = ["problems.jsonl"] to [data]'
     if rl.num_minibatches > rl.num_prompts:
@@ -443,7 +451,8 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 
 def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
-    """Yield settings that conflict with the oversampling cutoff."""
+    """Yield a message for each setting that conflicts with the oversampling cutoff."""
+    # The cutoff ranks groups by their longest completion, so lengths must be comparable and final.
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,
@@ -454,7 +463,7 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
 
 
 def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
-    """Yield a missing or unused teacher."""
+    """Yield a message for a missing teacher, an unused teacher, or conflicting teacher settings."""
     if config.distill is not None and config.teacher is None and config.distill.keep is None:
         yield message("teacher.path", "none", "a model to learn from", "add [teacher], with path")
     if config.teacher is not None and config.distill is None and config.rl is None:
@@ -474,7 +483,7 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
 
 
 def _clashes_of_server(config: TrainConfig) -> Iterator[str]:
-    """Yield settings that a teacher on a server does not support."""
+    """Yield a message for each setting that a teacher on a server does not support."""
     asked: list[tuple[str, float]] = []
     if config.distill is not None:
         asked.append(("distill.temperature", config.distill.temperature))

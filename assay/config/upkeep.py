@@ -1,4 +1,4 @@
-"""Evaluation, checkpoints, verification and experiment trackers."""
+"""The sections ``[evaluation]``, ``[checkpoint]``, ``[verification]`` and ``[log]``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from assay.config.toml_text import plain_tables, point_lists
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out problems: before the first step, at intervals, and after the last
-    step."""
+    """Evaluation on held-out problems: before the first step, at intervals, and at the end."""
 
     every: Natural | None = None
-    """Steps between evaluations. None: only before the first step and after the last."""
+    """Number of steps between evaluations. None: only before the first and after the last step."""
     patience: Natural | None = None
-    """End the run early after this many consecutive evaluations without an improvement. An
-    improvement is an accuracy above that of the last improvement by more than its standard error.
-    Evaluations at the interval `every` and before the first step count, at the first of
-    `temperatures`. In stages that rank or score (pairs, labels), their accuracy counts. The run
-    ends with a checkpoint. A learning rate schedule still spans all steps. Choose 3 or more,
-    because two evaluations without an increase can be noise. None: never end early."""
+    """Number of consecutive evaluations without an improvement after which the run ends early. An
+    improvement is an accuracy that exceeds the accuracy of the last improvement by more than its
+    standard error. Evaluations before the first step and at the interval `every` count, at the
+    first of `temperatures`. In stages with pairs or labels, the accuracy on pairs or labels counts.
+    The run ends with a checkpoint. A learning rate schedule still spans all steps. Choose 3 or
+    more, because two evaluations without an increase can be noise. None: never end early."""
     num_samples: Count = 1
-    """Completions per problem."""
+    """Number of completions per problem."""
+    # Greedy by default, because a greedy accuracy has no sampling noise.
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
-    """Temperatures of the evaluation. 0 is greedy. The first determines the best checkpoint."""
+    """Sampling temperatures of the evaluation; 0 is greedy. The accuracy at the first temperature
+    determines the best checkpoint."""
     max_problems: Natural | None = None
-    """Maximum number of held-out problems, taken from the beginning. None: all."""
+    """Maximum number of held-out problems, counted from the first row. None: all problems."""
+    # Comparing two checkpoints problem by problem cancels the problems' differences in difficulty.
     keep_completions: bool = True
     """Save completions with their verdicts in the run's ``evaluations/``, so that two checkpoints
     can be compared problem by problem (`assay run compare RUN@20 RUN@40`)."""
@@ -46,11 +48,13 @@ class CheckpointConfig(Section):
     """Checkpoints of weights and training state."""
 
     every: Natural = 50
-    """Steps between checkpoints. The last step always has one."""
+    """Number of steps between checkpoints. The last step always has a checkpoint."""
+    # With steps of 15 minutes, `every` = 50 alone could lose 12 hours to a kill.
     minutes: Positive | None = 10.0
-    """Also save a checkpoint at the end of a step if this many minutes have passed since the last
-    one. This limits the loss from a kill when steps are long. It changes no result. None: only
-    `every` applies."""
+    """Maximum number of minutes between checkpoints, which are saved at the end of a step. The
+    setting limits the loss from a kill if steps are long, and changes no result. None: only `every`
+    applies."""
+    # A second checkpoint remains if the newest file is damaged.
     keep_last: Natural = 2
     """Number of newest checkpoints to keep."""
     keep_best: bool = True
@@ -60,46 +64,47 @@ class CheckpointConfig(Section):
 
 
 class TermReason(Section):
-    """Documentation of a term of the reward."""
+    """Documentation of one term of the reward."""
 
     need: Text
     """Behavior that the policy would not learn without the term."""
     gamed_by: Text
-    """Ways in which a policy could exploit the term."""
+    """Behavior by which a policy could exploit the term."""
 
 
 class VerificationConfig(Section):
-    """The verifier service."""
+    """Settings of the verifier service."""
 
     num_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of worker processes. None: one per two cores, at least one."""
+    """Number of worker processes. None: one process per two cores, at least one."""
     deadline: Positive = 5.0
-    """Maximum seconds per completion. The worker is then killed, and the completion is not judged.
-    A verifier can have its own limit."""
+    """Maximum seconds for judging one completion. After this time, the worker is killed and the
+    completion is not judged. A verifier can have a limit of its own."""
     trial_seconds: NonNegative = 5.0
-    """Seconds for a trial of user-defined Python functions before the model is loaded. They judge
-    the rows' own answers as completions. A row on which a function cannot work, for example because
-    a key is missing, ends the command with an error. 0: no trial, for example if every call costs
-    money."""
+    """Seconds for a trial of user-defined Python verifiers before the model is loaded. In the
+    trial, the verifiers judge the rows' own answers as completions. If a verifier fails on a row,
+    for example because a key is missing, the command ends with an error. 0: no trial, for example
+    if every call costs money."""
     cache_mib: NonNegative = 64.0
     """Memory for cached verdicts, which are reused when a verifier judges the same text again. 0:
     no cache."""
+    # Rows are data from anywhere: a row that named any importable code would run it.
     allow: tuple[Text, ...] = ()
     """Python code that a row may name as its verifier, in addition to `data.verifier`: a module, or
-    ``package.module:object``. Rows are data and can be untrusted, so code that they name is
-    imported only if it is listed here."""
+    ``package.module:object``. Rows can be untrusted, so code that a row names is imported only if
+    this list contains the code."""
     options: dict[str, dict[str, Any]] = Field(default={})
-    """Options of verifiers, one table per verifier: ``[verification.options.math]``. The same key
-    in a row has precedence. docs/verifiers.md lists the options of each verifier."""
+    """Options of verifiers, one table per verifier: ``[verification.options.math]``. An option in a
+    row's spec has precedence. docs/verifiers.md lists the options of each verifier."""
     schedule: dict[str, tuple[tuple[int, float], ...]] = Field(default={})
     """Schedules that multiply the weights of a sum's terms: ``[policy_version, multiplier]``
     points, interpolated linearly and constant outside, such as
     ``kimi_length = [[200, 0.0], [400, 1.0]]``."""
 
     reasons: dict[str, TermReason] = Field(default={})
-    """The purpose of each reward term and the ways to game it, one table per term:
-    ``[verification.reasons.math]``. `assay plan` asks for them, and a run's ``decision.md`` shows
-    them."""
+    """Purpose of each reward term and possible exploits, one table per term:
+    ``[verification.reasons.math]``. `assay plan` asks for the reasons, and a run's ``decision.md``
+    shows the reasons."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -115,17 +120,17 @@ class VerificationConfig(Section):
 class LogConfig(Section):
     """Experiment trackers (docs/loggers.md).
 
-    They receive metrics, evaluations, sampled rollouts and the configuration. A failing tracker
+    Trackers receive metrics, evaluations, sampled rollouts and the configuration. A failing tracker
     never stops a run.
     """
 
     to: tuple[Literal["wandb", "tensorboard", "trackio", "mlflow"], ...] = ()
-    """The trackers. Each needs the extra of its name. Keys and servers come from the tracker's own
-    environment variables and login."""
+    """Names of the trackers. Each tracker needs the extra of the same name. API keys and server
+    addresses come from the tracker's own environment variables and login."""
     project: Text = "assay"
-    """Project (MLflow: experiment) of the run. TensorBoard has none."""
+    """Project (MLflow: experiment) of the run. TensorBoard has no projects."""
     name: Text | None = None
-    """The run's name in the tracker. None: the name of its directory."""
+    """The run's name in the tracker. None: the name of the run's directory."""
     group: Text | None = None
     """Group of runs that are shown together, such as the seeds of one experiment. TensorBoard has
     no groups. None: no group."""
@@ -137,4 +142,4 @@ class LogConfig(Section):
     samples: Annotated[int, Field(ge=0, le=1000)] = 8
     """Number of rollouts to log per step, from lowest to highest reward. 0: none."""
     samples_every: Natural = 10
-    """Steps between logged rollouts. The first step is included."""
+    """Number of steps between logged rollouts. The first step is included."""

@@ -1,6 +1,6 @@
-"""`assay init`: write a commented configuration for given rows and a given model.
+"""`assay init`: write a commented configuration for existing rows and an existing model.
 
-Missing parts are created: example rows, a reward, and a tiny model. All assumptions are reported.
+Example rows, a reward and a tiny model are created if the user names none.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from assay.verify.service import VerifierService
 class InitKind:
     """Templates and defaults for one kind of configuration.
 
-    template: file of the configuration. rows: file of example rows, and its description. load:
-    reader of the rows; for ``reward_model`` the columns select another. verifier: expression of the
-    verifier; None: chosen by the rows. solution: column of answers for the tiny model's cold start;
-    None: the tiny model has random weights.
+    template: name of the configuration template. rows: file of example rows. what: description of
+    the example rows. load: loader of the rows; for ``reward_model``, the rows' columns select the
+    loader. verifier: verifier expression; None: the rows determine the verifier. solution: column
+    of answers for the tiny model's cold start; None: the tiny model has random weights.
     """
 
     template: str
@@ -81,12 +81,12 @@ NO_DISTILL = (
     "`assay init sft --data FILE`"
 )
 MANY_ANSWERS = 40
-"""Limit of distinct answers. With more, the tiny model rarely guesses the correct one."""
+"""Limit of distinct answers. With more answers, the tiny model's guesses are rarely correct."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitResult:
-    """Files that `assay init` wrote, its assumptions, and the next commands."""
+    """Result of `assay init`: written files, assumptions, and the next commands."""
 
     config: str
     written: Sequence[str]
@@ -94,7 +94,7 @@ class InitResult:
     next: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the result as a dict of JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -119,10 +119,11 @@ def init(
 ) -> InitResult:
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
-    data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
-    a folder, a hub name or a run; None: a tiny model is created. verifier: expression of the
-    verifier; default: chosen by the rows. Existing rows and rewards stay. Raises UserError, before
-    writing, for unusable rows or models, and for an existing configuration without ``overwrite``.
+    data: sources of rows; empty: example rows are written. heldout_share: share of rows to hold
+    out, as in `split_rows`. model: a folder, a hub name or a run; None: a tiny model is created.
+    verifier: verifier expression; None: the rows determine the verifier. Existing rows and rewards
+    are kept. Raises UserError, before writing, for unusable rows or models, and for an existing
+    configuration without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
@@ -146,7 +147,7 @@ def init(
         if heldout_share is not None:
             sources, heldout = _hold_out(draft, sources, heldout_share, overwrite)
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
-        # A supervised run is trained on traces but evaluated on problems.
+        # A supervised run trains on traces, but is evaluated on problems with a verifier.
         load_held = load_problems if kind == "sft" else load
         held = look_at_rows(heldout, load_held) if heldout else None
         _check_heldout(sources, held if load is load_problems else None)
@@ -180,6 +181,7 @@ def init(
             sizes = choose_sizes(base, looked, lengths, asked, work, say)
         _describe_sizes(draft, sizes)
         text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
+        # The written file is parsed once, so that `assay init` never leaves an invalid file.
         configuration.parse(tomllib.loads(text), str(draft.file), key_lines(text))
         draft.write(draft.file, text, "the configuration")
     command = f"assay train {shlex.quote(str(draft.file))}"
@@ -192,7 +194,7 @@ _ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
 
 
 def _kind_of_labels(columns: Sequence[str]) -> str:
-    """Choose the kind of reward model by the columns of the rows."""
+    """Return the kind of reward model that the rows' columns determine."""
     if "labels" in columns:
         return "process"
     return "outcome" if {"label", "correct", "score"} & {*columns} else "preference"
@@ -211,7 +213,7 @@ def _judge_keys(made: InitKind) -> str:
 
 
 def _check_heldout(sources: Sequence[str], held: LookedRows | None) -> None:
-    """Check that no held-out question is in the training rows. Raises DataError."""
+    """Raise DataError if a held-out question is also in the training rows."""
     if held is not None:
         check_overlap(load_problems(sources, limit=MOST_ROWS), held.rows, near="ignore")
 
@@ -221,7 +223,7 @@ def _template(name: str) -> str:
 
 
 def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
-    """Write a template file, or ``text``, unless a file of this name exists."""
+    """Write a template file, or ``text``, unless the file exists; return the name."""
     file = Path(name)
     if file.exists():
         draft.assume(f"{name} existed and is used unchanged")
@@ -233,7 +235,7 @@ def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
 def _hold_out(
     draft: Draft, sources: Sequence[str], share: float, overwrite: bool
 ) -> tuple[list[str], list[str]]:
-    """Split the rows. Returns the sources of the training rows and of the held-out rows."""
+    """Split the rows, and return the sources of the training rows and of the held-out rows."""
     train, heldout = (draft.file.with_suffix(f".{part}.jsonl") for part in ("train", "heldout"))
     for file in (train, heldout):
         if same := next(
@@ -255,15 +257,13 @@ def _hold_out(
 def _choose_verifier(
     draft: Draft, rows: LookedRows, verifier: str | None, key: str | None
 ) -> str | None:
-    """Choose the verifier expression; None if each row names its own verifier.
-
-    key: column of the answers, for a new reward function.
-    """
+    """Return the verifier expression; None if every row names its own. key: the answers' key."""
     problems: Sequence[Problem] = rows.rows
     if verifier is None and all(problem.verifier for problem in problems):
         draft.assume("each row names its own verifier")
         return None
     fitting = None
+    # The example rows are meant for a reward of the user's own, so no built-in verifier is chosen.
     if verifier is None and draft.file.stem and rows.sources != ("rows.jsonl",):
         service = VerifierService("think_format")
         try:
@@ -281,8 +281,7 @@ def _choose_verifier(
 
 
 def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
-    """Write a reward function, unless one exists. If the rows have no answers, an example is
-    written."""
+    """Write a reward function, unless one exists; ``key`` is the column of the answers or None."""
     name = "my_reward.py"
     if key is None and not Path(name).exists():
         keys = ", ".join(rows.columns)
@@ -304,11 +303,12 @@ def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
 def _make_tiny(
     draft: Draft, rows: LookedRows, key: str | None, overwrite: bool, say: Callable[[str], None]
 ) -> str:
-    """Create and describe the tiny model. key: column of the answers for its cold start."""
+    """Create the tiny model and return its folder. key: column of answers for its cold start."""
     folder = Path("tiny" if draft.kind == "grpo" else f"tiny-{draft.kind}")
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
+    # --overwrite must not delete a folder of the user that has the same name.
     if folder.exists() and (why := not_ours(folder)):
         remedy = f"move it away, or use it with --model {folder}"
         accepted = "an unchanged folder that assay init wrote"
@@ -337,7 +337,7 @@ def _make_tiny(
 
 
 def _prompts_and_answers(rows: LookedRows, key: str | None) -> list[tuple[str, str]]:
-    """Pair each prompt with every answer in its row: the reference answer, or the completions."""
+    """Return (prompt, answer) for every reference answer or completion in the rows."""
     pairs: list[tuple[str, str]] = []
     for row in rows.rows:
         pair = getattr(row, "pair", row)
@@ -397,7 +397,8 @@ def _describe_verifier(draft: Draft, expression: str | None) -> None:
 def _describe_epochs(
     draft: Draft, model: LookedModel, rows: LookedRows
 ) -> dict[str, dict[str, Any]]:
-    """Choose epochs and rows per step. Return the stage's section of the configuration."""
+    """Choose epochs and rows per step, and return the stage's section of the configuration."""
+
     epochs = 100.0 if model.is_tiny else 1.0
     draft.line("epochs", epochs, "passes over the rows")
     tokens, count = 32 if model.is_tiny else 4096, min(32, len(rows.rows))
@@ -449,7 +450,7 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
 
 
 def _describe_sizes(draft: Draft, sizes: Sizes) -> None:
-    """Add the chosen sizes and their estimated cost to the draft."""
+    """Add the chosen sizes and the estimated time and memory to the draft."""
     command = f"assay plan {shlex.quote(str(draft.file))}"
     header = sizes.header(command)
     draft.values["expected"] = lined(map(comment, header))
@@ -475,7 +476,7 @@ def _size_of_samples(
     num_heldout: int,
     say: Callable[[str], None],
 ) -> Sizes:
-    """Choose the number of completions and their maximum length."""
+    """Choose the number of completions and their maximum length, and add both to the draft."""
     lengths, why = answer_lengths(rows, looked, key)
     base = {"model": {"path": looked.path}, "data": {"train": list(rows.sources)}}
     sizes = choose_sizes(base, looked, lengths, num_heldout, say=say)

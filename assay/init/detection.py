@@ -1,4 +1,4 @@
-"""Detect the properties of rows and models that a new configuration depends on."""
+"""Detect the properties of rows and models that determine a new configuration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from assay.types import Problem
 from assay.verify.service import VerifierService
 
 MOST_ROWS = 2000
-"""Maximum number of rows read: enough to detect their format, and fast for large files."""
+"""Maximum number of rows read. The number is enough to detect a format, and small enough for large
+files to be fast."""
 TINY_BYTES = 16 * 2**20
 ANSWER_KEYS = ("answer", "solution", "target", "label", "output", "expected", "gold", "completion")
-"""Keys that may hold a row's answer."""
+"""Keys that may contain a row's answer."""
 _TAG = re.compile(r"<(think|thinking|thought|reasoning|reason|seed:think)>")
 _OPEN, _CLOSE = "[THINK]", "[/THINK]"
 _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
@@ -33,7 +34,10 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
 
 @dataclass(frozen=True, slots=True)
 class LookedRows:
-    """The first rows of the sources, loaded as by their stage. columns: of the first row."""
+    """The first rows of the sources, as the training stage loads them.
+
+    columns: keys of the first row.
+    """
 
     sources: tuple[str, ...]
     rows: Sequence[Any]
@@ -41,19 +45,20 @@ class LookedRows:
 
     @property
     def size(self) -> str:
-        """Number of rows, in words."""
+        """Number of rows as a text."""
         count = len(self.rows)
         return f"at least {count:,} rows" if count >= MOST_ROWS else f"{count:,} rows"
 
 
 @dataclass(frozen=True, slots=True)
 class LookedModel:
-    """Facts from a model's tokenizer and configuration.
+    """Properties of a model, read from its tokenizer and configuration.
 
-    think: tags of its reasoning, if any. opens: whether the chat template opens the think block.
-    context: maximum tokens of prompt and completion together; None: not stated. is_tiny: the
-    weights take a few megabytes. config: the Transformers configuration; for adapters, that of
-    their base model.
+    chat: whether the tokenizer has a chat template. think: opening and closing tag of the model's
+    reasoning, or None. opens: whether the chat template opens the think block. context: maximum
+    number of tokens of prompt and completion together, or None if unknown. is_tiny: whether the
+    weights take less than 16 MiB. config: Transformers configuration; for adapters, the base
+    model's configuration.
     """
 
     path: str
@@ -67,18 +72,18 @@ class LookedModel:
     has_adapters: bool
 
     def count(self, text: str) -> int:
-        """Return the number of tokens of a text."""
+        """Return the number of tokens of a text, without special tokens."""
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 def look_at_rows(sources: Sequence[str], load: Callable[..., Sequence[Any]]) -> LookedRows:
-    """Read the first rows of sources; raises DataError for a bad one, as training would."""
+    """Read the first rows of sources; raises DataError for a bad row, as training would."""
     columns = columns_of(sources[0])
     return LookedRows(tuple(sources), list(load(sources, limit=MOST_ROWS)), columns)
 
 
 def columns_of(source: str) -> tuple[str, ...]:
-    """Return the keys of a source's first row; empty if it is not a JSON object."""
+    """Return the keys of a source's first row; empty if the row is not a JSON object."""
     opened = open_source(source)
     for _, number, raw in islice(opened.scan(), 1):
         row = opened.parse(raw, f"{source}:{number}")
@@ -87,10 +92,11 @@ def columns_of(source: str) -> tuple[str, ...]:
 
 
 def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None:
-    """Return the key that holds the answer in most problems; None if there is none.
+    """Return the key under which most problems have an answer, or None.
 
-    first: preferred key if rows have several.
+    first: preferred key if several keys occur equally often.
     """
+    # max() returns the first of several maxima, so the order of keys is the order of preference.
     counts = dict.fromkeys((first, *ANSWER_KEYS), 0)
     for problem in problems:
         for key in counts:
@@ -101,10 +107,9 @@ def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None
 
 
 def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
-    """Raise VerifierError if built-in verifiers cannot judge the rows, or do not exist.
-
-    User functions are imported by the dry run, which is the next command.
-    """
+    """Raise VerifierError for an unknown built-in verifier, or for rows that it cannot judge."""
+    # A user function may not exist yet: `assay init` writes it afterwards.
+    # The dry run, which is the next command, imports and tries the function.
     if ":" in expression:
         return
     options = {"judge": {"url": "http://localhost", "model": "judge"}}
@@ -114,13 +119,14 @@ def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
 
 
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
-    """Return the built-in verifier that can judge all problems; None if the choice is unclear."""
+    """Return the built-in verifier that fits all problems; None if the choice is unclear."""
+    # These verifiers require keys that no other verifier reads, so a fit is unambiguous.
     certain = ("code", "instructions", "gym", "countdown", "json_schema")
     for name in certain:
         if _can_judge(name, problems, service):
             return name
     answers = [str(problem.spec.get("answer", "")).strip() for problem in problems]
-    # ``math`` is chosen for numbers only; for other text it would compare formulas.
+    # `math` is chosen only if all answers are numbers, since it would parse other text as formulas.
     if all(map(_NUMBER.fullmatch, answers)):
         return "math"
     return "choice" if _can_judge("choice", problems, service) else None
@@ -136,7 +142,7 @@ def _can_judge(name: str, problems: Sequence[Problem], service: VerifierService)
 
 
 def look_at_model(path: str) -> LookedModel:
-    """Read a model's tokenizer and configuration, without weights. Raises ModelError, RunError."""
+    """Read a model's properties without loading weights. Raises ModelError or RunError."""
     from transformers import AutoConfig
 
     silence_transformers()
@@ -169,7 +175,7 @@ def look_at_model(path: str) -> LookedModel:
 
 
 def think_tags(tokenizer: Any) -> tuple[str, str] | None:
-    """Return the tags of a model's reasoning, from special tokens or the chat template."""
+    """Return the tags of a model's reasoning, found in special tokens or the chat template."""
     template = tokenizer.chat_template
     texts = [*tokenizer.get_added_vocab(), template if isinstance(template, str) else ""]
     for text in texts:
@@ -180,7 +186,7 @@ def think_tags(tokenizer: Any) -> tuple[str, str] | None:
 
 
 def _opens(tokenizer: Any, tags: tuple[str, str]) -> bool:
-    """Whether the chat template ends a prompt with the open tag."""
+    """Whether the chat template ends a prompt with the opening think tag."""
     data = DataConfig(think="free", think_open=tags[0], think_close=tags[1])
     problem = Problem("look", "What is 1+1?")
     return PromptRenderer(tokenizer, data).render(problem).think.mode == "opened"

@@ -1,4 +1,4 @@
-"""Files and TOML lines that `assay init` writes, all removed again if it fails."""
+"""Files and TOML lines that `assay init` writes. All files are removed if the command fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from assay.host.removal import move, move_out_of_sight, remove_file, remove_temp
 
 @dataclass(slots=True)
 class Draft:
-    """State of the configuration being written. On failure, all written files are removed."""
+    """State of the configuration that `assay init` writes; a context manager.
+
+    written: descriptions of written files. assumed: reported assumptions. values: lines for the
+    template. new: files that did not exist before. replaced: temporary name of each replaced
+    folder. After an error in the block, new files are removed and replaced folders restored.
+    """
 
     kind: str
     file: Path
@@ -25,18 +30,18 @@ class Draft:
     replaced: dict[Path, Path] = field(default_factory=dict)
 
     def write(self, file: Path, text: str, what: str) -> None:
-        """Write a file."""
+        """Write a file, and record its description ``what``."""
         self.new += [] if file.exists() else [file]
         write_atomic(file, text.encode())
         self.written.append(f"{file}: {what}")
 
     def assume(self, text: str) -> None:
-        """Record an assumption. Names of columns, tags and files in it may contain any
-        character."""
+        """Record an assumption, as one line."""
+        # Names of columns, tags and files may contain line breaks and control characters.
         self.assumed.append(one_line(text))
 
     def make_room(self, folder: Path) -> None:
-        """Move a folder that `init` wrote aside, and restore it on failure."""
+        """Move a folder of an earlier `assay init` aside, until the command succeeds."""
         if folder.exists():
             self.replaced[folder] = move_out_of_sight(folder)
         self.new.append(folder)
@@ -56,7 +61,7 @@ class Draft:
                 move(aside, path)
 
     def line(self, key: str, value: Any, note: str = "", name: str = "") -> None:
-        """Add a line for a key with a comment. Raises UserError for an unpaired surrogate."""
+        """Add a line for a key, with a comment. Raises UserError for invalid Unicode."""
         try:
             self.values[name or key] = toml_line(key, value, note)
         except ValueError as error:
@@ -66,5 +71,5 @@ class Draft:
             ) from error
 
     def unset(self, key: str, value: Any, note: str) -> None:
-        """Add a commented-out key with a possible value."""
+        """Add a commented-out line for a key, with an example value."""
         self.values[key] = comment(toml_line(key, value, note))

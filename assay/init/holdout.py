@@ -17,11 +17,12 @@ _PARTS = 1_000_000
 
 
 def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path) -> None:
-    """Write every row of the sources to one of two new files, by a hash of its question.
+    """Write every row of the sources to one of two new files, by a hash of the row's question.
 
-    Equal questions always go to the same split (train or held-out), also after rows are added.
-    Raises DataError if a row cannot be written as JSON or a file stays empty.
+    A question always belongs to the same split (train or held-out), also after rows are added.
+    Raises DataError if a row cannot be written as JSON, or if a file would be empty.
     """
+    # Both files are written under temporary names, so that an error leaves neither file.
     parts = {file: temporary_beside(file) for file in (train, heldout)}
     try:
         counts = _split(sources, share, train, heldout, parts)
@@ -36,7 +37,7 @@ def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path)
 def _split(
     sources: Sequence[str], share: float, train: Path, heldout: Path, parts: Mapping[Path, Path]
 ) -> dict[Path, int]:
-    """Write the rows into the parts; return the number in each."""
+    """Write the rows to the two files, and return the number of rows per file."""
     counts = {train: 0, heldout: 0}
     with (
         parts[train].open("w", encoding="utf-8") as kept,
@@ -64,7 +65,8 @@ def _check_both(counts: Mapping[Path, int], train: Path, share: float) -> None:
 
 
 def _part_of(row: Any, where: str) -> float:
-    """Map a row's question to a number between 0 and 1, by hash."""
+    """Return a number in [0, 1) that depends only on the row's question."""
+    # A hash instead of a random number: equal questions must not be in both files.
     try:
         found = [row[key] for key in PROMPT_KEYS if key in row] or row
         text = json.dumps(found, ensure_ascii=False, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Estimate lengths of prompts and completions from the first rows."""
+"""Estimate the token lengths of prompts and completions from the first rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from assay.init.detection import ANSWER_KEYS, MOST_ROWS, LookedModel, LookedRows
 from assay.init.sizes import Lengths
 from assay.plan.step_seconds import GivenWork
 
-# Number of rows that are read.
+# Number of rows whose lengths are measured.
 LOOKED_AT = 200
-# Answers with more tokens than this are worked solutions.
+# An answer with more tokens is assumed to be a worked solution, not only a result.
 WORKED = 16
-# Quantile of solution lengths that counts as long.
+# Quantile of solution lengths that defines a long solution.
 LONG = 0.95
 # Approximate number of tokens that a chat template adds to a question.
 TEMPLATE_TOKENS = 32
@@ -30,12 +30,11 @@ SHORTEST = 128
 def answer_lengths(
     rows: LookedRows, model: LookedModel, key: str | None
 ) -> tuple[Lengths, dict[bool, str]]:
-    """Return lengths of prompts and completions, and a reason for whole and for truncated
-    completions.
+    """Return the lengths of prompts and completions, and the reasons for two completion lengths.
 
-    The reason under True is for whole completions, of the maximum useful length. The reason under
-    False is for completions that are truncated to what most rows need. key: the rows' key of the
-    answer. For worked solutions, the limits are 2 and 1.5 times the length of a long solution.
+    The reason under True explains `Lengths.whole`, and the reason under False `Lengths.cut`. key:
+    key of the rows' answers, or None. If the rows have worked solutions, the two lengths are 2 and
+    1.5 times the length of a long solution.
     """
     sample: Sequence[Any] = rows.rows[:LOOKED_AT]
     prompts = sorted(model.count(str(one.prompt)) for one in sample)
@@ -46,6 +45,7 @@ def answer_lengths(
         whole = cut = 64
         why = dict.fromkeys((True, False), "the rows have no answer that would say how long one is")
     elif model.is_tiny:
+        # The tiny model writes only an answer, of one token per byte.
         whole = cut = answers[-1] + 8
         basis = f"the longest answer has {answers[-1]} tokens"
         why = dict.fromkeys((True, False), basis)
@@ -57,6 +57,7 @@ def answer_lengths(
         whole, cut = (2048, 1024) if model.think is not None else (512, 256)
         room = "reasoning" if model.think is not None else "a worked answer"
         why = {True: f"room for {room}", False: f"short {room}, to save time"}
+    # The context must also have room for the longest prompt.
     most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
     around = TEMPLATE_TOKENS if model.chat else BASE_TOKENS
     if most is not None and prompts[-1] + around + whole > (model.context or 0):
@@ -70,9 +71,9 @@ def answer_lengths(
 def given_lengths(
     rows: LookedRows, model: LookedModel, stage: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Lengths, GivenWork]:
-    """Return the lengths of training rows, and the work of a stage on all of them.
+    """Return the lengths of training rows, and the work of a stage that trains on all rows.
 
-    stage: its section of the configuration.
+    stage: the section of the training stage, by its name.
     """
     pairs = [getattr(row, "pair", row) for row in rows.rows[:LOOKED_AT]]
     around = TEMPLATE_TOKENS if model.chat else 0
@@ -88,22 +89,22 @@ def given_lengths(
         per_step = settings.get("pairs_per_step") or settings["rows_per_step"]
         steps = max(1, -(-int(count) // per_step))
     all_tokens = count * (prompt + tokens)
+    # The reference's log-probabilities of all pairs are computed once, before the first step.
     scored = num_rows(rows) * (prompt + tokens) if name == "preference" else 0
     return lengths, GivenWork(steps, all_tokens / steps, scored=round(scored))
 
 
 def num_rows(rows: LookedRows) -> int:
     """Return the number of rows in the sources."""
+    # Only the first rows were loaded, so longer sources are scanned without parsing.
     if len(rows.rows) < MOST_ROWS:
         return len(rows.rows)
     return sum(1 for source in rows.sources for _ in open_source(source).scan())
 
 
 def _solutions(rows: LookedRows) -> list[str]:
-    """Return the full answer of each of the first rows, as stored in the row.
-
-    A problem keeps only the result of an answer such as ``... #### 72``.
-    """
+    """Return the full answer texts of the first rows, as stored in the rows."""
+    # A loaded problem has only the final result of a worked answer such as "... #### 72".
     opened = open_source(rows.sources[0])
     found: list[str] = []
     for _, number, raw in islice(opened.scan(), LOOKED_AT):
@@ -114,7 +115,7 @@ def _solutions(rows: LookedRows) -> list[str]:
 
 
 def _texts(row: Any) -> list[str]:
-    """Return the texts of a row that are trained on or judged."""
+    """Return the completion texts of a row, on which a stage trains."""
     names = ("chosen", "rejected", "completion", "steps")
     found = [getattr(row, name) for name in names if hasattr(row, name)]
     return [

@@ -1,8 +1,9 @@
 """Choose dtype, adapters and sampling sizes that fit the machine.
 
-The search starts with full sizes. If memory is short, it adds adapters and then activation
-checkpointing. If a run exceeds `WANTED_HOURS`, it reduces steps, completions and their length.
-Estimates are those of `assay plan`, from a model without weights and measured product rates.
+The search starts with full sizes. If memory is short, the search adds adapters and then activation
+checkpointing. If a run would exceed `WANTED_HOURS`, the search reduces steps, completions and their
+length. Time and memory are estimated as in `assay plan`, from a model without weights and measured
+rates of matrix products.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ from assay.plan.step_seconds import GivenWork
 from assay.session.assemble import with_slots
 
 WANTED_HOURS = 2.0
-"""Limit of training hours, and of evaluation hours; the sum stays below the warning of a
-long run."""
-# Estimates are accurate to 15 %.
+"""Maximum hours of training. Evaluations may take half as long in addition."""
+# Memory estimates are accurate to 15 %, so this share of the free memory is planned for.
 SHARE_OF_MEMORY = 0.85
-# Default if the system does not report this process's memory.
+# Assumed memory of this process if the system does not report it.
 LIBRARIES_MIB = 500.0
 EVALUATED = (None, 400, 200, 100, 50)
 Tree = dict[str, dict[str, Any]]
@@ -42,7 +42,10 @@ Tree = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Sizes of a run that samples. whole: completions have the maximum useful length."""
+    """Sizes of a run that samples.
+
+    whole: whether completions may have the maximum useful length, or a shorter length.
+    """
 
     steps: int
     num_prompts: int
@@ -50,8 +53,9 @@ class Rung:
     whole: bool
 
 
-# Steps are reduced before group sizes, because all 4 completions of a small group often have the
-# same verdict. Below 50 steps `assay plan` recommends another method.
+# Sizes to try, from the longest to the shortest run.
+# Steps are reduced before the group size is 4, because four completions often have equal verdicts.
+# Below 50 steps, `assay plan` recommends another method.
 LADDER = (
     Rung(200, 8, 16, True),
     Rung(200, 8, 8, True),
@@ -67,8 +71,11 @@ UNKNOWN = Rung(200, 8, 8, True)
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths in tokens. prompt, typical: a long and a typical prompt. whole, cut: completions of
-    maximum useful length, and of the length that most rows need."""
+    """Lengths of prompts and completions in tokens.
+
+    prompt: length of a long prompt. typical: median length of prompts. whole: maximum useful length
+    of a completion. cut: length of a completion that most rows need.
+    """
 
     prompt: int
     typical: int
@@ -78,8 +85,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Chosen sizes and reasons. expected, memory_mib: None if unknown. sure: no other program used
-    the processor while the rates were measured. warnings: reasons why the run may not fit."""
+    """Chosen sizes of a run, with reasons.
+
+    model: keys of ``[model]``. expected, memory_mib: expected duration and memory, None if unknown.
+    sure: whether the processor was idle while rates were measured. notes: reasons for the choice.
+    warnings: reasons why the run may exceed time or memory.
+    """
 
     rung: Rung
     model: Mapping[str, Any]
@@ -91,7 +102,10 @@ class Sizes:
     warnings: tuple[str, ...] = ()
 
     def header(self, command: str) -> list[str]:
-        """Return the first lines of the file. command: that measures."""
+        """Return the lines about time and memory at the start of the configuration file.
+
+        command: `assay plan` command that measures time and memory.
+        """
         if self.expected is None or self.memory_mib is None:
             return [f"Time and memory are not known:  {command}  measures them."]
         busy = "" if self.sure else ", while other programs had the processor"
@@ -104,7 +118,7 @@ class Sizes:
 
 
 class Machine:
-    """A model on the device of the run; rates are measured once."""
+    """The run's device with its measured rates, which estimates time and memory of a model."""
 
     def __init__(self, looked: LookedModel, say: Callable[[str], None]) -> None:
         device = choose_device(None)
@@ -113,6 +127,8 @@ class Machine:
         rates, self.sure = rates_here(self.device)
         narrow, wide = rates["bfloat16"], rates["float32"]
         dtype = default = choose_dtype(None, device)
+        # Some CPUs have no bfloat16 instructions and emulate them, slower than float32.
+        # Where bfloat16 is clearly faster, it is chosen although the default on a CPU is float32.
         if narrow < NOISE * wide:
             dtype = torch.float32
         elif narrow * NOISE > wide and not looked.is_tiny:
@@ -129,7 +145,7 @@ class Machine:
     def estimate(
         self, tree: Tree, lengths: Lengths, num_heldout: int, work: GivenWork | None
     ) -> tuple[float, Expected | None]:
-        """Estimate peak memory in MiB, without verifier workers, and the duration."""
+        """Return the estimated peak memory in MiB, without verifier workers, and the duration."""
         config = configuration.build(tree)
         config = with_slots(config, config.completions_a_step)
         model = self._model(config)
@@ -149,6 +165,7 @@ class Machine:
         return memory.total_mib, expected
 
     def _model(self, config: TrainConfig) -> Any:
+        # `estimate` runs for many sizes, but the skeleton depends only on the adapters.
         lora = config.model.lora or (LoraConfig() if self.looked.has_adapters else None)
         if (found := self._skeletons.get(str(lora))) is None:
             found = skeleton(self.looked.config, self.dtype, self.device, lora)
@@ -156,7 +173,7 @@ class Machine:
         return found
 
     def has_room(self, memory_mib: float) -> bool:
-        """Whether this much memory is free, with a margin for estimation error."""
+        """Whether this amount of memory is free, with a margin for the error of the estimate."""
         return self.free_mib is None or memory_mib <= SHARE_OF_MEMORY * self.free_mib
 
 
@@ -168,10 +185,10 @@ def choose_sizes(
     work: GivenWork | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Sizes:
-    """Choose sizes that fit this machine.
+    """Choose sizes of a run that fit this machine.
 
-    base: fixed sections of the configuration. work: token counts of a stage that trains on rows;
-    None: the stage samples.
+    base: sections of the configuration that are already determined. work: token counts of a stage
+    that trains on rows; None for a stage that samples.
     """
     rungs = (UNKNOWN,) if work is not None else TINY if looked.is_tiny else LADDER
     try:
@@ -185,6 +202,7 @@ def choose_sizes(
             tree = _tree_of(base, model, rung, lengths, most or None, work)
             return machine.estimate(tree, lengths, evaluated, work)
 
+        # The smallest sizes decide: settings that fail there fail at every size.
         for way in _ways(looked, base):
             model = {**model, **way}
             if machine.has_room(estimate(rungs[-1])[0]):
@@ -210,10 +228,11 @@ _ADAPTERS = "adapters (LoRA) are trained: training all weights needs more memory
 
 
 def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
-    """Return changes of ``[model]``, each with less memory than the one before."""
+    """Return changes of ``[model]``, in order of decreasing memory."""
     recomputed = {"activation_checkpointing": True}
+    # A reward model is trained without adapters, and adapters are not put on adapters.
+    # The library peft is an optional extra.
     if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
-        # A reward model is trained without adapters.
         return {}, recomputed
     return {}, {"lora": {}}, {"lora": {}, **recomputed}
 
@@ -237,7 +256,7 @@ def _tree_of(
 
 
 def _is_short(memory_mib: float, expected: Expected | None, machine: Machine) -> bool:
-    """Whether a run without evaluations fits the time limit and the memory."""
+    """Whether a run, without its evaluations, fits the time limit and the free memory."""
     short = expected is None or expected.hours <= WANTED_HOURS
     return short and machine.has_room(memory_mib)
 

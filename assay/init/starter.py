@@ -1,6 +1,6 @@
 """Create a tiny model that guesses among the rows' own answers.
 
-It allows a first run without a model hub, in which every part can be seen to work within a minute.
+With the tiny model, a first run needs no model hub and takes about a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.model.load import export
 from assay.training import api
 
 SHARE_RIGHT = 0.25
-"""Share of training traces with the right answer. Others have the answer of a random row."""
+"""Share of training traces with the right answer. Other traces have the answer of a random row."""
 NUM_TRACES = 3000
 NUM_STEPS = 90
 MOST_POSITIONS = 2048
@@ -28,9 +28,11 @@ FEWEST_POSITIONS = 512
 def make_starter(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) -> None:
     """Save a 0.7M-parameter model that answers each prompt of ``pairs`` by guessing.
 
-    pairs: (prompt, right answer). Its training traces are saved in ``traces.jsonl``. Raises
-    DataError if a prompt and an answer exceed its context.
+    pairs: (prompt, right answer). The training traces are saved next to the model, in
+    ``traces.jsonl``. Raises DataError if a prompt with its answer exceeds the model's context.
     """
+    # A model with random weights would never write a right answer, which RL needs.
+    # A model that is always right would leave nothing to learn.
     positions = _positions(pairs)
     with tempfile.TemporaryDirectory() as scratch:
         fresh = make_model(Path(scratch) / "fresh", seed, positions)
@@ -55,7 +57,7 @@ def make_starter(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) 
 
 
 def make_fresh(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) -> None:
-    """Save the same model without training, with a context for each prompt and completion."""
+    """Save a tiny model with random weights, whose context fits every prompt and completion."""
     make_model(folder, seed, _positions(pairs))
 
 
@@ -65,7 +67,7 @@ def _positions(pairs: Sequence[tuple[str, str]]) -> int:
 
 
 def _enough(longest: int) -> int:
-    """Return the number of positions for texts of this many bytes."""
+    """Return the number of positions of a context for texts of ``longest`` bytes."""
     positions = FEWEST_POSITIONS
     while positions < longest + 32:
         positions *= 2

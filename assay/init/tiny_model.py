@@ -1,4 +1,4 @@
-"""The demo's model, small enough to train from scratch on a CPU within minutes."""
+"""The tiny model of `assay init` and the recipes, which trains on a CPU within minutes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from assay.model.load import silence_transformers
 def make_model(
     folder: Path, seed: int, max_positions: int = 128, hidden_size: int = 128, num_layers: int = 4
 ) -> Path:
-    """Save a fresh Llama, by default of 0.7M parameters, and its tokenizer; returns the folder."""
+    """Save a new Llama, by default of 0.7M parameters, with a byte tokenizer; return the folder."""
+
     from assay.testing import byte_tokenizer
 
     config = LlamaConfig(
+        # 256 bytes and 3 special tokens.
         vocab_size=259,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,

@@ -1,1 +1,1 @@
-"""`assay recipe`: run a chain of stages that one TOML file describes."""
+"""Recipes (`assay recipe`): chains of training stages, each described by one TOML file."""

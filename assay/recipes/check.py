@@ -1,4 +1,4 @@
-"""Check all stages of a recipe before the first one starts, the cheapest checks first."""
+"""Check all stages of a recipe before the first stage starts, cheap checks first."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 
 class ModelStage(Section):
-    """Model of a stage: an existing one, or ``tiny``, which the stage creates."""
+    """A stage without training: an existing model, or ``tiny``, a new model with random weights."""
 
     model: Text
-    """A folder, a hub name, a run, or ``tiny``: 0.7M random parameters."""
+    """A folder, a hub name, a run, or ``tiny``: a new model of 0.7M random parameters."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the weights of ``tiny``."""
+    """Random seed of the weights of ``tiny``."""
     max_positions: Count = 128
-    """Maximum number of tokens of a prompt and its completion, for ``tiny``. A token is a byte."""
+    """Maximum number of tokens of a prompt and its completion, for ``tiny``, whose tokens are
+    bytes."""
+    # The width is a multiple of 8, since 4 attention heads with rotary embeddings divide it.
     hidden_size: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
-    """Width of ``tiny``. Half the width has a quarter of the parameters."""
+    """Width of ``tiny``. A model of half the width has a quarter of the parameters."""
 
 
 def settings_of_model(stage: RecipeStage) -> ModelStage:
@@ -55,11 +57,14 @@ def settings_of_data(stage: RecipeStage, outputs: Mapping[str, str]) -> StageSet
 def settings_of_training(
     stage: RecipeStage, outputs: Mapping[str, str], run: Mapping[str, Any]
 ) -> TrainConfig:
-    """Build the configuration of a training stage. run: folder and name of its run."""
+    """Return the configuration of a training stage.
+
+    run: values of ``run.directory`` and ``run.name``, which the recipe determines.
+    """
     tree = stage.resolved(outputs)
     own = tree.get("run", {})
     for key in ("directory", "name") if isinstance(own, dict) else ():
-        # The recipe decides where the runs of its stages lie, so that it finds them again.
+        # The recipe determines the directories of its stages' runs, so that a resume finds them.
         if key in own:
             found, accepted = tree["run"][key], "none: a stage's run lies in the recipe's directory"
             place = f"stage {stage.name}: run.{key}"
@@ -72,12 +77,12 @@ def settings_of_training(
 
 @contextmanager
 def naming(stage: RecipeStage) -> Generator[None]:
-    """Prefix errors with the stage's name and the line of the key that they mention."""
+    """Prefix errors of the block with the stage's name and the line of the key in the error."""
     try:
         yield
     except AssayError as error:
-        # Settings of a stage are merged from several tables; the message names the line that set
-        # the value.
+        # A stage's settings are merged from several tables of the file.
+        # The message names the line that set the wrong value.
         text = at_its_line(str(error), stage.where, stage.lines, stage.overridden)
         lines = "\n".join(f"stage {stage.name}: {line}" for line in text.splitlines())
         error.args = (lines, *error.args[1:])
@@ -85,7 +90,7 @@ def naming(stage: RecipeStage) -> Generator[None]:
 
 
 def check_settings(stages: Sequence[RecipeStage], outputs: Mapping[str, str]) -> None:
-    """Check the keys of every stage without reading rows. Raises ConfigError."""
+    """Validate the keys of every stage without reading rows. Raises ConfigError."""
     for stage in stages:
         if stage.kind == "model":
             settings_of_model(stage)
@@ -98,9 +103,10 @@ def check_settings(stages: Sequence[RecipeStage], outputs: Mapping[str, str]) ->
 def check_rows(
     stages: Sequence[RecipeStage], outputs: Mapping[str, str], made: Collection[str]
 ) -> dict[str, list[str]]:
-    """Check the available rows and the verifiers of every stage, without loading a model.
+    """Check the existing rows and the verifiers of every stage, without loading a model.
 
-    made: stages whose output exists. Returns the missing inputs of each stage.
+    made: names of the stages whose output exists. Returns a description of the missing inputs of
+    each stage.
     """
     later: dict[str, list[str]] = {}
     for stage in stages:
@@ -111,9 +117,11 @@ def check_rows(
             if stage.kind == "data":
                 settings = settings_of_data(stage, outputs)
                 for source in settings.inputs:
+                    # Rows of an earlier stage do not exist yet, and runs are read during the stage.
                     later_on = source.endswith(tuple(outputs[one] for one in missing))
                     if not later_on and not (settings.takes_runs and is_run(source)):
                         open_source(rows_of(source))
+            # A verifier may be a reward model of an earlier stage, which cannot be opened yet.
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})
                 _read(config, [outputs[one] for one in missing])
@@ -124,8 +132,8 @@ def check_rows(
 class Look:
     """Preview of a stage.
 
-    later: inputs that earlier stages will make. dry_run: None if too many inputs are missing. cost:
-    None if it is unknown.
+    later: descriptions of inputs that earlier stages will make. dry_run: dry run of a training
+    stage, or None if too many inputs are missing. cost: estimated cost, or None if unknown.
     """
 
     stage: str
@@ -135,7 +143,7 @@ class Look:
     cost: Cost | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the preview as a dict of JSON values."""
         looked = self.dry_run.as_dict() if self.dry_run else None
         cost = asdict(self.cost) if self.cost else None
         found = {"stage": self.stage, "kind": self.kind, "later": [*self.later]}
@@ -158,8 +166,9 @@ def look(
 ) -> Look:
     """Preview a stage and estimate its cost.
 
-    Missing inputs are replaced: a missing model by its ancestor, missing problems by their sources,
-    and missing traces by a synthetic one.
+    Missing inputs are replaced by substitutes: a missing model by the nearest existing ancestor,
+    missing problems by the problems from which a transform derives them, and missing traces by a
+    synthetic trace.
     """
     if stage.kind != "training":
         cost = counts.cost_of(stage) if stage.kind == "data" else Cost()
@@ -179,6 +188,7 @@ def look(
         )
         steps, at_most = measured.num_steps, False
         given = config.sft or config.distill
+        # The synthetic trace says nothing about the number of steps, so rows are counted instead.
         if given is not None and config.traces and counts.is_open(stage):
             rows, at_most = counts.of(stage.tree[config.stage]["traces"]), True
             tokens = (rows or 0) * given.epochs * config.sampling.max_tokens
@@ -196,9 +206,9 @@ def _stand_in(
     made: Collection[str],
     scratch: Path,
 ) -> tuple[TrainConfig, list[str]] | None:
-    """Build the configuration of a training stage for a preview, and describe its substitutes.
+    """Return a training stage's configuration for a preview, and descriptions of its substitutes.
 
-    None if an input has no substitute, such as a judge that an earlier stage trains.
+    Returns None if an input has no substitute, such as a judge that an earlier stage trains.
     """
     config, notes = settings_of_training(stage, outputs, {}), list[str]()
     owner, key = _place_of_rows(config)
@@ -236,8 +246,8 @@ def _stand_in(
                 continue
             path = outputs[ancestor.name]
             if ancestor.name not in made:
-                # The input model does not exist yet. A tiny model stands in, so that the stage's
-                # settings are tried at all.
+                # The stage's initial model does not exist yet.
+                # With a tiny model as substitute, the stage's settings can still be tried.
                 path = str(make_tiny(ancestor, scratch / role))
             if not nearest or ancestor.name not in made:
                 notes.append(f"looked at with the {role} of stage {ancestor.name}")
@@ -248,12 +258,12 @@ def _stand_in(
 
 
 def _place_of_rows(config: TrainConfig) -> tuple[str, str]:
-    """Return the section and the key that name the training rows of a stage."""
+    """Return the section and the key of the sources of a stage's training rows."""
     return ("data", "train") if config.drawing is not None else STAGES[config.stage]
 
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:
-    """Create the tiny model of a stage."""
+    """Create the tiny model of a model stage in a folder."""
     from assay.init.tiny_model import make_model
 
     settings = settings_of_model(stage)
@@ -266,7 +276,7 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def _read(config: TrainConfig, missing: Sequence[str]) -> None:
-    """Read the rows of a stage, except the missing ones."""
+    """Read and check the existing rows of a training stage, skipping missing sources."""
     from assay.session.assemble import open_verifiers, read_heldout
     from assay.training.api import kind_of
 
@@ -286,5 +296,6 @@ def _read(config: TrainConfig, missing: Sequence[str]) -> None:
 
 
 def _with(config: TrainConfig, section: str, key: str, value: Sequence[str]) -> TrainConfig:
+    # `model_copy` does not validate: substitutes may leave required sources empty.
     changed = getattr(config, section).model_copy(update={key: tuple(value)})
     return config.model_copy(update={section: changed})

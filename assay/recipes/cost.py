@@ -12,16 +12,16 @@ from assay.data.sources import open_source
 from assay.recipes.file import RecipeStage, references
 
 LONGEST = 256
-"""Default maximum length of a completion in tokens, if neither the stage nor its model's run
-sets one."""
+"""Maximum length of a completion in tokens, if neither the stage nor its model's run sets one."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a stage. None: unknown, or not applicable.
+    """Estimated cost of a stage. A field is None if unknown or not applicable.
 
-    at_most: whether the numbers are upper bounds, because rows do not exist yet. tokens: upper
-    bound over all completions. minutes: training time without evaluations.
+    at_most: whether the numbers are upper bounds, because input rows do not exist yet. tokens:
+    maximum number of tokens of all completions together. minutes: training time without
+    evaluations.
     """
 
     at_most: bool = False
@@ -33,7 +33,7 @@ class Cost:
 
     @property
     def is_open(self) -> bool:
-        """Whether this is a training stage of unknown duration."""
+        """Whether the stage trains for an unknown duration."""
         return self.memory_mib is not None and self.minutes is None
 
     def __str__(self) -> str:
@@ -55,13 +55,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Total:
-    """Cost of all stages. not_known: stages with unknown minutes or completions."""
+    """Sum of the costs of all stages. not_known: names of stages without a cost estimate."""
 
     cost: Cost
     not_known: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the total as a dict of JSON values."""
         return {"stage": None, "cost": asdict(self.cost), "not_known": [*self.not_known]}
 
     def __str__(self) -> str:
@@ -72,7 +72,8 @@ class Total:
 
 
 def total_of(costs: Mapping[str, Cost | None]) -> Total:
-    """Sum the costs of stages. For memory, take the maximum."""
+    """Return the sum of the stages' costs, with the maximum of their memory."""
+    # Stages run one after the other, so their memory is not added.
     known = [one for one in costs.values() if one is not None]
 
     def summed(key: str) -> Any:
@@ -89,7 +90,10 @@ def total_of(costs: Mapping[str, Cost | None]) -> Total:
 
 
 class RowCounts:
-    """Upper bounds for the number of rows of data transforms. Existing rows are counted."""
+    """Numbers of rows of data transforms: exact for existing rows, else upper bounds.
+
+    made: names of stages whose output exists. outputs: output of each stage.
+    """
 
     def __init__(
         self,
@@ -103,13 +107,13 @@ class RowCounts:
         self._known: dict[str, int | None] = {}
 
     def of(self, sources: Sequence[str]) -> int | None:
-        """Bound the number of rows of sources, such as ``@NAME``; None: unknown."""
+        """Return an upper bound on the number of rows in sources such as ``@NAME``, or None."""
         counts = [self._of_one(source) for source in sources]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def cost_of(self, stage: RecipeStage) -> Cost | None:
-        """Estimate the completions of a data transform; None if unknown."""
+        """Return the number of completions that a data transform samples; None if unknown."""
         settings = self._settings[stage.name]
         if not isinstance(settings, AskingSettings) or not settings.model:
             return Cost()
@@ -131,7 +135,7 @@ class RowCounts:
             return None if is_run(source) else _count(source)
         text, name, _ = found[0]
         if not text.startswith("@") or name not in self._settings:
-            # The source is the rollouts of a run.
+            # The rows are rollouts of a training stage, whose number is unknown before its run.
             return None
         if name not in self._known:
             if name in self._made:
@@ -142,7 +146,8 @@ class RowCounts:
         return self._known[name]
 
     def _longest_of(self, model: str) -> int:
-        """Return the maximum completion length of a run, from the configuration of its stage."""
+        """Return the maximum completion length of a stage's model, in tokens."""
+        # The run does not exist yet, so the length is read from the stage's configuration.
         for _, name, _ in references(model):
             return self._stages[name].tree.get("sampling", {}).get("max_tokens", LONGEST)
         return LONGEST
@@ -153,7 +158,7 @@ def _count(source: str) -> int:
 
 
 def roots_of(name: str, stages: Mapping[str, RecipeStage]) -> Iterator[str]:
-    """Yield the original sources from which a data transform's rows derive."""
+    """Yield the sources outside the recipe from which a data transform's rows derive."""
     for source in stages[name].tree.get("inputs", ()):
         inner = [found for _, found, _ in references(source)]
         for one in inner:

@@ -1,4 +1,4 @@
-"""The demo: runs a built-in recipe and summarizes its results."""
+"""The demo: run the built-in recipe `demo` and summarize its results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "f
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Held-out accuracy (0..1) before and after the RL stage, greedy and at temperature 1.
+    """Held-out accuracy in [0, 1] before and after the RL stage, greedy and at temperature 1.
 
-    gained, gained_sampled: paired difference by problem, with its standard error.
+    gained, gained_sampled: accuracy gained by RL, paired by problem, with its standard error.
     """
 
     before: float
@@ -43,11 +43,11 @@ class DemoResult:
 
     @property
     def lift(self) -> float:
-        """Greedy accuracy gained by the RL stage alone."""
+        """Greedy held-out accuracy gained by the RL stage, without the cold start."""
         return self.after - self.before
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the result as a dict of JSON values."""
         lifts = {"lift": self.lift, "lift_sampled": self.after_sampled - self.before_sampled}
         return asdict(self) | lifts
 
@@ -76,10 +76,10 @@ def _row(name: str, before: float, after: float, gained: Gain | None) -> str:
 def demo(
     directory: Path, seed: int = 0, quiet: bool = False, overrides: Sequence[str] = ()
 ) -> DemoResult:
-    """Create a 0.7M-parameter model, train it by SFT on imperfect traces, then by RL; evaluate it.
+    """Train a new 0.7M-parameter model by SFT on imperfect traces and then by RL, and evaluate it.
 
-    The demo needs no downloads: it generates the model, traces and problems. Held-out problems are
-    disjoint from the training problems of both stages. overrides: changes of the recipe, as
+    The demo generates its model, traces and problems, so it needs no downloads. Held-out problems
+    are disjoint from the training problems of both stages. overrides: changes of the recipe, as
     ``STAGE.KEY=VALUE``.
     """
     started = time.perf_counter()
@@ -122,7 +122,8 @@ def _configured(stage: str, run: dict[str, Any], model: str, seed: int) -> dict[
 
 
 def seeded(seed: int) -> list[str]:
-    """Return overrides that seed all parts of the recipe: weights, sampling and generated rows."""
+    """Return overrides that set the seed of all random numbers in the recipe `demo`."""
+    # Generated rows have a seed of their own, so weights, sampling and rows are all seeded.
     stages = read_recipe(find_recipe("demo")).stages
     rows = [("cold_start", "sft", "traces"), ("reinforce", "data", "train")]
     changes = [f"fresh.seed={seed}", f"shared.run.seed={seed}"]

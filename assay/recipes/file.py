@@ -1,4 +1,4 @@
-"""Read a recipe file: its stages in order, their inputs, and changes by a scale or --set."""
+"""Read a recipe file: its stages in order, the stages' inputs, and changes by scale or --set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.validation import toml_words
 KEYS = ("about", "paper", "shared", "stage", "scale")
 SHARED = "shared"
 SMALLEST = "tiny"
-"""The scale that a recipe file describes by default."""
+"""Name of the scale that a recipe file describes without changes."""
 _REFERENCE = re.compile(r"((?:[a-z]+:)?)@([\w-]+)(?:@(\w+))?")
 _NAME = re.compile(r"[\w-]+")
 
@@ -27,8 +27,9 @@ _NAME = re.compile(r"[\w-]+")
 class RecipeStage:
     """One stage of a recipe file.
 
-    tree: the stage's keys, merged with the shared keys. lines: line numbers of dotted keys in the
-    file. overridden: keys set by ``--set``. about: line printed at the start of the stage.
+    tree: the stage's keys, merged with the shared keys. where: name of the file for error messages.
+    lines: line numbers of dotted keys in the file. overridden: keys set by ``--set``. about: text
+    that is printed when the stage starts.
     """
 
     name: str
@@ -40,22 +41,24 @@ class RecipeStage:
 
     @property
     def kind(self) -> str:
-        """``model`` (a model to start from), ``data`` (a data transform) or ``training``."""
+        """Kind of the stage: ``model`` (no training), ``data`` (a data transform) or
+        ``training``."""
         return kind_of(self.tree)
 
     @property
     def uses(self) -> list[str]:
-        """Names of the stages whose output this stage reads."""
+        """Names of the earlier stages whose output this stage reads."""
         return list(dict.fromkeys(stage for _, stage, _ in references(self.tree)))
 
     def resolved(self, outputs: Mapping[str, str]) -> dict[str, Any]:
-        """Return the stage's keys with each ``@NAME`` replaced by that stage's output."""
+        """Return the stage's keys with each ``@NAME`` replaced by the output of stage NAME."""
 
         def replaced(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: replaced(one) for key, one in cast("dict[str, Any]", value).items()}
             if isinstance(value, list):
                 return [replaced(one) for one in cast("list[Any]", value)]
+            # Only a whole value is a reference, so URLs and addresses with @ are unchanged.
             found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if found is None or found[2] not in outputs:
                 return value
@@ -76,14 +79,17 @@ class Recipe:
     stages: Mapping[str, RecipeStage]
 
     def until(self, name: str | None) -> list[RecipeStage]:
-        """Return the stages up to and including ``name``. Raises ConfigError for unknown names."""
+        """Return the stages up to and including ``name``; None: all stages.
+
+        Raises ConfigError for an unknown name.
+        """
         names = list(self.stages)
         if name is not None:
             _check_known("--until", name, names, "a stage of the recipe")
         return list(self.stages.values())[: names.index(name) + 1 if name else None]
 
     def as_tree(self) -> dict[str, Any]:
-        """Return the recipe, with the values of its selected scale, as a dict for TOML."""
+        """Return the recipe as a dict for TOML, with the values of the selected scale."""
         head = {"about": self.about, "paper": self.paper}
         stages = {
             name: ({"about": stage.about} if stage.about else {}) | dict(stage.tree)
@@ -93,17 +99,18 @@ class Recipe:
 
 
 def built_in() -> dict[str, Path]:
-    """Return the recipes that ship with Assay, by name."""
+    """Return the files of the built-in recipes, by name."""
     with resources.as_file(resources.files("assay.recipes")) as folder:
         return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """Find the file of a recipe by its built-in name or by its path."""
+    """Return the file of a built-in recipe, or of a path. Raises ConfigError if there is none."""
     known = built_in()
     if name in known:
         return known[name]
     path = Path(name).expanduser()
+    # The reader of the file reports a missing .toml file, so such a path is returned too.
     if path.is_file() or path.suffix == ".toml":
         return path
     accepted = f"a TOML file, or {', '.join(known)}"
@@ -111,9 +118,10 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe at a scale, with changes of the form ``STAGE.KEY=VALUE``.
+    """Read a recipe at a scale, with overrides of the form ``STAGE.KEY=VALUE``.
 
-    Raises ConfigError for an invalid recipe. The values of a stage's keys are checked later.
+    Raises ConfigError for an invalid recipe. The keys and values of each stage are validated later,
+    by `assay.recipes.check`.
     """
     tree, lines = read_toml(path)
     where = str(path)
@@ -137,6 +145,7 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
         is_trained = kind_of(own) == "training"
         about = own.pop("about", "")
         _check_type(f"{where} stage.{name}.about", about, str)
+        # Shared keys are keys of training configurations, which other stages would reject.
         whole = merged(shared, own) if is_trained else own
         parts = [SHARED] * is_trained + [f"scale.{scale}.{SHARED}"] * is_trained
         parts += [f"stage.{name}", f"scale.{scale}.stage.{name}"]
@@ -148,27 +157,29 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
             [key.partition(".")[2] for key in overridden if key.split(".")[0] in (name, SHARED)],
             about,
         )
+        # Only earlier stages may be used, so the order of the tables is the order of execution.
         _check_references(found[name], list(stages), list(found))
     about, paper = tree.get("about", ""), tree.get("paper", "")
     return Recipe(path.stem, about, paper, scale, known_scales, found)
 
 
 def kind_of(tree: Mapping[str, Any]) -> str:
-    """Determine the kind of a stage: ``data`` or ``model`` if that key is a text, else training."""
+    """Return the kind of a stage: ``data`` or ``model`` if this key is a text, else training."""
+    # A training stage also has keys `data` and `model`, but there they are tables.
     return next((key for key in ("data", "model") if isinstance(tree.get(key), str)), "training")
 
 
 def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a change into a stage. A change of the stage's kind replaces the whole stage."""
+    """Merge a change into a stage, or replace the stage if the change has another kind."""
     if kind_of(change) != "training" and kind_of(base) == "training":
-        # A scale may replace a training stage by a data transform or an existing model; none of its
-        # settings would apply.
+        # A scale may replace a training stage by a data transform or an existing model.
+        # The settings of the training stage would then be unknown keys.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 
 
 def references(value: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield (text, STAGE, WHICH) for each ``@STAGE`` or ``@STAGE@WHICH`` in a tree."""
+    """Yield (text, STAGE, CHECKPOINT) for each ``@STAGE`` or ``@STAGE@CHECKPOINT`` in a tree."""
     if isinstance(value, str):
         if found := _REFERENCE.fullmatch(value):
             yield value, found[2], found[3] or ""
@@ -211,7 +222,7 @@ def _apply_scale(stages: Any, shared: Any, change: Any, where: str) -> None:
 
 
 def _override(stages: dict[str, Any], shared: Any, override: str) -> str:
-    """Apply one ``STAGE.KEY=VALUE``. Returns its dotted key, including the stage's name."""
+    """Apply one ``STAGE.KEY=VALUE`` override, and return its dotted key with the stage's name."""
     name, dot, rest = override.partition("=")[0].strip().partition(".")
     if "=" not in override or not dot or not rest:
         accepted = "STAGE.KEY=VALUE, as cold.sft.epochs=2"
@@ -221,7 +232,8 @@ def _override(stages: dict[str, Any], shared: Any, override: str) -> str:
     kind = kind_of(tree[name])
     key = apply_override(tree, override, lambda one: holds_text(one.partition(".")[2]))
     if kind == "training" and kind_of(tree[name]) == "model" and name != SHARED:
-        # An existing model replaces the training stage.
+        # --set STAGE.model=NAME replaces a training stage by an existing model.
+        # Settings of the training stage, such as sft.epochs, no longer apply.
         stages[name] = {"model": tree[name]["model"]}
     return key
 

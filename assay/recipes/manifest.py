@@ -1,4 +1,4 @@
-"""Manifest of a recipe's directory: inputs, output and outcome of each stage."""
+"""Manifest of a recipe's directory: settings, inputs, output and result of each stage."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ TINY = "tiny"
 class StageRow:
     """One stage of the manifest.
 
-    settings: hash of the stage's keys. inputs: hash of each stage and file that it reads. kind:
-    ``tiny`` (a created model), ``model`` (an existing model), the name of a data transform, or the
-    section of a training stage. output: path in the recipe's directory; for ``model``, the model's
-    name. ended: reason of the end; None while the stage runs, and after it was killed.
+    kind: ``tiny`` (a created model), ``model`` (an existing model), the name of a data transform,
+    or the section of a training stage. settings: hash of the stage's keys. inputs: hash of each
+    earlier stage and each file that the stage reads. output: path in the recipe's directory; for
+    ``model``, the model's name. ended: reason of the end; None while the stage runs and after a
+    kill.
     """
 
     stage: str
@@ -47,12 +48,12 @@ class StageRow:
 
     @property
     def key(self) -> str:
-        """Hash of settings and inputs. Stages with equal keys have the same output."""
+        """Hash of settings and inputs. Two stages with equal hashes have the same output."""
         return _digest([self.settings, dict(self.inputs)])
 
 
 class _Manifest(BaseModel):
-    """The manifest file. Unknown keys, from later versions, are kept."""
+    """The content of a manifest file. Unknown keys, which later versions write, are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,7 +67,10 @@ class _Manifest(BaseModel):
 
 @dataclass
 class RecipeManifest:
-    """Manifest of a recipe's directory: rows by stage name, written to disk at each change."""
+    """Manifest of a recipe's directory, which is written to disk at each change.
+
+    facts: name, description and scale of the recipe. rows: manifest rows by stage name.
+    """
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -74,17 +78,20 @@ class RecipeManifest:
 
     @classmethod
     def read(cls, folder: Path) -> RecipeManifest:
-        """Read the manifest of a directory; a missing one is empty. Raises RunError."""
+        """Read the manifest of a directory; a missing file is an empty manifest.
+
+        Raises RunError for a damaged manifest.
+        """
         found = read_record(folder / NAME, _Manifest)
         if found is None:
             return cls(folder)
         facts = found.model_dump(exclude={"stages"}, exclude_unset=True)
         manifest = cls(folder, facts, {row.stage: row for row in found.stages})
         for row in manifest.rows.values():
-            # For an existing model, the output is a folder elsewhere or a hub name.
+            # The output of an existing model is a folder elsewhere or a hub name.
             if row.kind != "model":
-                # Raises for an output outside the recipe's directory: --resume moves and removes
-                # what the manifest names.
+                # An output outside the recipe's directory is an error.
+                # --resume moves and removes outputs, and a foreign manifest could name any path.
                 manifest.place(row)
         return manifest
 
@@ -94,34 +101,36 @@ class RecipeManifest:
         return str(self.facts.get("recipe", self.folder.name))
 
     def describe(self, recipe: Recipe) -> None:
-        """Record the recipe. Drops rows of stages that the recipe no longer has."""
+        """Record the recipe's facts, and drop the rows of stages that the recipe no longer has."""
         self.facts = {"recipe": recipe.name, "about": recipe.about, "paper": recipe.paper}
         self.facts |= {"scale": recipe.scale, "assay": __version__}
-        # Stages that were removed from the recipe are dropped from the manifest; their folders
-        # stay.
+        # The folders of dropped stages are kept, because they may contain hours of work.
         self.rows = {name: self.rows[name] for name in recipe.stages if name in self.rows}
 
     def put(self, row: StageRow) -> None:
-        """Write the row of a stage."""
+        """Set the row of a stage, and write the manifest to disk."""
         self.rows[row.stage] = row
         rows = [asdict(one) for one in self.rows.values()]
         write_json(self.folder / NAME, {**self.facts, "stages": rows})
 
     def place(self, row: StageRow) -> Path:
-        """Return a stage's output folder. Raises RunError if it is outside the directory."""
+        """Return a stage's output folder.
+
+        Raises RunError for a folder outside the recipe's directory.
+        """
         where = f"{self.folder / NAME} stage {row.stage} output"
         inner = child_of(self.folder, row.output, where)
         return inner if inner.parent == self.folder else inner.parent
 
     def clear(self, row: StageRow) -> Path:
-        """Return a stage's future output folder. Moves leftovers of a killed stage aside."""
+        """Return a stage's output folder, after moving the output of a killed stage aside."""
         place = self.place(row)
         if os.path.lexists(place):
             move_aside(place, "unfinished")
         return place
 
     def output(self, row: StageRow) -> str:
-        """Resolve ``@STAGE`` to a run, a file of rows, or a model."""
+        """Return a stage's output as later stages read it: a run, a file of rows, or a model."""
         return row.output if row.kind == "model" else str((self.folder / row.output).absolute())
 
     def has(self, row: StageRow) -> bool:
@@ -129,24 +138,26 @@ class RecipeManifest:
         return (self.folder / row.output).exists()
 
     def free_name(self, stage: str) -> str:
-        """Choose an unused folder name for a stage."""
+        """Return an unused folder name for a stage, such as ``reason-2``."""
         names = (stage if number == 1 else f"{stage}-{number}" for number in range(1, 10_000))
         return next(name for name in names if not os.path.lexists(self.folder / name))
 
 
 def settings_of(stage: RecipeStage) -> str:
-    """Hash a stage's keys, with ``@NAME`` unresolved."""
+    """Return the hash of a stage's keys, in which references ``@NAME`` are unresolved."""
+    # Resolved paths would change the hash when the recipe's directory is moved.
     return _digest(dict(stage.tree))
 
 
 def inputs_of(stage: RecipeStage, rows: Mapping[str, StageRow]) -> dict[str, str]:
-    """Hash each earlier stage that a stage uses, and each file that it names."""
+    """Return the hash of each earlier stage that a stage uses, and of each file that it names."""
     made = {f"@{name}": rows[name].key for name in stage.uses}
     return made | {path: _digest_of_path(path) for path in sorted(set(_files(stage.tree)))}
 
 
 def _files(value: Any) -> Iterator[str]:
     if isinstance(value, str):
+        # Keys that hold paths are not listed anywhere, so every text that names a file counts.
         path = value.partition("?")[0]
         if os.path.exists(path):
             yield path
@@ -157,7 +168,8 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def _digest_of_path(path: str) -> str:
-    """Hash a file by its content, or a folder by the names, sizes and times of its files."""
+    """Return the hash of a file's content, or of the names, sizes and times of a folder's files."""
+    # A copied or touched file has other times but equal content, so files are hashed by content.
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

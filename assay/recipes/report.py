@@ -1,4 +1,4 @@
-"""Report of a recipe's run: accuracy, data and cost after each stage."""
+"""Report of a recipe's run: held-out accuracy, data sets and cost of each stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Block:
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.md`` and ``report.html`` into a recipe's directory. Returns the HTML path."""
+    """Write ``report.md`` and ``report.html`` into a recipe's directory; return the HTML path."""
     manifest = RecipeManifest.read(folder)
     rows = list(manifest.rows.values())
     runs = {row.stage: run for row in rows if (run := _run_of(manifest, row)) is not None}
@@ -52,6 +52,7 @@ def write_report(folder: Path) -> Path:
     blocks.append(_lineage(rows))
     name = f"{manifest.name}, scale {manifest.facts.get('scale', '')}"
     text = f"# {name}\n\n" + "\n".join(map(_as_markdown, blocks))
+    # Examples of rows may contain unpaired surrogates, which UTF-8 cannot encode.
     write_atomic(folder / "report.md", text.encode("utf-8", "replace"))
     page = Template(template("recipe.html")).substitute(
         name=safe(name),
@@ -67,6 +68,7 @@ def write_report(folder: Path) -> Path:
 def _run_of(manifest: RecipeManifest, row: StageRow) -> LoadedRun | None:
     if row.kind == "model":
         return None
+    # A training stage that was killed before its run began has no configuration.
     place = manifest.place(row)
     return load_run(place) if (place / "config.toml").is_file() else None
 
@@ -79,7 +81,7 @@ def _data_set_of(manifest: RecipeManifest, row: StageRow) -> Manifest | None:
 
 
 def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield the table of held-out accuracy by stage, benchmark and think mode."""
+    """Yield the tables of held-out accuracy by stage, benchmark, think mode and tag."""
     looks: list[tuple[str, str, LoadedRun, Sequence[Mapping[str, Any]]]] = []
     measured: list[tuple[str, str, str, _Found, _Found]] = []
     taught: dict[str, str] = {}
@@ -88,6 +90,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
             evaluations = [one for one in run.evaluations if accuracy_of(one) is not None]
             first = [one for one in evaluations if one["step"] == 0]
             start, before = _start_of(row, run, rows), _found_in(run, first, rows)
+            # The first training stage also shows the accuracy of its initial model.
             if first and not looks:
                 looks.append((f"before {row.stage}", "", run, first))
                 measured.append((*looks[-1][:2], start, before, {}))
@@ -111,6 +114,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     if len(modes) > 1:
         note += " think = empty: answers without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
+    # The column is left out if the origin of all traces is unknown, since it would say nothing.
     said = ["traces"] if {*taught.values()} - {"", UNKNOWN_ORIGIN} else []
     if said:
         note += " traces: training data that were verified, not verified, or of unknown origin."
@@ -133,7 +137,8 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
 
 
 def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
-    """Return the stage that made a run's initial model, else the model's name."""
+    """Return the name of the stage that made a run's initial model, else the model's name."""
+    # A stage may read several models, such as a teacher, so the path decides.
     path = run.config.model.path
     for one in rows:
         folder = one.output if one.kind == "model" else Path(one.output).parts[0]
@@ -144,7 +149,7 @@ def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
 
 
 def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield the perplexity of stages on held-out documents."""
+    """Yield the table of perplexity on held-out documents before and after each stage."""
     cells: list[list[str]] = []
     for stage, run in runs.items():
         if found := on_texts(run.evaluations):
@@ -154,13 +159,13 @@ def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
 
 
 _Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
-"""Evaluation rows by (benchmark, think mode), then by series."""
+"""Evaluation results by (benchmark, think mode), then by series, such as greedy decoding."""
 
 
 def _found_in(
     run: LoadedRun, evaluations: Sequence[Mapping[str, Any]], rows: Sequence[StageRow]
 ) -> _Found:
-    """Find the last evaluation of each benchmark in each think mode."""
+    """Return the last evaluation of each benchmark in each think mode."""
     config = run.config
     stages = (config.data, config.preference, config.reward_model)
     sources = [one for stage in stages if stage is not None for one in stage.heldout]
@@ -176,7 +181,7 @@ def _found_in(
 
 
 def _set_name(source: str, rows: Sequence[StageRow]) -> str:
-    """Return the name of the stage that made a source, else the source."""
+    """Return the name of the stage that wrote a source, else the source itself."""
     made = (row.stage for row in rows if source.endswith(f"/{row.output}"))
     return next(made, source)
 
@@ -207,7 +212,7 @@ def _share(value: float | None) -> str:
 
 
 def _data(rows: Sequence[StageRow], sets: Mapping[str, Manifest]) -> Iterator[Block]:
-    """Yield the sizes of the data sets after each filter, with examples of removed rows."""
+    """Yield the table of data set sizes after each filter, and examples of removed rows."""
     cells: list[Sequence[str]] = []
     examples: list[str] = []
     for row in rows:
@@ -265,7 +270,7 @@ def _cost_cells(values: Sequence[float]) -> list[str]:
 
 
 def _lineage(rows: Sequence[StageRow]) -> Block:
-    """List the ancestors of the last stage, back to the recipe's external inputs."""
+    """Return the lineage of the last stage, back to the recipe's external inputs."""
     known = {row.stage: row for row in rows}
     lines: list[str] = []
 
@@ -275,6 +280,7 @@ def _lineage(rows: Sequence[StageRow]) -> Block:
         others = [name for name in row.inputs if not name.startswith("@") and row.kind != "model"]
         text = what.get(row.kind, f"{row.kind}, in {row.output}")
         others_read = f" (reads {', '.join(others)})" if others else ""
+        # A stage that several stages use is expanded only once.
         seen = any(line.strip().startswith(f"{row.stage}:") for line in lines)
         lines.append(
             f"{'  ' * depth}{row.stage}: {text}{others_read}{', as above' if seen else ''}"

@@ -1,4 +1,4 @@
-"""Run the stages of a recipe in order, each in its own folder, and resume killed recipes."""
+"""Run the stages of a recipe in order, each stage in its own folder, and resume a killed recipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """Outcome of a recipe, with the manifest row of each stage that was run or reused."""
+    """Result of a recipe's run.
+
+    ended: reason of the end. stages: manifest row of each stage that was run or reused.
+    """
 
     recipe: str
     folder: str
@@ -48,7 +51,7 @@ class RecipeResult:
     stages: Sequence[StageRow]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the result as a dict of JSON values."""
         return {**asdict(self), "stages": [asdict(row) for row in self.stages]}
 
     def __str__(self) -> str:
@@ -64,7 +67,7 @@ class RecipeResult:
 def open_recipe(
     name: str | None, resume: Path | None, scale: str | None, overrides: Sequence[str]
 ) -> Recipe:
-    """Read the recipe of a name or file, or of a directory to resume."""
+    """Read the recipe of a built-in name, of a file, or of a directory to resume."""
     if name is not None:
         return read_recipe(find_recipe(name), scale, overrides)
     if resume is None:
@@ -73,7 +76,8 @@ def open_recipe(
     if not path.is_file():
         found = f"no {FILE} in it"
         raise RunError(message(str(resume), found, "the directory of a recipe's run"))
-    # A recipe can name Python code, so a directory from someone else is not run without a look.
+    # A recipe can name Python code to import.
+    # A directory from another user is therefore resumed only if the user names its recipe file.
     if why := why_not_own(path):
         remedy = f"read it, then name it: assay recipe run {path} --resume {resume}"
         raise RunError(
@@ -100,26 +104,27 @@ def run_recipe(
     """Run the unfinished stages of a recipe.
 
     name: a built-in recipe or a file. overrides: changes of the form ``STAGE.KEY=VALUE``. until:
-    the last stage to run. resume: directory of an earlier run of the recipe. Its finished stages
-    are reused unless their keys or inputs have changed.
+    name of the last stage to run. resume: directory of an earlier run of the recipe, whose finished
+    stages are reused unless their keys or inputs have changed. say: function that prints progress.
 
-    Raises UserError for invalid input. Errors of a stage are raised with the stage's name.
+    Raises UserError for invalid input. The message of a stage's error begins with the stage's name.
     """
     plan = _plan(name, directory, overrides, until, resume, scale)
     manifest = plan.manifest
     if resume is None:
-        # Created after all checks, so that an invalid recipe leaves no folder.
+        # The folder is created after all checks, so that an invalid recipe leaves no folder.
         manifest.folder = make_folder(directory, plan.recipe.name)
+    # Two processes that resume one directory would overwrite each other's outputs.
     lock = DirectoryLock(manifest.folder)
     try:
-        # The resolved recipe is saved, so that a resume does not depend on the original file or on
-        # --set.
+        # The recipe is saved with all changes applied.
+        # A resume therefore depends neither on the original file nor on --set.
         write_config(manifest.folder / FILE, tomli_w.dumps(plan.recipe.as_tree()))
         try:
             ended = _run_stages(plan, quiet, say)
         finally:
-            # Also after a failure: the report shows which stage failed and what the others
-            # measured.
+            # The report is also written after a failure.
+            # It shows the failed stage and the results of the finished stages.
             write_report(manifest.folder)
     finally:
         lock.release()
@@ -139,8 +144,8 @@ def dry_run(
 ) -> Iterator[Look | Total]:
     """Yield a preview of each unfinished stage, then the total cost.
 
-    The parameters are those of `run_recipe`. All keys and rows are checked before the first model
-    is loaded.
+    The parameters are the parameters of `run_recipe`. All keys and rows are checked before the
+    first model is loaded.
     """
     plan = _plan(name, directory, overrides, until, resume, scale)
     stages, outputs, costs = plan.recipe.stages, plan.outputs, dict[str, Cost | None]()
@@ -158,7 +163,12 @@ def dry_run(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Checked stages. standing: finished stages to reuse. later: missing inputs by stage."""
+    """Checked stages of a recipe.
+
+    stages: stages to run, up to ``until``. standing: manifest rows of finished stages to reuse.
+    outputs: existing or future output of each stage. later: descriptions of missing inputs, by
+    stage.
+    """
 
     recipe: Recipe
     stages: Sequence[RecipeStage]
@@ -176,7 +186,7 @@ def _plan(
     resume: Path | None,
     scale: str | None,
 ) -> _Plan:
-    """Read and check a recipe, the cheapest checks first, without writing files."""
+    """Read and check a recipe, cheap checks first, without writing files."""
     recipe = open_recipe(name, resume, scale, overrides)
     stages = recipe.until(until)
     check_folder(resume or directory, "--resume" if resume else "--directory")
@@ -193,15 +203,15 @@ def _plan(
 
 
 def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> dict[str, StageRow]:
-    """Find the finished stages whose keys and inputs are unchanged. Returns their rows."""
+    """Return the manifest rows of finished stages whose keys and inputs are unchanged."""
     found: dict[str, StageRow] = {}
     for stage in stages:
-        # A stage whose input has to be made again is outdated, whatever its own settings.
+        # If an input of the stage must be made again, the stage is outdated too.
         if not {*stage.uses} <= found.keys():
             continue
         now = row_of(stage, found, "")
         before = manifest.rows.get(stage.name)
-        # An existing model needs no run.
+        # A stage with an existing model is always finished, because nothing is run.
         if now.kind == "model":
             found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
         elif before and _is_done(before, now) and manifest.has(before):
@@ -210,14 +220,14 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
 
 
 def _is_done(before: StageRow, now: StageRow) -> bool:
-    """Whether the stage's earlier output is still valid."""
+    """Whether the stage's earlier output is valid for its current settings and inputs."""
     return before.finished and before.kind == now.kind and before.key == now.key
 
 
 def planned_outputs(
     stages: Sequence[RecipeStage], manifest: RecipeManifest, standing: Mapping[str, StageRow]
 ) -> dict[str, str]:
-    """Map each stage to its existing or future output."""
+    """Return the existing or future output of each stage, by stage name."""
     rows = [
         standing.get(stage.name)
         or StageRow(stage.name, kind_of_row(stage), "", {}, output_of(stage))
@@ -227,7 +237,7 @@ def planned_outputs(
 
 
 def row_of(stage: RecipeStage, rows: Mapping[str, StageRow], output: str) -> StageRow:
-    """Build the manifest row of a stage before it runs, with the hashes of its inputs."""
+    """Return a stage's manifest row before the stage runs, with hashes of settings and inputs."""
     return StageRow(
         stage.name, kind_of_row(stage), settings_of(stage), inputs_of(stage, rows), output
     )
@@ -263,14 +273,14 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
             continue
         row, before = row_of(stage, rows, ""), manifest.rows.get(stage.name)
         if before and not before.finished and (before.kind, before.key) == (row.kind, row.key):
-            # The same settings and inputs: continue the unfinished stage in its folder.
+            # Settings and inputs are unchanged, so the unfinished stage continues in its folder.
             row = replace(before, ended=None)
         else:
-            # A changed stage gets a new folder, so that results of the old settings are never
-            # overwritten.
+            # A changed stage gets a new folder, so that earlier results are never overwritten.
             row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
         summary = f"{stage.name}: {row.kind} from {', '.join(stage.uses) or 'nothing'}"
         say(f"{head}{stage.about or summary}")
+        # The row is written before the stage runs, so that a resume after a kill finds its folder.
         manifest.put(row)
         rows[stage.name] = row = _run_stage(stage, row, manifest, rows, quiet)
         if not row.finished:
@@ -285,7 +295,7 @@ def _run_stage(
     rows: Mapping[str, StageRow],
     quiet: bool,
 ) -> StageRow:
-    """Run or resume one stage. Returns its final manifest row."""
+    """Run or resume one stage, and return its final manifest row."""
     outputs = {name: manifest.output(one) for name, one in rows.items()}
     started, ended = time.perf_counter(), "failed"
     try:
@@ -296,7 +306,7 @@ def _run_stage(
             "finished stages are kept; fix the cause, then:"
             f" assay recipe run --resume {manifest.folder}"
         )
-        # Extended in place, so that the error keeps its type and with it the exit code.
+        # The error is changed in place, because its type determines the exit code.
         error.args = (f"{error}; {stays}", *error.args[1:])
         raise
     finally:
@@ -341,7 +351,7 @@ def _train(
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
         return api.train(resume=folder, quiet=quiet).ended
-    # The stage was killed before its run began.
+    # The run's directory has no configuration: the stage was killed before its run began.
     manifest.clear(row)
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
     config = settings_of_training(stage, outputs, run)
