@@ -1,4 +1,4 @@
-"""The reinforcement learning algorithm: a preset, and settings that override it."""
+"""The sections ``[algorithm]`` and ``[critic]``: presets of RL methods, and their settings."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ NAMES = (
 if TYPE_CHECKING:
 
     class AlgorithmConfig(Section):
-        """The method of ``[rl]``, and settings that override it."""
+        """The method of ``[rl]``, and settings that override the method's own values."""
 
         name: Text = "dr_grpo"
 

@@ -1,4 +1,4 @@
-"""The sections ``[teacher]`` and ``[distill]``: a teacher model, and learning from it."""
+"""The sections ``[teacher]`` (a teacher model) and ``[distill]`` (distillation of the teacher)."""
 
 from __future__ import annotations
 

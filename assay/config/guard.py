@@ -52,7 +52,7 @@ class Rule:
 
     @property
     def bound(self) -> float:
-        """Limit of an active rule, which always has one."""
+        """Limit of an active rule; an active rule always has a limit."""
         assert self.limit is not None, self.name
         return self.limit
 
@@ -124,7 +124,7 @@ class GuardConfig(Section):
 
     def without(self, names: Iterable[str]) -> GuardConfig:
         """Return this section with rules disabled, except rules that the user configured."""
-        # The user's options are merged last, so they override the exclusion.
+        # The user's options override the action "off" of the excluded rules.
         off = dict.fromkeys(names, RuleOptions(action="off"))
         return self.model_copy(update={"options": {**off, **self.options}})
 

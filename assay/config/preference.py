@@ -88,7 +88,7 @@ class Preference:
         for key, accepted in refused.items():
             if getattr(self, key):
                 raise self._complaint(key, accepted)
-        # ORPO's odds need a probability per token: that of a long sequence underflows to 0.
+        # ORPO's odds need a mean probability per token, since a sequence's probability underflows.
         if self.link == "odds" and not self.length_normalized:
             raise self._complaint("length_normalized", f"true: {self.name} compares mean tokens")
         for key in ("desirable_weight", "undesirable_weight"):

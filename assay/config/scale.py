@@ -107,7 +107,7 @@ class ScaleConfig(Section):
             found = f"{self.learner_ranks} in a run of [{stage}]"
             accepted = f"1 in a stage other than {', '.join(RANKED_STAGES)}"
             yield message("scale.learner_ranks", found, accepted, "remove it")
-        # In one process, sampling and learning would only take turns.
+        # A single process cannot sample and learn at the same time, so sampling ahead needs actors.
         if self.steps_ahead and self.rollout_actors is None:
             accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
             yield message("scale.steps_ahead", self.steps_ahead, accepted)

@@ -29,7 +29,7 @@ def check_temperature(value: float) -> float:
 
     Below the range, logits overflow. Above the range, sampling is almost uniform.
     """
-    # 0 passes: it stands for greedy sampling, which divides nothing.
+    # Temperature 0 is accepted, because greedy sampling does not divide the logits.
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]

@@ -1,4 +1,4 @@
-"""The training stages, and the optimizer that they share."""
+"""The training stages ``[rl]``, ``[sft]`` and ``[pretrain]``, and the section ``[optimizer]``."""
 
 from __future__ import annotations
 

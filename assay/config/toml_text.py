@@ -57,7 +57,7 @@ def key_lines(text: str) -> dict[str, int]:
     A statement ends at the first line at which the statement parses. A statement that parses only
     with additional brackets is an unfinished list, whose items so far are recorded.
     """
-    # `tomllib` reports no line numbers, and a parser that keeps them would be a new dependency.
+    # `tomllib` reports no line numbers, and a parser with line numbers would be a new dependency.
     found: dict[str, int] = {}
     # Index of the last [[table]] of each name.
     newest: dict[_Path, int] = {}
@@ -141,9 +141,9 @@ def _override_value(text: str, is_text: bool) -> Any:
         try:
             read = tomllib.loads(f"value = {candidate}")
         except (ValueError, RecursionError):
-            # The value is no TOML value, so it is used as text.
+            # A value that is not valid TOML is used as text.
             continue
-        # A line break in the value could add a second key.
+        # An override with a line break could set a second key, so exactly one key must result.
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]
     return text

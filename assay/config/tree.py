@@ -113,8 +113,8 @@ class TrainConfig(Section):
         excluded.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
-        # Entropy may fall without a gain in correctness if problems get harder, the temperature
-        # decreases, or the policy approaches a teacher.
+        # Entropy may fall without a gain in correctness if problems get harder.
+        # A falling temperature and a teacher have the same effect.
         moved = self.curriculum.order != "uniform" or self.teacher is not None
         if moved or (self.rl is not None and self.rl.temperature_schedule):
             off += ["entropy_lost"]

@@ -88,7 +88,7 @@ class VerificationConfig(Section):
     cache_mib: NonNegative = 64.0
     """Memory for cached verdicts, which are reused when a verifier judges the same text again. 0:
     no cache."""
-    # Rows are data from anywhere: a row that named any importable code would run it.
+    # Rows come from untrusted sources, and importing code that a row names would run the code.
     allow: tuple[Text, ...] = ()
     """Python code that a row may name as its verifier, in addition to `data.verifier`: a module, or
     ``package.module:object``. Rows can be untrusted, so code that a row names is imported only if

@@ -70,8 +70,8 @@ class RunConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters instead of full fine-tuning (needs the extra ``lora``).
 
-    If `model.path` already has adapters, these adapters are trained further. In this case, omit the
-    section or repeat the settings of the existing adapters.
+    If `model.path` already has adapters, these adapters are trained further. For such a model, omit
+    the section or repeat the settings of the existing adapters.
     """
 
     rank: Count = 16

@@ -95,7 +95,7 @@ class _NearTexts:
     def find(self, index: int, words: tuple[str, ...], n: int) -> int:
         """Return the index of a similar earlier text.
 
-        If no earlier text is similar, the text is added to the index, and its own number returned.
+        If no earlier text is similar, the text is added, and ``index`` is returned.
         """
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
         sketch.update([" ".join(ngram) for ngram in shingles(words, n)])

@@ -49,7 +49,7 @@ def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Argum
 
 
 def lenient_comparison(tests: Sequence[CodeTest], names: Collection[str]) -> str:
-    """Return the code by which a test accepts several answers; "" if every test accepts only one.
+    """Return the code of a test that accepts several answers; "" if no test accepts several.
 
     For example, a test that sorts the answer before the comparison accepts every order. A written
     test, which compares with a single answer, would reject the other orders.
@@ -209,8 +209,8 @@ def call_of(given: Arguments) -> str:
 
 def is_literal(value: Any) -> bool:
     """Whether a value's repr evaluates to an equal value with the same types."""
-    # Answers are written into tests by their repr, which fails for NaN, sets in other orders and
-    # objects of classes.
+    # Answers are written into tests by their repr.
+    # A repr does not restore NaN and objects of classes.
     text = repr(value)
     try:
         return repr(ast.literal_eval(text)) == text

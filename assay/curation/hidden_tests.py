@@ -301,7 +301,7 @@ class Writer:
 
         The time limit is the limit of programs under test divided by `HEADROOM`.
         """
-        # `check_determinism` makes the run record every output in `seen`, from which it is read.
+        # With `check_determinism`, the run records every output in `run.seen`.
         spec = replace(
             self.spec,
             tests=tuple(inputs),
@@ -389,7 +389,7 @@ def _holds_float(value: Any) -> bool:
 
 def _varied(tests: Sequence[CodeTest]) -> list[CodeTest]:
     """Return tests in an order in which the first tests all have different outputs."""
-    # The list is truncated later, and tests with different outputs detect more faults.
+    # Only the first tests are kept, and tests with different outputs detect more faults.
     before = Counter[tuple[str, ...]]()
     keyed: list[tuple[int, CodeTest]] = []
     for test in tests:

@@ -1,9 +1,9 @@
 """Generate inputs for programs under test by mutating examples within their common properties.
 
-Functions have preconditions that no row states. For example, a list argument is sorted, or the
-second argument is the length of the first argument. Properties that all examples have in common are
-therefore preserved, as Daikon infers invariants. Values are mutated by type, as in EvalPlus (arXiv
-2305.01210).
+Functions have preconditions that are not written in the data. For example, a list argument is
+sorted, or the second argument is the length of the first argument. Properties that all examples
+have in common are therefore preserved, as Daikon infers invariants. Values are mutated by type, as
+in EvalPlus (arXiv 2305.01210).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Fuzzer:
             return
         first = self.seen[path][0] if self.seen[path] else value
         yield (path, "filled"), len(value) > 0
-        # Only the length of a top-level flat list varies: a text may be a code of fixed length, and
-        # the rows of a matrix have equal lengths.
+        # Only top-level flat lists may change their length.
+        # Texts may be codes of fixed length, and the rows of a matrix have equal lengths.
         if not _is_flat_list(value) or len(path) > 1:
             yield (path, "length"), hasattr(first, "__len__") and len(value) == len(first)
         if isinstance(value, str):

@@ -58,8 +58,8 @@ def mix(settings: MixSettings, out: Output) -> None:
         _drawn(out, rows[start : start + size], quotas[name], f"{settings.seed} {number}")
         for number, (start, (name, size)) in enumerate(zip(starts, sizes.items(), strict=False))
     ]
-    # Choosing a source with weights of its remaining rows makes every interleaving equally likely.
-    # Only one row per source is in memory.
+    # Each source is chosen with a probability proportional to its number of remaining rows.
+    # Every interleaving of the sources is then equally likely, with one row per source in memory.
     left = [quotas[name] for name in names]
     order, num_renamed = Random(settings.seed), 0
     source_of_id: dict[int, int] = {}
@@ -72,7 +72,7 @@ def mix(settings: MixSettings, out: Output) -> None:
             num_renamed += 1
         out.write(row)
     for stream in streams:
-        # All drawn rows were written. Reading to the end counts the remaining rows as not drawn.
+        # All drawn rows were written; reading the stream to its end counts the rows not drawn.
         assert next(stream, None) is None
     out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
     out.manifest.measured["ids that two sources had"] = num_renamed

@@ -41,8 +41,8 @@ Edit = Callable[[], None]
 
 def mutants(text: str, most: int, rng: Random) -> list[str]:
     """Return at most ``most`` distinct random mutants of a program."""
-    # Edits are addressed by node number, and each mutant parses the text anew.
-    # Copying the tree would take longer than parsing.
+    # An edit is identified by the number of its node, because every mutant gets a new tree.
+    # Parsing the text again is faster than copying the tree.
     tree = parse(text)[0]
     if tree is None:
         return []

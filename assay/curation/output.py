@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Filter:
-    """Removed rows of one filter: their number (``took``), and the first rows with reasons."""
+    """Rows that one filter removed. took: number of rows. examples: first rows, with reasons."""
 
     name: str
     took: int = 0
@@ -239,7 +239,7 @@ class Output(ExitStack):
         # Otherwise, after a power failure, the final name could refer to incomplete content.
         sync_file(self._part)
         put_in_place(self._part, self.folder / rows_name(self.output))
-        # The manifest comes last: its presence implies that the rows are complete.
+        # The manifest is written last, so a folder with a manifest contains all rows.
         text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)
         write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
 

@@ -129,8 +129,8 @@ def pairs_of_group(
     def cost(pair: tuple[int, int]) -> tuple[int, int]:
         chosen, rejected = pair
         gap = abs(lengths[chosen] - lengths[rejected]) if lengths else 0
-        # Without the number of uses, a single passed completion could be in most pairs of its
-        # problem.
+        # Completions with few pairs are preferred.
+        # Otherwise one passed completion could be in most pairs of its problem.
         return used[chosen] + used[rejected], gap
 
     taken: list[tuple[int, int]] = []

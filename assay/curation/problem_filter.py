@@ -123,7 +123,7 @@ def _fault_of_difficulty(settings: FilterSettings, row: Record) -> str:
     if settings.band != "rate":
         low, high = share_interval(passed / judged, judged)
     if settings.band == "possible":
-        # A problem is removed only if its whole interval is outside the band.
+        # With "possible", a problem is removed only if its whole interval is out of range.
         low, high = high, low
     least, most = settings.min_pass_rate or 0.0, settings.max_pass_rate
     seen = f"{passed} of {judged} passed"

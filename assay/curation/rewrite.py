@@ -78,7 +78,7 @@ def rewrite(settings: RewriteSettings, out: Output) -> None:
 
 def to_rewrite(row: Record) -> Problem:
     """Return a row's problem, with the completion in its spec. Raises DataError for a bad row."""
-    # The completion travels in the spec, because the sampler passes only problems to the style.
+    # The request is written from a problem only, so the spec must contain the completion.
     return replace(row.problem, spec={**row.problem.spec, ORIGINAL: row.text("completion")})
 
 

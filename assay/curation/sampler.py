@@ -110,15 +110,15 @@ def sampled(
     else:
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
-    # A round has several completions per slot.
-    # Long completions at the end of a round then leave few slots idle.
+    # A round samples several times as many completions as the engine has slots.
+    # Slots are idle only while the last long completions of a round finish.
     size = max(1, AT_ONCE * at_once // settings.num_samples)
     tallies = [Counter[str]() for _ in modes]
     for first in range(0, len(rows), size):
         asked = dict[str, tuple[Record, list[Problem]]]()
         for row in rows[first : first + size]:
-            # `draw` is part of the sampling key and of completion ids.
-            # With the seed as `draw`, another seed yields other completions with other ids.
+            # A problem's `draw` is part of the sampling key and of completion ids.
+            # Setting `draw` to the seed yields other completions and other ids for each seed.
             problem = replace(problem_of(row), draw=settings.seed)
             shown = [replace(problem, think=mode or problem.think) for mode in modes]
             try:
@@ -171,7 +171,7 @@ def _ask(
 
 
 def _generator_of(session: SamplingSession, style: Style, total: int, stack: ExitStack) -> Sampler:
-    """Return a session's generator, with the prompt style set and its progress shown.
+    """Return a session's generator, which renders prompts in a style and shows its progress.
 
     total: number of completions for the progress display, which ends when ``stack`` closes.
     """

@@ -25,7 +25,7 @@ from assay.verify.service import VerifierService
 from assay.verify.serving.sums import names_in
 from assay.verify.style.length import num_words
 
-# If a verifier judges none of the first completions, up to this number, an error is raised.
+# Number of completions after which a verifier that judged none of them raises an error.
 PATIENCE = 32
 # Number of words in an n-gram, for the similarity of completions.
 SHINGLE = 3
@@ -203,7 +203,10 @@ def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Seq
 
 
 def _most_diverse(texts: Sequence[str], k: int) -> list[str]:
-    """Order texts so that each of the first ``k`` is the least similar to the texts before it."""
+    """Return texts in an order of diversity.
+
+    Each of the first ``k`` texts is the text that is least similar to the texts before.
+    """
     ngrams = {text: shingles(text.casefold().split(), SHINGLE) for text in texts}
     rest = sorted(texts, key=len)
     chosen = [rest.pop(0)]

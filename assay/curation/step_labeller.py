@@ -48,8 +48,8 @@ class ToLabel:
 class StepLabeller:
     """Labels the steps of completions by rollouts.
 
-    generator: generator whose renderer appends the text under the spec key `PREFIX` to the prompt,
-    as `PrefixRenderer` does. num_samples: number of rollouts per step.
+    generator: generator with a `PrefixRenderer`, which appends the text under the spec key `PREFIX`
+    to the prompt. num_samples: number of rollouts per step.
     """
 
     generator: Generator
@@ -261,7 +261,7 @@ def load_judged(
 
 
 def _recorded(run: Path, settings: StepLabelSettings) -> Iterator[ToLabel]:
-    """Yield a run's recorded completions, without those whose problem the sources have lost."""
+    """Yield a run's recorded completions whose problems are still in the run's sources."""
     allow = settings.config.get("verification", {}).get("allow", ())
     config = open_config(run, ("data.train",), allow=allow, trust_run=settings.trust_run)
     with closing(RolloutLog(run / "rollouts")) as log:
@@ -276,7 +276,7 @@ def _recorded(run: Path, settings: StepLabelSettings) -> Iterator[ToLabel]:
 
 
 def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list[Problem]:
-    """Return one problem per step except the last, whose prompt ends after that step."""
+    """Return one problem per step except the last step; its prompt ends after the step."""
     found: list[Problem] = []
     for number, following in enumerate(steps[1:], 1):
         begun = item.completion.text[: following.end - len(following.text)]

@@ -212,8 +212,8 @@ class PromptRenderer:
             text = render_chat(self.tokenizer, [*turns, reply])
         except TemplateFailed:
             return "", ""
-        # The generation prompt may already open the think block; its opening tag is then removed
-        # from the prompt, so that `before` below contains the tag.
+        # The generation prompt may already open the think block.
+        # The opening tag is removed from the prompt, because `before` must contain the tag.
         blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
         before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
         between, found, _ = rest.partition(f"{_MARK}1")
@@ -353,8 +353,8 @@ class PromptRenderer:
         If a token would span the end of the prompt and the start of the completion, the completion
         is encoded alone.
         """
-        # Prompt and completion are encoded together, because some tokenizers treat the start of a
-        # text specially: they put a space before the first word.
+        # Prompt and completion are encoded together.
+        # Some tokenizers put a space before the first word of a text.
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():

@@ -372,8 +372,8 @@ class Curriculum:
             self._load_uniform(state["outcomes"])
         else:
             self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
-            # Saved counts already include the counts of the label under which they were saved.
-            # Counts of a new label apply only to problems without saved outcomes.
+            # Saved outcomes already include the label's counts at the time of saving.
+            # The counts of a different label apply only to problems without saved outcomes.
             has_label = state["made_by"]["label"] == self._settings.label
             self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
             self.outcomes.load(folder / OUTCOMES_FILE)

@@ -11,7 +11,7 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """Problems of one reasoning-gym task. `scan` generates only the first problem."""
+    """Problems of one reasoning-gym task. A scan generates only the first problem."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)

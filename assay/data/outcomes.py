@@ -117,7 +117,7 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     for first in range(0, len(pairs), _AT_ONCE):
         k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
         logs = k * log_right + (n - k) * log_wrong
-        # Subtracting the maximum keeps exp() from underflowing to 0 for large counts.
+        # The maximum is subtracted, because exp() would underflow to 0 for large counts.
         mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
         parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
         found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)

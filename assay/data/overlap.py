@@ -102,7 +102,7 @@ def check_overlap(
     num_self_answering = 0
     for problem in heldout:
         # The held-out set is indexed, because it is smaller than the training set.
-        # Training rows are read one by one and never stored.
+        # Training rows are read one by one and are not stored.
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}

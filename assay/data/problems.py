@@ -59,7 +59,7 @@ class _TaggedRow:
 
 
 class _TaggedSource(Source):
-    """A source whose rows all get one tag, before their own tags."""
+    """A source that adds one tag to all its rows, before the rows' own tags."""
 
     def __init__(self, name: str, tag: str) -> None:
         self._source = open_source(name)

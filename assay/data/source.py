@@ -54,7 +54,7 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
-    # Python's spellings are not JSON, but users write them.
+    # Users write True, False and None as in Python, which is not JSON.
     # Without this conversion, "False" would be a non-empty text, which counts as true.
     if text in spelled:
         return spelled[text]

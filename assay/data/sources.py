@@ -46,8 +46,7 @@ def source(function: Function) -> Function:
 
     A configuration that names an undeclared function is rejected.
     """
-    # Without the declaration, a configuration from a stranger could call any importable function,
-    # such as os.system, with arguments of its choice.
+    # Without the declaration, a foreign configuration could call any function, such as os.system.
     setattr(function, _DECLARED, True)
     return function
 

@@ -110,7 +110,7 @@ class Renderer:
             process.wait()
         else:
             # After a fork, the rendering process is a child of the parent process, not of this one.
-            # Only the parent may end it; the return code keeps Popen from waiting for it.
+            # Only the parent may end the process; with a return code set, Popen does not wait.
             process.returncode = 0
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

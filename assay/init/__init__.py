@@ -1,4 +1,4 @@
-"""`assay init`: write a configuration for the rows and the model at hand.
+"""`assay init`: write a configuration for a user's rows and model.
 
 configuration.py   the command: choose a stage and its settings, write the files
 detection.py       detect the format of rows and the properties of a model

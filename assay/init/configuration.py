@@ -257,7 +257,7 @@ def _hold_out(
 def _choose_verifier(
     draft: Draft, rows: LookedRows, verifier: str | None, key: str | None
 ) -> str | None:
-    """Return the verifier expression; None if every row names its own. key: the answers' key."""
+    """Return the verifier expression for the rows; None if every row names a verifier."""
     problems: Sequence[Problem] = rows.rows
     if verifier is None and all(problem.verifier for problem in problems):
         draft.assume("each row names its own verifier")
@@ -303,7 +303,7 @@ def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
 def _make_tiny(
     draft: Draft, rows: LookedRows, key: str | None, overwrite: bool, say: Callable[[str], None]
 ) -> str:
-    """Create the tiny model and return its folder. key: column of answers for its cold start."""
+    """Create the tiny model, cold-started on the column ``key``, and return the model's folder."""
     folder = Path("tiny" if draft.kind == "grpo" else f"tiny-{draft.kind}")
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"

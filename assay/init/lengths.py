@@ -73,7 +73,7 @@ def given_lengths(
 ) -> tuple[Lengths, GivenWork]:
     """Return the lengths of training rows, and the work of a stage that trains on all rows.
 
-    stage: the section of the training stage, by its name.
+    stage: dict with the settings of the training stage under the stage's name.
     """
     pairs = [getattr(row, "pair", row) for row in rows.rows[:LOOKED_AT]]
     around = TEMPLATE_TOKENS if model.chat else 0

@@ -118,7 +118,7 @@ class Sizes:
 
 
 class Machine:
-    """The run's device with its measured rates, which estimates time and memory of a model."""
+    """Estimates time and memory of a model on this machine, from rates that are measured once."""
 
     def __init__(self, looked: LookedModel, say: Callable[[str], None]) -> None:
         device = choose_device(None)
@@ -202,7 +202,7 @@ def choose_sizes(
             tree = _tree_of(base, model, rung, lengths, most or None, work)
             return machine.estimate(tree, lengths, evaluated, work)
 
-        # The smallest sizes decide: settings that fail there fail at every size.
+        # Settings that need too much memory at the smallest sizes do so at every size.
         for way in _ways(looked, base):
             model = {**model, **way}
             if machine.has_room(estimate(rungs[-1])[0]):
@@ -230,8 +230,8 @@ _ADAPTERS = "adapters (LoRA) are trained: training all weights needs more memory
 def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
     """Return changes of ``[model]``, in order of decreasing memory."""
     recomputed = {"activation_checkpointing": True}
-    # A reward model is trained without adapters, and adapters are not put on adapters.
-    # The library peft is an optional extra.
+    # A reward model is trained without adapters, and a model with adapters gets no second ones.
+    # Adapters also need the library peft, which is an optional extra.
     if looked.has_adapters or "reward_model" in base or find_spec("peft") is None:
         return {}, recomputed
     return {}, {"lora": {}}, {"lora": {}, **recomputed}

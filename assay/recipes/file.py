@@ -105,12 +105,12 @@ def built_in() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a built-in recipe, or of a path. Raises ConfigError if there is none."""
+    """Return the file of a built-in recipe or of a path. Raises ConfigError for an unknown name."""
     known = built_in()
     if name in known:
         return known[name]
     path = Path(name).expanduser()
-    # The reader of the file reports a missing .toml file, so such a path is returned too.
+    # A path to a missing .toml file is returned too; reading the file then reports the error.
     if path.is_file() or path.suffix == ".toml":
         return path
     accepted = f"a TOML file, or {', '.join(known)}"
@@ -165,7 +165,7 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
 
 def kind_of(tree: Mapping[str, Any]) -> str:
     """Return the kind of a stage: ``data`` or ``model`` if this key is a text, else training."""
-    # A training stage also has keys `data` and `model`, but there they are tables.
+    # In a training stage, the keys `data` and `model` are tables and not texts.
     return next((key for key in ("data", "model") if isinstance(tree.get(key), str)), "training")
 
 
@@ -173,7 +173,7 @@ def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     """Merge a change into a stage, or replace the stage if the change has another kind."""
     if kind_of(change) != "training" and kind_of(base) == "training":
         # A scale may replace a training stage by a data transform or an existing model.
-        # The settings of the training stage would then be unknown keys.
+        # The training stage's settings would be unknown keys in the new stage.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 

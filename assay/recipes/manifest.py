@@ -88,7 +88,7 @@ class RecipeManifest:
         facts = found.model_dump(exclude={"stages"}, exclude_unset=True)
         manifest = cls(folder, facts, {row.stage: row for row in found.stages})
         for row in manifest.rows.values():
-            # The output of an existing model is a folder elsewhere or a hub name.
+            # For an existing model, the output is a path outside the directory or a hub name.
             if row.kind != "model":
                 # An output outside the recipe's directory is an error.
                 # --resume moves and removes outputs, and a foreign manifest could name any path.

@@ -114,7 +114,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     if len(modes) > 1:
         note += " think = empty: answers without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
-    # The column is left out if the origin of all traces is unknown, since it would say nothing.
+    # The column "traces" is left out if the origin of all traces is unknown.
     said = ["traces"] if {*taught.values()} - {"", UNKNOWN_ORIGIN} else []
     if said:
         note += " traces: training data that were verified, not verified, or of unknown origin."

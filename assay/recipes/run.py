@@ -211,7 +211,7 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
             continue
         now = row_of(stage, found, "")
         before = manifest.rows.get(stage.name)
-        # A stage with an existing model is always finished, because nothing is run.
+        # A stage that names an existing model is always finished.
         if now.kind == "model":
             found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
         elif before and _is_done(before, now) and manifest.has(before):

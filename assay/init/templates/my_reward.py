@@ -1,12 +1,12 @@
-"""A reward. It is called once for each completion, with the row that the completion answers."""
+"""A reward function, which Assay calls once per completion, with the completion's problem."""
 
 
 def reward(problem, completion):
-    # A key of the row; the model never sees it.
+    # The model never sees the row's keys, except the prompt.
     answer = str(problem.spec["answer"])
-    # What the model wrote, without its reasoning.
+    # The completion without its reasoning.
     said = completion.answer_text.strip()
     if said == answer:
         return 1.0
-    # A number from 0 to 1, or None: not judged.
+    # A reward is a number from 0 to 1, or None for a completion that is not judged.
     return 0.2 if answer in said else 0.0

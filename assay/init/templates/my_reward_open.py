@@ -1,9 +1,10 @@
-"""A reward. It is called once for each completion, with the row that the completion answers."""
+"""A reward function, which Assay calls once per completion, with the completion's problem."""
 
 
 def reward(problem, completion):
-    # What the model wrote, without its reasoning.
+    # The completion without its reasoning.
     words = completion.answer_text.split()
-    # An example: it rewards an answer of at least five words. The rows have no reference answer.
-    # Their keys are in problem.spec, as problem.spec["topic"].
-    return max(0.0, 1.0 - abs(len(words) - 5) / 5)  # a number from 0 to 1, or None: not judged
+    # This example rewards answers of about five words, because the rows have no reference answer.
+    # The keys of a row are in problem.spec, such as problem.spec["topic"].
+    # A reward is a number from 0 to 1, or None for a completion that is not judged.
+    return max(0.0, 1.0 - abs(len(words) - 5) / 5)
