@@ -37,9 +37,8 @@ class PromptRenderer:
     tokens (a BOS) are added once.
 
     The think mode of a prompt is the row's ``think``, else the mode of a switch in the text
-    (`data.think_switches`), else `data.think`. Chat templates receive the mode as the variables
-    ``enable_thinking`` and ``thinking``. If the template opens or closes the think block itself, no
-    second tag is added; `Prompt.think` records the resulting mode.
+    (`data.think_switches`), else `data.think`. If the template opens or closes the think block
+    itself, no second tag is added; `Prompt.think` records the resulting mode.
 
     max_prompt_tokens: the model's ``context_length`` minus the tokens reserved for a completion.
     sampling: defines the efforts; the text of an effort is appended to the question. tools: schemas
@@ -123,11 +122,8 @@ class PromptRenderer:
         return np.array(tokens, np.int32)
 
     def render_turns(self, trace: Trace) -> tuple[Prompt, Tokens, Mask]:
-        """Return a trace's prompt, its completion's tokens, and the mask of assistant tokens.
-
-        Assistant turns and injected text are encoded separately, because sampling with tools also
-        appends injected text as separate tokens.
-        """
+        """Return a trace's prompt, its completion's tokens, and the mask of assistant tokens."""
+        # Assistant turns and injected text are encoded separately, as in sampling with tools.
         asked = (trace.source, trace.think, trace.effort)
         if not trace.said:
             prompt, (tokens,) = self.render_replies(trace.prompt, [trace.completion], *asked)
@@ -198,11 +194,8 @@ class PromptRenderer:
 
     @cached_property
     def _thought_form(self) -> tuple[str, str]:
-        """Text of the chat template before and after the reasoning in a reply; "" if unknown.
-
-        Chat templates differ in line breaks. For example, GLM 4.5 and Nemotron 3 write no line
-        break inside the think block.
-        """
+        """Text of the chat template before and after the reasoning in a reply; "" if unknown."""
+        # GLM 4.5 and Nemotron 3, for example, write no line breaks inside the think block.
         turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
         reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
         if self.template == "base":
@@ -286,8 +279,7 @@ class PromptRenderer:
         return with_think_block(text, self._formats[mode], self.template == "chat")
 
     def messages(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """Return a prompt's messages with the system prompt and, if configured, the description of
-        the tools."""
+        """Return a prompt's messages, with the system prompt and the tools' description."""
         turns = chat_of(prompt, self._data.system_prompt)
         if not self._introduction:
             return turns
@@ -307,8 +299,7 @@ class PromptRenderer:
         return True
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
-        """Return the think mode of the last ``/think`` or ``/no_think`` in the messages, else the
-        configured mode."""
+        """Return the think mode of the last switch in the messages, else the configured mode."""
         configured = self._data.think
         if not self._data.think_switches:
             return configured
@@ -394,10 +385,7 @@ def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str
 def with_effort(
     prompt: str | Sequence[Message], sampling: SamplingConfig, effort: str | None, where: str
 ) -> str | Sequence[Message]:
-    """Append the text of an effort to a prompt.
-
-    effort: the row's effort; None: the configured effort. Raises DataError for an unknown effort.
-    """
+    """Append the text of an effort (default: the configured effort); may raise DataError."""
     try:
         level = sampling.level(effort)
     except ValueError as error:
@@ -413,8 +401,8 @@ def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
 def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list[Message]:
     """Append a text to the chat's system message.
 
-    Without a system message, the text becomes the system message. If the chat template accepts no
-    system message, the text precedes the first message.
+    Without a system message, the text becomes one, or precedes the first message if the chat
+    template accepts no system message.
     """
     if turns[0]["role"] not in ("system", "developer"):
         if not takes_system:
@@ -436,8 +424,7 @@ def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message
 def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
     """Return the problems whose prompts are within the renderer's token limit.
 
-    A problem with a longer prompt or an unknown effort is a bad row. ``on_bad_row`` determines
-    whether a bad row raises DataError or is skipped with a recorded error.
+    A problem with a longer prompt or an unknown effort is a bad row; see ``on_bad_row``.
     """
     limit = renderer.max_prompt_tokens
     longest = math.inf if limit is None else limit - renderer.max_overhead

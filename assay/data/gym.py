@@ -28,8 +28,7 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        # Tasks are third-party code and raise many types of exceptions.
-        except Exception as error:
+        except Exception as error:  # tasks are third-party code and may raise any exception
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -64,7 +63,6 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    # Tasks validate their settings by assert, or not at all, so any exception may occur.
-    except Exception as error:
+    except Exception as error:  # tasks validate their settings by assert, or not at all
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

@@ -36,8 +36,7 @@ def open_hub(text: str) -> Source:
         rows = rows.rename_columns(names) if names else rows
     except DataError:
         raise
-    # `datasets` raises a different type of exception for each cause.
-    except Exception as error:
+    except Exception as error:  # `datasets` raises a different type of exception for each cause
         advice = hub_advice(error) or f"accepted: {_FORM}"
         raise DataError(f"{text}: cannot be loaded ({cause(error)}); {advice}") from error
     return Source(text, rows)

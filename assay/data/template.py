@@ -71,8 +71,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    # Tokenizers are third-party classes, which may raise any exception.
-    except Exception as error:
+    except Exception as error:  # tokenizers are third-party classes and may raise any exception
         raise TemplateFailed(cause(error)) from error
 
 
@@ -170,8 +169,7 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        # After Ctrl-C, the next request must not read the pending reply of this request.
-        except BaseException:
+        except BaseException:  # after Ctrl-C, the next request must not read this request's reply
             self.close()
             raise
 

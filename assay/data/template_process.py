@@ -64,16 +64,14 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    # A template is a foreign program, which may raise any exception.
-    except BaseException as error:
+    except BaseException as error:  # a template is a foreign program and may raise any exception
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)[:MOST_SHOWN]
-    # The `__str__` method of a foreign exception may raise too.
-    except BaseException:
+    except BaseException:  # the `__str__` method of a foreign exception may raise too
         return ""
 
 

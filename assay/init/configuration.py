@@ -119,11 +119,10 @@ def init(
 ) -> InitResult:
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
-    data: sources of rows; empty: example rows are written. heldout_share: share of rows to hold
-    out, as in `split_rows`. model: a folder, a hub name or a run; None: a tiny model is created.
-    verifier: verifier expression; None: the rows determine the verifier. Existing rows and rewards
-    are kept. Raises UserError, before writing, for unusable rows or models, and for an existing
-    configuration without ``overwrite``.
+    data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
+    a folder, a hub name or a run; None: a tiny model is created. verifier: None: the rows determine
+    the verifier. Existing rows and rewards are kept. Raises UserError, before writing, for unusable
+    rows or models, and for an existing configuration without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
@@ -181,7 +180,7 @@ def init(
             sizes = choose_sizes(base, looked, lengths, asked, work, say)
         _describe_sizes(draft, sizes)
         text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
-        # The written file is parsed once, so that `assay init` never leaves an invalid file.
+
         configuration.parse(tomllib.loads(text), str(draft.file), key_lines(text))
         draft.write(draft.file, text, "the configuration")
     command = f"assay train {shlex.quote(str(draft.file))}"
