@@ -39,6 +39,7 @@ __all__ = [
     "self_test",
 ]
 
+# Names are imported at their first use: a worker imports this package and needs few of them.
 _HOMES = {
     "Field": "assay.host.fields",
     "VerifierService": "assay.verify.service",

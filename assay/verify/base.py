@@ -1,7 +1,8 @@
 """Types of the verifier contract: `Verifier`, `Part`, `Limits`, and the conversion of results.
 
 A verifier judges one completion (or a whole group) and returns a `Part`. An expression such as
-``math*1.0 + think_format*0.1`` names verifiers and their weights. The first one is the correctness.
+``math*1.0 + think_format*0.1`` names verifiers and their weights. The first term of an expression
+measures correctness.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ from assay.verify.expression import BUILT_IN, REMOTE
 
 Takes = Literal["completion", "group", "verdicts", "batch"]
 
-# Characters of `extracted` and `detail` in a verdict.
+# Maximum characters of `extracted`, and of `detail`, in a verdict.
 MAX_TEXT = 2000
 MAX_COMPONENTS = 64
-# Characters of a module's source that a run records.
+# Maximum characters of a module's source that a run records.
 MAX_SOURCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """A known misjudgment of a verifier, with an example that is also a test."""
+    """A known misjudgment of a verifier, with an example that the tests replay.
+
+    what: description of the misjudgment.
+    says, should_say: the verifier's status for the example, and the correct status.
+    """
 
     what: str
     spec: Mapping[str, Any]
@@ -52,12 +57,13 @@ ANSWER = Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True
 
 
 def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a `Verifier.check_spec` that raises the errors of ``read(problem)``."""
+    """Return a `Verifier.check_spec` that raises the VerifierError of ``read(problem)``."""
 
     def check(spec: Mapping[str, Any]) -> None:
         try:
             read(Problem("", "", spec))
         except VerifierError as error:
+            # The placeholder problem has no id. `RowCheck` names the row in its message instead.
             raise VerifierError(str(error).removeprefix("problem : spec.")) from error
 
     return check
@@ -65,11 +71,13 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits for one completion. None: no limit of its own.
+    """Resource limits for one completion. None: the verifier sets no limit of its own.
 
-    seconds: wall time. The service's deadline applies if it is None.
+    seconds: wall time. None: the service's deadline applies.
     cpu_seconds: CPU time of one test.
     memory_mib: memory of a worker's data during a judgment, or of a program in a sandbox.
+    output_kib: KiB that a sandboxed program may write to each output stream.
+    processes: threads of a sandboxed program, or processes of a sandboxed command.
     """
 
     seconds: float | None = None
@@ -83,9 +91,9 @@ class Limits:
 class Part:
     """The unweighted result of one verifier for one completion.
 
-    value: any finite number, which the weight multiplies. None: not judged.
-    score: correctness in [0, 1]. Needed only for the first term. None: use the value.
-    passed: whether the completion passed. None: it passed if the score is 1.
+    value: any finite number, which the term's weight multiplies. None: not judged.
+    score: correctness in [0, 1], needed only for the first term. None: the value is the score.
+    passed: whether the completion passed. None: a completion with a score of 1 passed.
     """
 
     value: float | None
@@ -111,13 +119,13 @@ class Part:
 
     @classmethod
     def not_judged(cls, reason: NotJudgedReason, detail: str, seconds: float = 0.0) -> Part:
-        """Return the part of a verifier that could not judge."""
+        """Return a part without a value, for a completion that was not judged."""
         return cls(None, reason=reason, detail=_text(detail), seconds=seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """A checker with its options, limits and metadata.
+    """A judging function with its options, limits and metadata.
 
     judge: function whose signature depends on `takes`:
 
@@ -127,38 +135,37 @@ class Verifier:
       expression's first term, aligned with the completions. Length rewards read correctness there.
     - ``batch``: ``(list of (problem, completion)) -> list of results``, with mixed groups.
 
-    executor: where the verifier runs. ``worker``: in a process that is killed at its deadline. User
-        code requires it. ``thread``: in threads of this process, for network calls. ``device``: in
-        one thread of this process that shares the learner's device. ``inline``: directly in the
-        calling thread, for arithmetic.
-    weight: default weight of a later term in a sum.
-    bounds: range of the value, if known.
+    executor: where the verifier runs. ``worker``: a process that is killed at its deadline. User
+        code requires a worker. ``thread``: threads of this process, for network calls. ``device``:
+        one thread of this process that shares the learner's device. ``inline``: the calling thread,
+        for arithmetic.
+    weight: default weight, if the verifier is a later term of a sum.
+    bounds: (lowest, highest) value of a part. None: unknown.
     limits: limits that the worker or the sandbox enforces.
-    text_only: the verifier reads a completion's text, think format and finish reason only. Tokens
-        and the rendered prompt are then not sent to the worker.
+    text_only: the verifier reads only a completion's text, think format and finish reason. The
+        service then sends no tokens and no rendered prompt to the worker.
     cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
-    fallible: a detector with a measured error. Its labelled set measures the error, so a wrong
-        verdict on it refuses no run.
-    measure_only: a measure that must not be a reward. A run refuses it with a weight other than 0,
-        unless its option ``as_reward`` is true.
+    fallible: the verifier is a detector with a known error rate. Its labelled set measures this
+        rate, so wrong verdicts on the set do not stop a run from starting.
+    measure_only: the value must not be a reward. A run refuses any weight except 0, unless the
+        option ``as_reward`` is true.
     by_itself: the verifier takes verdicts, but judges each completion independently.
     modules, packages: modules and packages in the content hash besides the module of ``judge``. For
         a built-in verifier the hash always covers its whole package.
-    extra: optional dependency.
+    extra: name of the optional dependency group, such as ``judge`` for ``assay-rl[judge]``.
     check_options: called before a run. Raises VerifierError if the options are inconsistent or this
         machine does not support them.
     check_spec: called when rows are loaded. Raises VerifierError for a spec that is invalid
         although each key is valid. The message begins with the key.
     evidence: function of the options. Returns facts that a run records, such as the hash of a
         model.
+    versions: function of the options. Returns the versions of programs and packages on which
+        verdicts depend. They are part of the content hash, and a run records them.
+    lacks: function of a row's spec. Returns why this machine cannot judge the row, or "". A run is
+        refused at its start if this machine can judge none of its rows.
 
-    versions: function of the options. Returns versions of programs and packages that they make
-        verdicts depend on. They are part of the content hash and recorded in a run.
-    lacks: function of the spec. Returns why this machine cannot judge such a row, or "". A run is
-        refused at its start if it can judge none of its rows.
-
-    The problem passed to ``judge`` contains the configured options in its spec, under the row's
-    keys.
+    ``judge`` gets a problem whose spec also contains the configured options. A row's own keys
+    override them.
     """
 
     name: str
@@ -207,7 +214,9 @@ class Verifier:
         """Twelve hexadecimal digits over the verifier's source and the versions of `packages`."""
         digest = hashlib.sha256()
         module = str(getattr(self.judge, "__module__", ""))
+        # A built-in verifier uses the files beside its own, so the hash covers its whole package.
         home = module.rpartition(".")[0] if module.startswith("assay.") else module
+        # Every verifier gets the answer text that `assay.types` and `assay.think` extract.
         for module in (home, *self.modules, "assay.types", "assay.think"):
             digest.update(f"{module}\n".encode() + _source_of(module))
         for package in self.packages:
@@ -232,7 +241,7 @@ class Verifier:
 
 
 def known_errors(name: str) -> tuple[KnownError, ...]:
-    """Return a built-in verifier's rows of ``labelled/known_errors.jsonl``, or none."""
+    """Return a built-in verifier's known errors, read from ``labelled/known_errors.jsonl``."""
     text = Path(__file__).with_name("labelled").joinpath("known_errors.jsonl").read_text("utf-8")
     rows = map(json.loads, text.splitlines())
     return tuple(KnownError(**row) for row in rows if row.pop("verifier") == name)
@@ -242,10 +251,11 @@ def resolve(name: str) -> Verifier:
     """Return the built-in verifier or the object named by ``package.module:object``.
 
     The object is a `Verifier`, or a function of ``(problem, completion)`` or ``(problem, group)``.
-    The name of the second parameter decides. Raises VerifierError.
+    The name of the function's second parameter decides between these two. Raises VerifierError.
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
+        # Named in a string, because `remote` imports this module.
         return find_object("assay.verify.remote:remote", name, VerifierError)(place, pinned)
     verifier = _load(BUILT_IN.get(place, place), name)
     if pinned and pinned != str(verifier.version):
@@ -268,6 +278,7 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
+        # Functions written in C can lack a signature. They are accepted, and a wrong call fails.
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = not parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters)
@@ -288,11 +299,11 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
 
 
 def _source_of(module: str) -> bytes:
-    """Return a module's source. For a package, return the source of all its files and tables."""
+    """Return a module's source. For a package, return the bytes of all its code and data files."""
     try:
         spec = importlib.util.find_spec(module)
     except ValueError:
-        # The module is the script that was started, or unknown.
+        # find_spec raises for ``__main__``, whose ``__spec__`` is None in a started script.
         return b""
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
@@ -302,8 +313,8 @@ def _source_of(module: str) -> bytes:
 
 
 def _version_of(package: str) -> str:
-    """Return a package's version, or a note if an optional dependency is not installed."""
-    # Importing importlib.metadata takes a sixth of a worker's start, so it is imported here.
+    """Return a package's version, or "absent" for an optional dependency that is not installed."""
+    # Importing importlib.metadata takes a sixth of a worker's start-up time, so it is deferred.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -315,7 +326,7 @@ def _version_of(package: str) -> str:
 def as_part(result: Any, seconds: float = 0.0) -> Part:
     """Convert a verifier's result: a Part, Verdict, number, bool, dict with ``score``, or None.
 
-    Any other value, NaN and infinity are not judged. The detail then describes the value.
+    Any other value, NaN or infinity gives a part that is not judged. Its detail shows the value.
     """
     try:
         part = _as_part(result)
@@ -353,7 +364,7 @@ def _of_verdict(verdict: Verdict) -> Part:
 
 
 def _of_mapping(result: Mapping[str, Any]) -> Part:
-    """Convert a dict: ``score``, ``extracted`` and ``detail``. Other keys become components."""
+    """Convert a dict with ``score``, ``extracted`` and ``detail``. Other keys become components."""
     if "score" not in result:
         raise ValueError('accepted: a dict with the key "score"')
     if result["score"] is None:
@@ -370,7 +381,7 @@ def _of_mapping(result: Mapping[str, Any]) -> Part:
 
 def _number(value: Any) -> float:
     if not isinstance(value, Real) and hasattr(value, "item"):
-        # Scalars of numpy and torch.
+        # Scalars of torch, and bool scalars of numpy, are not `Real` but have `item`.
         value = value.item()
     if not isinstance(value, Real):
         raise TypeError("accepted: a number, a dict with score, a Verdict or None")
@@ -381,6 +392,7 @@ def _number(value: Any) -> float:
 
 
 def _components(components: Mapping[Any, Any]) -> dict[str, float]:
+    # Each component becomes a metric, so a verifier that counts words would flood the log.
     if len(components) > MAX_COMPONENTS:
         raise ValueError(f"accepted: at most {MAX_COMPONENTS} components")
     return {_text(str(name))[:100]: _number(value) for name, value in components.items()}
@@ -396,4 +408,5 @@ def _shown(value: Any) -> str:
 
 def _text(text: Any) -> str:
     """Truncate a text and replace characters that UTF-8 cannot encode."""
+    # Verdicts are written to logs in UTF-8. A model can emit half of a surrogate pair.
     return str(text)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

@@ -1,7 +1,7 @@
 """Parse verifier expressions such as ``math|judge*1.0 + think_format*0.1``.
 
-``+`` and ``-`` join terms, ``*`` sets a weight, and ``|`` joins alternatives and binds tightest. A
-later alternative judges only completions that no earlier one accepted.
+``+`` and ``-`` join terms, and ``*`` sets a weight. ``|`` joins alternatives and binds tightest. A
+later alternative judges only the completions that no earlier alternative accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import NoReturn
 
 from assay.errors import VerifierError, did_you_mean, message
 
-# Modules of the built-in verifiers. Any other verifier is named package.module:object.
+# Built-in verifiers by name. They are strings, so that parsing imports no verifier.
+# All other verifiers are named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
     "code": "assay.verify.programs.code_tests:CODE",
@@ -54,7 +55,7 @@ BUILT_IN = {
 }
 
 REMOTE = "remote:"
-"""Prefix of the name of a verifier on a server (`assay.verify.remote`)."""
+"""Prefix of the names of verifiers on a server (`assay.verify.remote`)."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -65,8 +66,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
-
-# Maximum length of an expression.
+# Maximum characters of an expression. A server parses the untrusted expressions of its clients.
 MOST_CHARACTERS = 4000
 
 
@@ -74,8 +74,8 @@ MOST_CHARACTERS = 4000
 class Term:
     """One term of a sum: a verifier, or alternatives joined by ``|``, and a weight.
 
-    weight: None until `resolved` if no weight is written.
-    negative: the term is subtracted. Used only without a weight.
+    weight: None if the expression has no number here, until `resolved` fills in the default.
+    negative: the term is subtracted. Used only while the weight is None.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Term:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The verifiers, in the order of their calls."""
+        """Names of the alternatives, in the order in which they are called."""
         return tuple(self.name.split("|"))
 
     def resolved(self, default: float) -> Term:
-        """Return the term with a weight, ``default`` if no weight is written."""
+        """Return the term with its weight, or with ``default`` if the expression has no number."""
         if self.weight is not None:
             return self
         return replace(self, weight=-default if self.negative else default, negative=False)
@@ -96,16 +96,15 @@ class Term:
 
 @lru_cache(maxsize=1024)
 def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
-    """Return the terms of a weighted sum. The first term is the correctness.
+    """Return the terms of a weighted sum. The first term measures correctness.
 
     A term is ``name``, ``name*number`` or ``number*name``. A name is a built-in verifier,
     optionally with a version (``math@1``), ``package.module:object``, or several names joined by
-    ``|``. Without a number the first term has weight 1, and a later term has its verifier's default
-    weight.
+    ``|``. Without a number the first term gets weight 1, and a later term gets its verifier's
+    default weight.
 
     Raises VerifierError. Its message contains ``where`` and the column.
     """
-    # A server parses untrusted expressions.
     if len(text) > MOST_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
         raise VerifierError(message(where, found, accepted))
@@ -113,13 +112,13 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
 
 
 def is_built_in(name: str) -> bool:
-    """Return whether a verifier is built in, or a verifier on a server (``remote:NAME``)."""
+    """Return whether a name is that of a built-in verifier, or ``remote:NAME``."""
     bare = name.partition("@")[0]
     return bare in BUILT_IN or bare.startswith(REMOTE)
 
 
 def is_allowed(name: str, allow: Collection[str]) -> bool:
-    """Return whether code may be imported by this name: ``allow`` has the name or its module."""
+    """Return whether ``allow`` has this name or its module, or whether the name is built in."""
     bare = name.partition("@")[0]
     return is_built_in(bare) or bare in allow or bare.partition(":")[0] in allow
 
@@ -128,6 +127,7 @@ def check_importable(allow: Iterable[str]) -> None:
     """Raise VerifierError for an allowed name whose package does not exist. Imports nothing."""
     for name in allow:
         package = re.split("[.:]", name)[0]
+        # Workers also import from the working directory, which a started command does not search.
         beside = any(Path(package + end).exists() for end in ("", ".py"))
         known = package in sys.modules or beside
         if not package.isidentifier() or not (known or importlib.util.find_spec(package)):
@@ -159,6 +159,7 @@ class _Parser:
         while self.kind != "end":
             if self.token not in ("+", "-"):
                 self.fail("+, - or the end")
+            # Two signs: the sign that joins the terms, and a weight's own, as in ``a + -0.1*b``.
             found.append(self.term(self.sign() * self.sign()))
         return tuple(found)
 
@@ -185,6 +186,7 @@ class _Parser:
             elif weight is None:
                 return Term(name, negative=sign < 0)
             else:
+                # Adding 0.0 turns a weight of -0.0 into 0.0, which labels would print as -0.
                 return Term(name, weight + 0.0)
 
     def alternatives(self) -> str:
@@ -212,5 +214,5 @@ class _Parser:
 
 
 def nearest_built_in(name: str) -> str:
-    """Return ``did you mean math?`` if a built-in verifier has a similar name."""
+    """Return ``did you mean math?`` if a built-in verifier has a similar name, else ""."""
     return did_you_mean(name, BUILT_IN, 0.5)

@@ -1,7 +1,7 @@
 """Verifier ``remote:NAME``: verdicts from a server started with `assay verifier serve`.
 
-Its options are in ``[verification.options.remote]``. NAME is the verifier's name on the server, as
-in ``remote:math``.
+The configuration table ``[verification.options.remote]`` has the options of all remote verifiers.
+NAME is the verifier's name on the server, as in ``remote:math``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from assay.verify.serving.protocol import decode_part
 OPTIONS = "verification.options.remote"
 TOKEN = "ASSAY_VERIFIERS_TOKEN"
 MOST_SECONDS = 1700.0
-# Time limit for a server to describe a verifier.
+# Seconds in which a server must describe a verifier.
 FIRST_SECONDS = 10.0
-# Seconds before a full server is asked again; doubled each time.
+# Seconds before the first retry of a full server, and the longest pause. Pauses double.
 PAUSE, LONGEST_PAUSE = 0.25, 10.0
-# Reason of a verdict that is missing, by HTTP status; for any other status it is an error.
+# Reason of a missing verdict by HTTP status. Any other status is an ``error``.
 REASONS: Mapping[int, NotJudgedReason] = {503: "unavailable", 504: "timeout"}
 REMEDY = "see that it is a server of assay verifier serve, of this version"
 FIELDS = (
@@ -41,6 +41,7 @@ FIELDS = (
     option("patience", "seconds for one group", 300.0, number(0.001, MOST_SECONDS)),
 )
 _OURS = frozenset(field.name for field in FIELDS)
+# Verdict servers are in the user's own network, which a web proxy may not reach.
 _client = HttpClient(64, proxies=False)
 
 
@@ -58,12 +59,13 @@ def remote(place: str, pinned: str = "") -> Verifier:
         name=place,
         version=int(pinned or 1),
         judge=judge,
-        # Those of one group travel together.
+        # One request carries all completions of a group, which have the same row.
         takes="batch",
         executor="thread",
         domain="what a verifier of another process, machine or language judges",
         fields=FIELDS,
         bounds=None,
+        # More than the longest `patience`, so that the server's own message arrives first.
         limits=Limits(seconds=MOST_SECONDS + 60),
         extra="judge",
         check_options=lambda options: _check(name, options),
@@ -84,7 +86,7 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
             **({"said": one.said} if one.said else {}),
             **one.think.row_keys,
             "tokens": len(one.tokens),
-            # the server's verifier says at which token a step ends
+            # A process reward model on the server returns step ends as token indices.
             "token_ids": one.tokens.tolist(),
             "finish_reason": one.finish_reason,
         }
@@ -111,7 +113,7 @@ def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Pa
 
 
 def _part(verdict: Any, num_tokens: int, where: str) -> Part:
-    """Read one verdict. A malformed one is not judged, and the others of its group are."""
+    """Return the part of one verdict. Only a malformed verdict itself is not judged."""
     try:
         if verdict["score"] is None:
             known = verdict["reason"] in get_args(NotJudgedReason)
@@ -125,7 +127,7 @@ def _part(verdict: Any, num_tokens: int, where: str) -> Part:
         passed = verdict["status"] == "passed"
         part = decode_part((value, score, passed, None, extracted, detail, components, steps, 0.0))
         for step in part.step_scores:
-            # The text of a stored row has no tokens to compare with.
+            # A completion from a stored row has no tokens. Step ends are then character indices.
             if step.end < 0 or step.end >= num_tokens > 0:
                 raise ValueError(f"a step ends at token {step.end} of {num_tokens}")
         return part
@@ -137,7 +139,7 @@ def _part(verdict: Any, num_tokens: int, where: str) -> Part:
 def _ask(options: Mapping[str, Any], method: str, path: str, limit: float, body: Any = None) -> Any:
     """Return a server's reply. Retries while the server is full or cannot be reached.
 
-    Raises EndpointFailure.
+    limit: ``time.monotonic()`` at which the last retry ends. Raises EndpointFailure.
     """
     url = str(options["url"]).rstrip("/") + path
     token = os.environ.get(str(options["token_env"]), "").strip()
@@ -155,7 +157,7 @@ def _ask(options: Mapping[str, Any], method: str, path: str, limit: float, body:
             detail = f"HTTP {reply.status}: {said}"
             raise EndpointFailure(reason, detail, status=reply.status)
         except EndpointFailure as failure:
-            # Only a full server, or one that cannot be reached, is asked again.
+            # Only a full or unreachable server is retried. Other failures would repeat.
             failure.retry = failure.reason == "unavailable"
             raise
 
@@ -182,7 +184,7 @@ def _check(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return version and hash of the server's verifier, so that a change is detected on resume."""
+    """Return version and hash of the server's verifier. A resumed run detects changes by them."""
     if find_spec("httpx2") is None:
         raise VerifierError("remote: needs httpx2: install it with  pip install 'assay-rl[judge]'")
     known = {field.name: field.of(options, OPTIONS) for field in FIELDS}

@@ -1,9 +1,9 @@
 """Measure verifiers on their labelled sets: ``assay verifier self-test``, or before training.
 
 A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed``
-or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). The test detects a verifier
-that behaves differently on this machine (another library version, another platform) before
-training.
+or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). Before training, the self-test
+detects a verifier that behaves differently on this machine, for example because of another library
+version.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import Options, VerifierService
 
 LABEL_KEYS = ("id", "prompt", "completion", "think", "expected", "kind", "note", "spec")
-"""Keys of a labelled row that describe it. All other keys belong to its problem."""
+"""Keys that describe a labelled row. All other keys belong to the row's problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
     """Result of a verifier on its labelled set.
 
-    false_accepts, false_rejects, not_judged: ids of rows.
+    false_accepts, false_rejects, not_judged: ids of the rows with an unexpected verdict.
     median, p99: seconds per row.
-    fallible: the set measures the error of a detector, and wrong verdicts are expected.
-    skipped: reason why the verifier could not be called.
+    fallible: the verifier is a detector with a known error rate, so wrong verdicts are expected.
+    skipped: reason why the verifier could not be called, or "".
     """
 
     verifier: str
@@ -51,7 +51,7 @@ class SelfTest:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """All rows with an unexpected verdict."""
+        """Ids of all rows with an unexpected verdict."""
         return (*self.false_accepts, *self.false_rejects, *self.not_judged)
 
     @property
@@ -84,7 +84,7 @@ class SelfTest:
 
 @lru_cache
 def labelled_names() -> tuple[str, ...]:
-    """Return the built-in verifiers that have a labelled set."""
+    """Return the names of the built-in verifiers that have a labelled set."""
     folder = files("assay.verify") / "labelled"
     return tuple(name for name in BUILT_IN if (folder / f"{name}.jsonl").is_file())
 
@@ -107,9 +107,9 @@ def self_test(
 ) -> Iterator[SelfTest]:
     """Measure each named verifier (None: all) on its whole labelled set.
 
-    options: as in the service. The labels are valid for the default options.
+    options: options by verifier, as in `VerifierService`. The labels assume the default options.
 
-    Raises VerifierError for a name without a set.
+    Raises VerifierError for a name without a labelled set.
     """
     for name in names or ():
         if name not in labelled_names():
@@ -128,12 +128,12 @@ def self_test(
 def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
     """Measure a verifier on a user's labelled file, such as one from ``assay run audit``.
 
-    settings: of the service.
+    settings: parameters of `VerifierService`.
 
     Raises VerifierError for a row without id, completion or label.
     """
     rows: list[dict[str, Any]] = []
-    # A completion can contain other line separators.
+    # str.splitlines would also split at U+2028 and form feeds, which a completion can contain.
     text = path.read_text("utf-8")
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         row: Any = None
@@ -160,7 +160,7 @@ def _is_labelled(row: Any) -> bool:
 def sampled_self_test(
     service: VerifierService, expressions: Iterable[str | None], num_rows: int, seed: int
 ) -> list[SelfTest]:
-    """Measure the built-in verifiers of some expressions on a seeded sample of labelled rows."""
+    """Measure the built-in verifiers of these expressions on a seeded sample of labelled rows."""
     terms = (
         term
         for expression in dict.fromkeys(expressions)
@@ -170,6 +170,7 @@ def sampled_self_test(
     found: list[SelfTest] = []
     for name in sorted({name.partition("@")[0] for name in names} & {*labelled_names()}):
         rows = list(labelled_rows(name))
+        # Seeded by name too, so that another verifier in the expression changes no sample.
         chosen = random.Random(f"{seed} {name}").sample(rows, min(num_rows, len(rows)))
         found.append(measure(service, name, chosen))
     return found
@@ -203,7 +204,7 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
 def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a labelled row: facts about a completion, and the keys of its problem.
 
-    about: values of `LABEL_KEYS`. A problem's key with such a name is stored below ``spec``.
+    about: values of `LABEL_KEYS`. A problem's key with one of these names is stored in ``spec``.
     """
     plain = {key: value for key, value in spec.items() if key not in LABEL_KEYS}
     hidden = {key: value for key, value in spec.items() if key in LABEL_KEYS}

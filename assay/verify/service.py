@@ -1,9 +1,9 @@
-"""The verifier service: groups in, verdicts out.
+"""The verifier service: takes groups of completions and returns verdicts.
 
 Verifiers run in worker processes, in threads (network calls), in one thread that shares the
-learner's device, or inline (arithmetic). A worker that exceeds its deadline is killed and the
+learner's device, or inline (arithmetic). A worker that exceeds its deadline is killed, and its
 completion is not judged. A completion is also not judged if its verifier raises, dies or returns an
-invalid result. The other completions of the batch are judged normally.
+invalid result. The batch's other completions are judged normally.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 
+# More worker processes are probably a typing error. Each process needs memory for numpy.
 WORKERS_A_CORE = 16
-# Seconds after which a slow import is reported.
+# Seconds until a message says that a verifier's module is still being imported.
 NOTICE_SECONDS = 10.0
 
+# For `after_fork`. Weak, so that a service without users is still collected and closed.
 _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
 class GroupsJudging:
-    """Groups that are being judged. Unfinished ones are cancelled when the context ends.
+    """Groups that are being judged. The end of the context cancels unfinished groups.
 
-    cancelled: set when the verdicts are no longer needed.
+    cancelled: event that the caller sets when the verdicts are no longer needed.
     """
 
     def __init__(self, service: VerifierService, cancelled: threading.Event | None = None) -> None:
@@ -62,12 +64,13 @@ class GroupsJudging:
         if group not in self._jobs:
             self._jobs[group] = self._service.submit(group)
             self._waiting.append(group)
+        # Take finished groups here, so that a reward that always fails is reported while sampling.
         while self._waiting and not self._jobs[self._waiting[0]].num_missing:
             self._take()
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of submitted groups, once all are available."""
-        # Wake up once, not for every group.
+        # Wait for the last group first: this thread then wakes up once, not once per group.
         if self._waiting and not self._service.nothing_judged_yet:
             self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
@@ -88,23 +91,23 @@ class GroupsJudging:
 class VerifierService:
     """Judges groups by verifier expressions. Usable from any thread and from asyncio.
 
-    default_expression: expression for problems that name none.
-    by_tag: expressions by tag, for problems that name none. The first matching tag applies.
-    num_workers: None means one per two cores.
+    default_expression: expression for problems without an expression of their own.
+    by_tag: expressions by tag, for problems without their own. A problem's first known tag applies.
+    num_workers: number of worker processes. None: one per two cores.
     deadline: seconds for one completion in a worker, unless its verifier has its own limit.
     on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
         dies (``worker_died``), and when a thread's call is abandoned (``verifier_call_lost``).
-    options: options of verifiers by name, with the keys of rows.
+    options: options by verifier name. Their keys are keys that a row can have too.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
-    cache_mib: memory for cached verdicts of verifiers that allow it. 0: no cache.
-    give_up_after: number of first completions. If none of them can be judged because of errors and
-        deadlines, judging raises VerifierError with the verifier's message. None: never.
+    cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
+    give_up_after: number of completions at the start. If errors and deadlines leave all of them
+        without a verdict, judging raises VerifierError with the verifier's message. None: never.
     allow: Python modules, or ``module:object``, that a problem may name in addition to those of the
         default expression. No other code is imported for a problem.
-    max_open: maximum number of open expressions of problems. The least recently used one is closed.
-        Needed in a server whose clients send many different ones. None: no limit, so that
-        `describe` covers each verifier that was used.
-    spawn_worker: starts a worker, for example a Ray actor instead of a local process.
+    max_open: maximum number of problems' expressions that stay open. Above it, the least recently
+        used expression is closed. A server needs this limit, because clients send many expressions.
+        None: no limit, so that `describe` covers each verifier that was used.
+    spawn_worker: function that starts a worker, for example as a Ray actor.
 
     Raises VerifierError for an invalid expression, option or schedule.
     """
@@ -151,38 +154,40 @@ class VerifierService:
         self._settings = (workers, deadline, on_event, self._options, cache_bytes, spawn_worker)
         self._give_up_after = give_up_after
         self._max_open, self._own = max_open, {default_expression, *self._by_tag.values()}
-        # Messages of completions that were not judged.
+        # Number of failed completions by the verifier's message.
         self._failures: Counter[str] = Counter()
         self._verifiers: dict[str, Configured] = {}
-        # Ordered by last use.
+        # Ordered by last use, so that the first entry is the next to close.
         self._sums: OrderedDict[str, Sum] = OrderedDict()
-        # Options of a user's verifier are checked at its first use.
+        # A user's verifier is imported by a worker at its first use, which also checks its options.
         for name in self._options:
             if is_built_in(name) and (error := self._verifier(name).error):
                 raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
+        # Start the workers now, so that they import while the caller still loads its model.
         asked = [self._verifier(name) for name in names if is_built_in(name)]
         if any(one.verifier.executor == "worker" and not one.error for one in asked):
             self.engine.pool.start()
         _services.add(self)
 
     def _open(self) -> None:
-        # Held during the lookup of a verifier.
+        # Held while a verifier is built, which can take the minute of a user's slow import.
         self._building = threading.RLock()
-        # Guards the sums. Never held for long.
+        # Guards `_sums` only, so that known expressions are found during such an import.
         self._ordering = threading.Lock()
         self.engine = JobEngine(*self._settings)
         self._finalizer = weakref.finalize(self, self.engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
-        """Send future events to ``on_event``, as the parameter of the constructor does."""
+        """Send future events to ``on_event``, which replaces the constructor's parameter."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
         self.engine.on_event = on_event
 
     def after_fork(self) -> None:
-        """Replace the parent's threads, locks and workers in a forked child."""
+        """Replace the parent's threads, locks and workers. Called in a forked child."""
         self.engine.pool.abandon()
+        # The child must not close the parent's workers, and a lock can be held by a lost thread.
         self._finalizer.detach()
         closed = self.engine.closed
         self._open()
@@ -198,11 +203,11 @@ class VerifierService:
             return jobs.verdicts(groups)
 
     def judging(self) -> GroupsJudging:
-        """Judge groups as they are submitted, while others are still sampled."""
+        """Return a context that judges each added group while others are still sampled."""
         return GroupsJudging(self)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Judge without blocking the event loop. A cancelled call leaves nothing running."""
+        """Judge without blocking the event loop. A cancelled call cancels its judging too."""
         cancelled = threading.Event()
         future: Future[list[tuple[Verdict, ...]]] = Future()
 
@@ -212,7 +217,7 @@ class VerifierService:
             except BaseException as error:  # the exception is raised again at the await
                 future.set_exception(error)
 
-        # A private thread, because a thread of a pool would keep the interpreter from exiting.
+        # A daemon thread, because the interpreter would wait for a thread of an executor at exit.
         threading.Thread(target=work, name="assay-judge", daemon=True).start()
         done = asyncio.wrap_future(future)
         try:
@@ -220,7 +225,7 @@ class VerifierService:
         except asyncio.CancelledError:
             cancelled.set()
             await asyncio.wait([done])
-            # Mark the exception as retrieved.
+            # Retrieve the exception, because asyncio logs exceptions that nobody retrieved.
             done.exception()
             raise
 
@@ -229,7 +234,7 @@ class VerifierService:
     ) -> Iterator[Verdict]:
         """Yield a verdict for each (problem, completion), in order.
 
-        ``window`` are judged concurrently.
+        window: number of completions that are judged concurrently.
         """
         waiting: deque[Job] = deque()
         try:
@@ -259,14 +264,14 @@ class VerifierService:
 
     @property
     def nothing_judged_yet(self) -> bool:
-        """Whether no completion was judged yet, so that each verdict is checked immediately."""
+        """Whether `give_up_after` is set and no completion was judged so far."""
         return self._give_up_after is not None
 
     def _raise_if_always_failing(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError if a reward failed on each of its first completions.
 
-        Errors and deadlines are failures. Verdicts that are unavailable, or not judged by the
-        verifier's own decision, are not.
+        Errors and deadlines count as failures. Verdicts with the reason ``unavailable`` do not: a
+        server can be down for a while, and a verifier can return None.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:
@@ -282,7 +287,7 @@ class VerifierService:
                 )
 
     def check(self, expressions: Iterable[str | None]) -> None:
-        """Raise VerifierError for the first expression that cannot be used."""
+        """Raise VerifierError for the first invalid expression or unusable verifier."""
         for expression in dict.fromkeys(expressions):
             parse_expression(expression or self.default_expression)
             if error := self._sum(expression).error:
@@ -291,7 +296,7 @@ class VerifierService:
     def check_problem(self, problem: Problem) -> None:
         """Raise VerifierError if a problem's spec is invalid for its verifiers.
 
-        The message names the key, the value and the accepted values. The check takes microseconds.
+        The message has the key, its value and the accepted values. The check takes microseconds.
         """
         sum = self._sum(self._expression(problem))
         if sum.error:
@@ -301,7 +306,7 @@ class VerifierService:
     def lacks(self, problem: Problem) -> str:
         """Return why this machine cannot judge any completion of a problem, or "".
 
-        This is the first reason of the first term's alternatives, if each of them has one.
+        Only the first term decides. If it has alternatives, each of them must lack something.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
@@ -312,7 +317,7 @@ class VerifierService:
         return reasons[0] if all(reasons) else ""
 
     def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
-        """Return the user-defined functions that judge a problem, and the one for correctness."""
+        """Return (verifier, whether it measures correctness) of a problem's user functions."""
         sum = self._sum(self._expression(problem))
         return [
             (one, index == sum.chains[0][0])
@@ -321,9 +326,9 @@ class VerifierService:
         ]
 
     def compares(self, problem: Problem) -> tuple[str, str] | None:
-        """Return (verifier, key of the spec) for comparing two answers to a problem.
+        """Return (verifier, key of the spec) with which two answers to a problem can be compared.
 
-        This is the first term's first verifier, if one of its fields `equates`, else None.
+        The verifier is the first of the first term. None: no field of this verifier `equates`.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
@@ -331,7 +336,7 @@ class VerifierService:
         return None if sum.error else next(found, None)
 
     def compares_siblings(self, problem: Problem) -> list[str]:
-        """Return the names of a problem's verifiers that judge a group as a whole."""
+        """Return the names of a problem's verifiers that compare the completions of a group."""
         verifiers = self._sum(self._expression(problem)).verifiers
         return [one.name for one in verifiers if one.verifier.compares_siblings]
 
@@ -341,14 +346,14 @@ class VerifierService:
         return self._sum(expression).warnings()
 
     def describe(self, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-        """Return {name: facts} of the default expression's verifiers and of those used since.
+        """Return {name: facts} of the default expression's verifiers and of those used so far.
 
-        Facts: version, hash, and if applicable ``options`` (a digest), ``checkpoint`` and
-            ``source`` (the text of each module).
+        The facts are ``version`` and ``hash``, and if applicable ``options`` (a digest),
+        ``checkpoint`` and ``source`` (the text of each module).
 
-        also: names of other verifiers, each a term of some row's expression.
+        also: names of further verifiers, such as those that rows name.
 
-        Raises VerifierError if the default expression, or one of these verifiers, cannot be used.
+        Raises VerifierError if one of these verifiers cannot be used.
         """
         self.check([None, *self._by_tag.values()])
         with self._building:
@@ -359,7 +364,7 @@ class VerifierService:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Return `VerifierStats.summary` by verifier, and the numbers of lost workers."""
+        """`VerifierStats.summary` by verifier, and the numbers of killed and of died workers."""
         with self.engine.lock:
             counts = {name: each.summary() for name, each in self.engine.stats.items()}
             pool = self.engine.pool
@@ -412,7 +417,7 @@ class VerifierService:
         return found
 
     def _close_unused(self) -> None:
-        """Remove verifiers that no open expression names, and close their executors."""
+        """Remove verifiers that are in no open expression, and close their executors."""
         with self._ordering:
             used = {one.name: one.label for sum in self._sums.values() for one in sum.verifiers}
         self._verifiers = {name: one for name, one in self._verifiers.items() if name in used}
@@ -452,11 +457,11 @@ def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]
     """Return a verifier as a plain function ``(text, gold=None, **spec)`` that returns a `Verdict`.
 
     gold: the accepted answer. It is stored in the spec under the key by which the verifier compares
-        answers, or else under ``answer``.
-    settings: of `VerifierService`.
+        answers. A verifier without such a key gets it under ``answer``.
+    settings: parameters of `VerifierService`.
 
-    The function applies deadlines, can be called from any thread, and ends its workers when it is
-    garbage-collected.
+    The returned function applies deadlines and can be called from any thread. Its workers end when
+    the function is garbage-collected.
 
     Raises VerifierError for an invalid expression, setting or spec.
     """
@@ -491,4 +496,5 @@ def _renew() -> None:
         service.after_fork()
 
 
+# Data loaders and tests fork. A forked child has the objects of a service, but no thread of it.
 os.register_at_fork(after_in_child=_renew)

@@ -1,1 +1,1 @@
-"""Verifiers that query language models or reward models: judges, pairwise comparison, scorers."""
+"""Verifiers that query models: judges, pairwise comparison by judges, and reward models."""

@@ -17,9 +17,9 @@ from assay.verify.learned.rubrics import RUBRIC_FIELDS, Rubric, context, read_ru
 def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     """Judge one completion by the problem's rubric and the majority of the judges' votes.
 
-    Reads ``rubric``, ``answer`` or ``reference``, ``criteria``, ``scale``, ``pass_at`` and
-    ``reads`` from the spec, and the options. A completion is not judged unless more than half of
-    all votes agree.
+    The spec's keys are ``rubric``, ``answer`` or ``reference``, ``criteria``, ``scale``,
+    ``pass_at``, ``reads`` and the options. A completion is not judged unless more than half of all
+    votes agree.
 
     Raises VerifierError for an invalid spec or option.
     """
@@ -27,6 +27,7 @@ def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     quotes = context(problem, rubric)
     text = completion.text if rubric.reads == "trace" else completion.answer_text
     if rubric.reads == "answer" and not text.strip():
+        # An empty answer fails without the cost of a request.
         return Part(0.0, passed=False, detail="no answer")
     panel = panel_for(problem.spec)
     note = "cut off by its length limit" if completion.truncated else ""
@@ -41,6 +42,7 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
     right = [vote for vote in given if vote.finding == "correct"]
     wrong = [vote for vote in given if vote.finding != "correct"]
     winners = max(right, wrong, key=len)
+    # A majority of all votes is needed, because missing votes could reverse the result.
     if 2 * len(winners) <= len(votes):
         tie = f"{len(right)} of {len(given)} votes say correct: no majority"
         return _inconclusive(votes, f"{tie}; an odd number of judges cannot tie")
@@ -52,6 +54,7 @@ def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
         return _inconclusive(votes, "too many votes are missing for a majority")
+    # The median, because a single judge with an extreme score cannot move it.
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -69,6 +72,7 @@ def _inconclusive(votes: Sequence[Vote], tie: str) -> Part:
     missing = [vote for vote in votes if vote.finding is None]
     if not missing:
         return Part.not_judged("error", tie)
+    # ``unavailable`` comes first, because it does not count as a failure of the reward itself.
     rank: dict[NotJudgedReason, int] = {"unavailable": 0, "timeout": 1, "error": 2}
     worst = min(missing, key=lambda vote: rank[vote.reason])
     return Part.not_judged(worst.reason, worst.detail)
@@ -82,11 +86,11 @@ def _decided(
     agreement: float,
     **more: float,
 ) -> Part:
-    """Return a part with the reasoning of one vote. The detail names missing votes first.
+    """Return a part with the reasoning of ``quoted_vote``. The detail names missing votes first.
 
-    Components: the share of votes on the winning side, the number of votes, and the tokens of the
-        replies. Stored replies count too, so that a verdict is reproducible. `judge_costs` has the
-        tokens that were actually spent.
+    The components are the share of votes on the winning side, the number of votes, and the tokens
+    of the replies. Tokens of stored replies count too, so that a verdict is reproducible.
+    `judge_costs` has the tokens that were actually spent.
     """
     missing = [vote.detail for vote in votes if vote.finding is None]
     note = f"{len(missing)} of {len(votes)} votes missing: {missing[0]}; " if missing else ""
@@ -110,6 +114,7 @@ JUDGE = Verifier(
     "harmlessness all of it. A text beyond max_chars is shown without its middle",
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes "
     "counts",
+    # Above the largest `patience`, so that the judge's own error message arrives first.
     limits=Limits(seconds=MAX_PATIENCE + 100),
     extra="judge",
     check_options=check_judge,

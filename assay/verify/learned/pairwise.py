@@ -1,8 +1,8 @@
 """Compare two completions with judges in both orders, and estimate win rates.
 
-A judge with a position bias contradicts itself when the order is swapped. Such a pair is a tie. Win
-rates count ties as half, with standard errors clustered by problem. The length-controlled win rate
-estimates the win rate for texts of equal length.
+A judge with a position bias contradicts itself when the order is swapped. A pair with contradictory
+outcomes is a tie. Win rates count a tie as half a win. Their standard errors are clustered by
+problem. The length-controlled win rate estimates the win rate for texts of equal length.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from assay.verify.learned.rubrics import PAIRWISE, context
 Array = NDArray[np.float64]
 Outcome = Literal["first", "second", "tie"]
 
-# Indexed by the lead of the first completion: 0, 1, -1.
+# Outcomes by the sign of the votes' lead for the first completion. Index -1 is the last entry.
 OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
 # Ridge penalty on both coefficients. It keeps the fit finite if one side wins every comparison.
 RIDGE = 1e-3
 MAX_ITERATIONS = 100
-# Step size at which the fit ends.
+# Largest change of a coefficient at which the fit ends.
 EPS = 1e-10
 
 
@@ -37,11 +37,11 @@ EPS = 1e-10
 class Comparison:
     """The judges' comparison of two completions of one problem.
 
-    outcome: None if not judged, for ``reason``.
-    consistent: both orders gave the same outcome. Otherwise the outcome is a tie.
+    outcome: None if the pair was not judged, for ``reason``.
+    consistent: both orders gave the same outcome. Without consistency, the outcome is a tie.
     lengths: characters of the compared texts.
-    places: points of the first completion when shown first and when shown second. None if only one
-        order was asked.
+    places: points of the first completion when it is shown first, and when it is shown second.
+        None if the judges did not compare the pair in both orders.
     """
 
     problem_id: str
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def points(self) -> float | None:
-        """1 for the first, 0 for the second, a half for a tie."""
+        """Points of the first completion: 1 for a win, 0 for a loss, 0.5 for a tie."""
         return None if self.outcome is None else POINTS[self.outcome]
 
 
@@ -66,9 +66,10 @@ def compare(
     *,
     reads: Literal["answer", "trace"] = "answer",
 ) -> Comparison:
-    """Return which completion is better, asked in both orders.
+    """Let the judges compare two completions in both orders, and return the result.
 
-    options: as in ``[verification.options.judge]``. A problem cannot override them.
+    options: keys of ``[verification.options.judge]``. A problem cannot override them.
+    reads: ``answer``, the text outside the think block, or ``trace``, the whole completion.
 
     The judges see ``criteria`` and ``reference`` of the problem's spec. Safe to call from any
     thread. Raises VerifierError for an invalid spec or option.
@@ -77,6 +78,7 @@ def compare(
     texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
     lengths = len(texts[0]), len(texts[1])
     if texts[0] == texts[1]:
+        # A judge with a position bias would prefer one of two equal texts.
         return Comparison(problem.id, "tie", lengths=lengths)
     leads: list[int] = []
     for order in (texts, texts[::-1]):
@@ -91,9 +93,9 @@ def compare(
 
 
 def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
-    """Return 1 if a majority of votes prefers the first text (A), -1 for the second, 0 for a tie.
+    """Return 1 if more votes prefer the first text (A), -1 if more prefer the second, 0 for a tie.
 
-    Without a majority, return one of the missing votes.
+    If half of the votes or more are missing, return one of the missing votes.
     """
     most = panel.settings.max_chars
     shown = [(each.name, each.text) for each in context(problem, PAIRWISE)]
@@ -108,14 +110,15 @@ def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """Share of comparisons that the first side wins. Ties count half.
+    """Share of comparisons that the first side wins. A tie counts as half a win.
 
-    standard_error: None for fewer than two problems.
+    standard_error: standard error of `rate`. None for fewer than two problems.
     length_effect: increase of the first side's log-odds per standard deviation of the length
         difference. None if length is not controlled.
     inconsistent: number of pairs with contradictory outcomes in the two orders.
-    by_place: win rate when the first side is shown first, and when it is shown second. Their
-        difference is the judges' position bias. None if no pair was asked in both orders.
+    by_place: win rate when the first side is shown first, and when it is shown second. The
+        difference of the two rates is the judges' position bias. None if no pair was compared in
+        both orders.
     """
 
     rate: float
@@ -134,8 +137,8 @@ class WinRate:
 def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the mean of the points, with its standard error clustered by problem.
 
-    For G problems: SE^2 = G/(G-1) * sum over problems of (sum of (points - rate))^2 / N^2. Raises
-    ValueError if no comparison was judged.
+    For G problems and N comparisons: SE^2 = G/(G-1) * sum over problems of (sum over the problem's
+    comparisons of (points - rate))^2 / N^2. Raises ValueError if no comparison was judged.
     """
     judged, points = _judged(comparisons)
     rate = float(points.mean())
@@ -147,16 +150,17 @@ def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
 def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the win rate at equal lengths, by a logistic regression on the length difference.
 
-    log-odds of the first side = theta + phi * tanh(difference / its standard deviation), fitted to
-    the points. The rate uses theta alone. Its standard error follows from the delta method with a
-    covariance that is robust and clustered by problem. This is the generalized linear model of
-    Dubois et al., arXiv:2404.04475, without the term for instruction difficulty, which needs many
-    models.
+    The fitted log-odds of the first side are theta + phi * tanh(difference / standard deviation of
+    the differences). The rate uses theta alone. Its standard error follows from the delta method
+    with a covariance that is robust and clustered by problem. This is the generalized linear model
+    of Dubois et al., arXiv:2404.04475, without the term for instruction difficulty, which needs
+    many models.
 
     Raises ValueError if no comparison was judged.
     """
     judged, points = _judged(comparisons)
     differences = np.array([one.lengths[0] - one.lengths[1] for one in judged], np.float64)
+    # tanh limits the influence of a single pair with an extreme length difference.
     effect = np.tanh(differences / (float(differences.std()) or 1.0))
     features = np.stack([np.ones_like(effect), effect], axis=1)
     coefficients = fit_logistic(features, points)
@@ -174,10 +178,10 @@ def fit_logistic(features: Array, points: Array) -> Array:
     """Fit a logistic model by Newton's method and return its coefficients.
 
     features: [rows, coefficients].
-    points: [rows], each in [0, 1]. A half counts as half a win.
+    points: [rows], each in [0, 1]. The value 0.5 counts as half a win.
 
     Maximizes sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A
-    step is halved until the objective increases.
+    step is halved until it does not decrease the objective.
     """
 
     def likelihood(coefficients: Array) -> float:
@@ -189,6 +193,7 @@ def fit_logistic(features: Array, points: Array) -> Array:
     for _ in range(MAX_ITERATIONS):
         rates = _sigmoid(features @ coefficients)
         slope = features.T @ (points - rates) - RIDGE * coefficients
+        # A full Newton step can overshoot if lengths nearly separate wins from losses.
         step = np.linalg.solve(_information(features, rates), slope)
         while (
             likelihood(coefficients + step) < likelihood(coefficients) and np.abs(step).max() > EPS
@@ -206,16 +211,18 @@ def _information(features: Array, rates: Array) -> Array:
 
 
 def _sigmoid(logits: Array) -> Array:
+    # 1 / (1 + exp(-x)) would overflow for large negative logits. tanh does not.
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 
 def _clustered(judged: Sequence[Comparison], rows: Array) -> Array | None:
-    """Return G/(G-1) times the sum over problems of the squared sum of rows.
+    """Return G/(G-1) times the sum over G problems of the outer product of each problem's row sum.
 
-    None for one problem.
+    rows: [comparisons, coefficients]. Returns None for a single problem.
     """
     index = {name: n for n, name in enumerate(dict.fromkeys(one.problem_id for one in judged))}
     sums = np.zeros((len(index), rows.shape[1]))
+    # ``sums[indices] += rows`` would add only the last row of a repeated index.
     np.add.at(sums, [index[one.problem_id] for one in judged], rows)
     return len(sums) / (len(sums) - 1) * (sums.T @ sums) if len(sums) > 1 else None
 

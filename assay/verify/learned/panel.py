@@ -1,4 +1,4 @@
-"""A panel of judges with their votes, a shared store of replies and one budget."""
+"""A panel of judges that vote. They share a store of replies and a budget."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from assay.verify.learned.store import JudgeStore, reply_key
 class Vote:
     """One vote of a judge.
 
-    finding: a verdict, a choice or a score. None if the vote is missing, for ``reason``.
-    detail: the judge's reasoning, or the error.
+    finding: verdict, choice or score. None if the vote is missing, for ``reason``.
+    detail: the judge's reasoning, or the error message of a missing vote.
     """
 
     finding: Any
@@ -36,7 +36,7 @@ class Vote:
 
     @classmethod
     def of(cls, said: tuple[Any, str], reply: Reply) -> Vote:
-        """Return the vote in a parsed reply. said: (finding, reasoning)."""
+        """Return the vote of a parsed reply. said: (finding, reasoning)."""
         finding, reasoning = said
         return cls(finding, detail=reasoning, usage=reply.usage)
 
@@ -52,14 +52,15 @@ class Panel:
 
     @property
     def store(self) -> JudgeStore:
-        """The store of replies: from the settings, else from `keep_replies`."""
+        """The store of replies: the file of the settings, else of `keep_replies`, else memory."""
+        # Looked up at each use, because `keep_replies` can be called after the panel was made.
         path = self.settings.replies or _replies_path
         return self._store if path is None else _store_at(path)
 
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
-        """Return every vote, in the order of the judges: a verdict, a choice or a score each."""
+        """Return all votes on the quoted texts, in the order of the judges."""
         deadline = time.monotonic() + self.settings.patience
-        # The list can contain the same model several times.
+        # A model can be listed several times. Its votes are numbered, so that each has its own key.
         asked: Counter[str] = Counter()
         found: list[Vote] = []
         for client in self.clients:
@@ -77,7 +78,7 @@ class Panel:
         number: int,
         deadline: float,
     ) -> Vote:
-        # Each vote has its own code.
+        # The number changes the code, so that two votes of a model are different requests.
         code = code_for(quotes, rubric.label, number)
         messages = render(rubric, quotes, code)
         schema = rubric.schema(code)
@@ -95,6 +96,7 @@ class Panel:
             with self.store.asking(key, deadline) as mine:
                 if not mine:
                     return Vote(None, "timeout", "an identical request took too long")
+                # Another thread may have stored the reply while this thread waited.
                 if (vote := self._stored(model, key, read)) is not None:
                     return vote
                 said, reply, body = client.ask(messages, schema, read, deadline, key)
@@ -111,13 +113,13 @@ class Panel:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
         except EndpointFailure:
-            # The file was edited, so the judge is asked again.
+            # Somebody edited the file. A new request replaces the unreadable reply.
             return None
         count(model, reused=1)
         return vote
 
     def close(self) -> None:
-        """Close the connections. The next question opens new ones."""
+        """Close the connections. The next request opens new ones."""
         for client in self.clients:
             client.close()
 
@@ -152,7 +154,7 @@ def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
 
 
 def close_judges() -> None:
-    """Close all connections and files. Panels and budgets start again at their next use."""
+    """Close all connections and files. The next use starts new panels with full budgets."""
     global _replies_path
     with _lock:
         open_ones = [*_panels.values(), *_stores.values()]

@@ -1,10 +1,11 @@
 r"""Quote texts for a judge so that they cannot end their block, start a line, or become a token.
 
 A quoted text is one JSON string on one line, between two lines with a code. The code is a hash over
-all quoted texts, regenerated until no text contains it, so a text cannot predict it. A JSON string
-has no line break, so a text cannot start a line. Sequences that chat templates read as tokens
-(``<|im_end|>``, ``[INST]``) and invisible characters (zero width, direction marks) are written as
-``\u`` escapes. `json.loads` of the line returns the original text.
+all quoted texts, and it is regenerated until no text contains it. So a text cannot predict the
+code. A JSON string has no line break, so a text cannot start a line. ``\u`` escapes replace
+sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). They also replace
+invisible characters (zero width, direction marks). `json.loads` of the line returns the original
+text.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CODE_DIGITS = 16
-# Digits of the code in the key of a reply. Small judges copy these without error.
+# Digits of the code in the key of a reply. Small judges copy 8 digits without error.
 KEY_DIGITS = 8
 
-# Control tokens of chat models: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, [INST], [gMASK],
-# >>QUESTION<<. Escaping the first character breaks the token.
+# Control tokens of chat models: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, [INST], >>QUESTION<<.
+# A token whose first character is escaped is no control token any more.
 _CONTROL = re.compile(
     r"<(?=[|｜]|<?/?[A-Za-z_][\w:.-]{0,60}[>|])"
     r"|\[(?=/?\w{0,60}[A-Z]{2}\w{0,60}\])"
@@ -37,8 +38,8 @@ _HIDDEN = re.compile(
 class Quote:
     """A text to be quoted.
 
-    name: kind of the text, such as ``problem``.
-    note: a remark for the judge outside the block.
+    name: role of the text, such as ``problem``.
+    note: remark for the judge, in the line above the text.
     """
 
     name: str
@@ -58,7 +59,7 @@ def quoted(text: str) -> str:
 
 
 def code_for(quotes: Sequence[Quote], *salt: object) -> str:
-    """Return the code of the blocks with these texts. None of the texts contains it."""
+    """Return a code for the blocks of these texts. No text contains the code's first digits."""
     texts = [quote.text.casefold() for quote in quotes]
     number = 0
     while True:
@@ -70,7 +71,7 @@ def code_for(quotes: Sequence[Quote], *salt: object) -> str:
 
 
 def blocks(quotes: Sequence[Quote], code: str) -> str:
-    """Return the texts in consecutive blocks."""
+    """Return the quoted texts, each between its two lines with the code."""
     found: list[str] = []
     for quote in quotes:
         note = f" ({quote.note})" if quote.note else ""
@@ -86,7 +87,7 @@ def cut_middle(name: str, text: str, max_chars: int, note: str = "") -> Quote:
     """Quote at most ``max_chars`` characters of a text: its beginning and its end.
 
     The middle of a longer text is removed, because the final answer is usually at the end and the
-    approach at the beginning. The note outside the block gives the length and position of the gap.
+    approach at the beginning. The note gives the length and the position of the removed text.
     """
     if len(text) <= max_chars:
         return Quote(name, text, note)

@@ -17,12 +17,12 @@ TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
 FORMATS = ("chat", "plain")
 READS = ("all", "answer")
 DTYPES = ("float32", "bfloat16")
-# The defaults are Math-Shepherd's.
+# The defaults of step_tag, good_token and bad_token are those of the Math-Shepherd checkpoint.
 STEP_TAG = "\u043a\u0438"
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value is nonempty text."""
+    """Return whether a value is a nonempty text."""
     return isinstance(value, str) and bool(value)
 
 
@@ -33,17 +33,18 @@ def _is_path(value: Any) -> bool:
 
 
 def is_ends(value: Any) -> bool:
-    """Return whether a value is a list of increasing whole numbers."""
+    """Return whether a value is a nonempty list of increasing whole numbers."""
     if not isinstance(value, list | tuple) or not value:
         return False
     ends = cast("list[Any]", value)
+    # isinstance would accept True and False, which are ints in Python.
     return all(type(end) is int and end >= 0 for end in ends) and all(
         a < b for a, b in pairwise(ends)
     )
 
 
 def is_normalize(value: Any) -> bool:
-    """Return whether a value is {mean, std}, or the name of a file."""
+    """Return whether a value is {mean, std}, with numbers or lists of numbers, or a file name."""
     if not isinstance(value, Mapping):
         return is_text(value)
     table = cast("Mapping[str, Any]", value)
@@ -53,6 +54,7 @@ def is_normalize(value: Any) -> bool:
     )
 
 
+# All options below are read from the configuration only: a row must not choose its own judge.
 PATH = option(
     "path",
     "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a "
@@ -166,16 +168,17 @@ def _evidence(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 def judge_reward_model(pairs: Pairs) -> list[Part]:
     """Return the score of each completion. All options come from the configuration.
 
-    ``head = "scalar"``: the single logit, unbounded. ``"binary"``: the probability of the label
-    ``positive``, for an outcome head with two labels (for one logit, its sigmoid). Each member of
-    an ensemble is normalized, then the members are aggregated, then ``squash`` is applied. A text
-    that does not fit is not judged.
+    With ``head = "scalar"`` the score is the model's single logit, which is unbounded. With
+    ``head = "binary"`` the score is the probability of the label ``positive``: a softmax over two
+    labels, or the sigmoid of one logit. The scores of an ensemble's members are normalized, then
+    aggregated, then ``squash`` is applied. A text above ``max_tokens`` is cut as ``too_long``
+    allows. A text that still does not fit is not judged.
     """
     return _judge("reward_model", pairs)
 
 
 def check_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError if the options cannot work. Loads the checkpoints once."""
+    """Load the checkpoints. Raises VerifierError if the options do not fit them."""
     scorers.open_scorer("reward_model", options).load()
 
 
@@ -190,30 +193,33 @@ REWARD_MODEL = Verifier(
     accepts="any text that fits the reward model's length; control tokens that it spells are read "
     "as letters",
     partial_credit="the score itself",
+    # A policy learns to exploit a learned score, so the default weight as a later term is small.
     weight=0.1,
     bounds=None,
     packages=("transformers",),
     check_options=check_reward_model,
+    # `inject` has run before this import, so the content hash covers the scorers' source.
     modules=scorers.modules,
     evidence=partial(_evidence, "reward_model"),
 )
 
 
 def judge_process_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the probability that the steps are correct, per step and reduced to one value.
+    """Return each step's probability of being correct, and ``reduce`` of these probabilities.
 
-    Each step is followed by ``step_tag``, and the score is read at its last token.
-    ``style = "causal"``: a language model, with a softmax over ``good_token`` and ``bad_token``
-    (Math-Shepherd, arXiv:2312.08935). ``"classifier"``: a head over tokens, with one logit or two
-    labels. Steps are split at ``split`` or at the row's ``step_ends``. `StepScore.end` is the index
-    of the completion's token at which the step ends, or of the character for a completion without
-    tokens. A completion without steps fails. One that does not fit is not judged.
+    Each step is followed by ``step_tag``, and the step's score is read at the tag's last token.
+    With ``style = "causal"`` a language model scores by a softmax over ``good_token`` and
+    ``bad_token`` (Math-Shepherd, arXiv:2312.08935). With ``style = "classifier"`` a token
+    classification head scores, with one logit or two labels. Steps are split at ``split`` or at the
+    row's ``step_ends``. `StepScore.end` is the index of the token at which the step ends. For a
+    completion without tokens, it is the index of the character. A completion without steps fails.
+    Only the prompt is cut to fit ``max_tokens``. A text that still does not fit is not judged.
     """
     return _judge("process_reward_model", pairs)
 
 
 def check_process_reward_model(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError if the options cannot work. Loads the checkpoint once."""
+    """Load the checkpoint. Raises VerifierError if the options do not fit it."""
     scorers.open_scorer("process_reward_model", options).load()
 
 

@@ -1,4 +1,4 @@
-"""Scorers of reward models, injected by a higher package, because this package loads no model.
+"""Interface to the scorers of reward models, because `assay.verify` itself loads no model.
 
 `assay/__init__.py` calls `inject` whenever any part of Assay is imported, so this module must be
 cheap to import.
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 class RewardScorer(Protocol):
-    """A reward model with a set of options. It is loaded at its first use."""
+    """A reward model with its options. The checkpoints are loaded at the first use."""
 
     def load(self) -> None:
         """Load the checkpoints. Raises VerifierError if the options do not fit them."""
         ...
 
     def judge(self, pairs: Sequence[tuple[Problem, Completion]]) -> list[Part]:
-        """Return one part per pair."""
+        """Return one part per (problem, completion), in order."""
         ...
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the hashes of the checkpoints, for a run's record of its verifiers."""
+        """Return the hashes of the checkpoints, which a run records."""
         ...
 
 
 Opener = Callable[[str, Mapping[str, Any]], RewardScorer]
-"""Return the scorer for a verifier's name and options. Equal options share one scorer."""
+"""Function from a verifier's name and options to its scorer. Equal options share a scorer."""
 
 open_scorer: Opener
 modules: tuple[str, ...] = ()
-"""Modules of the scorers. They are part of the content hash of verifiers that use them."""
+"""Modules of the scorers, which are part of the content hash of verifiers that use scorers."""
 
 
 def inject(opener: Opener, *packages: str) -> None:
-    """Set the function that opens scorers, and the packages with their source."""
+    """Set the function that opens scorers, and the packages that contain the scorers' source."""
     global open_scorer, modules
     open_scorer, modules = opener, packages

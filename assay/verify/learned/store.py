@@ -1,4 +1,4 @@
-"""Store the raw replies of judges, so that a verdict can be reproduced without a new request."""
+"""Store the raw replies of judges. A stored reply reproduces a verdict without a new request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError
 
-# Replies kept by a store without a file.
+# Maximum number of replies in a store without a file.
 MAX_IN_MEMORY = 20_000
 
 
@@ -26,7 +26,7 @@ def reply_key(
     sampling: Mapping[str, Any],
     vote: int,
 ) -> str:
-    """Return the sha256 over all inputs of a reply, except the endpoint's address.
+    """Return the sha256 over everything that determines a reply, except the endpoint's address.
 
     rubric: ``name@version``.
     vote: 0 for the first reply of this model to these messages.
@@ -37,11 +37,11 @@ def reply_key(
 
 
 class JudgeStore:
-    """Replies by key, in a JSON Lines file if a path is given, else the most recent ones in memory.
+    """Replies by key, in a JSON Lines file. Without a path, the most recent replies in memory.
 
-    One line is one reply and is appended by one write, so that threads, and processes on one file
-    system, can share a file. Only the positions of lines are kept in memory. Unreadable lines (the
-    last one, after a crash) are skipped and counted in `num_unreadable`.
+    Each reply is one line, which one write appends. So threads, and processes on one file system,
+    can share a file. Memory has only the positions of the lines. Unreadable lines, such as the last
+    line after a crash, are skipped and counted in `num_unreadable`.
 
     read_only: new replies stay in memory and the file is unchanged.
 
@@ -54,15 +54,18 @@ class JudgeStore:
         self.num_unreadable = 0
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        # (start, length) of a line.
+        # (start, length) of each reply's line in the file, in bytes.
         self._places: dict[bytes, tuple[int, int]] = {}
+        # (lock, number of threads that use it) by the key of a running request.
         self._asking: dict[str, tuple[threading.Lock, int]] = {}
         self._file: int | None = None
         if self.path is not None:
             self._open(self.path)
 
     def _open(self, path: Path) -> None:
+        # O_APPEND: the kernel moves to the end and writes in one step, so processes do not overlap.
         access = os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND | os.O_CREAT
+        # Forked programs must not inherit the file.
         flags = access | getattr(os, "O_CLOEXEC", 0)
         try:
             if not self.read_only:
@@ -78,15 +81,14 @@ class JudgeStore:
                 f"verification.options.judge.replies: {path} cannot be opened ({error.strerror}); "
                 "accepted: the path of a JSON Lines file; choose another"
             ) from error
-        if (
-            not line.endswith(b"\n") and not self.read_only
-            # A partially written line must not absorb the next one.
-        ):
+        # A partial line, which a crash left, must not absorb the next reply.
+        if not line.endswith(b"\n") and not self.read_only:
             os.write(self._file, b"\n")
 
     def _index(self, line: bytes, start: int) -> None:
         row = _read(line)
         if row is not None:
+            # The first reply of a key counts, so that a second process cannot change a verdict.
             self._places.setdefault(row[0].encode(), (start, len(line)))
         elif line.strip():
             self.num_unreadable += 1
@@ -95,12 +97,13 @@ class JudgeStore:
         return len(self._places) + len(self._recent)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the body of the reply, or None."""
+        """Return the stored body of a reply, or None."""
         with self._lock:
             place = self._places.get(key.encode())
             if place is None or self._file is None:
                 return self._recent.get(key)
             row = _read(os.pread(self._file, place[1], place[0]))
+        # An edited file has other lines at these positions, so the key is compared again.
         return row[1] if row is not None and row[0] == key else None
 
     def put(self, key: str, reply: dict[str, Any], **facts: Any) -> None:
@@ -113,17 +116,14 @@ class JudgeStore:
                     self._recent.popitem(last=False)
                 return
             _write_all(self._file, line)
-            end = os.lseek(
-                self._file,
-                0,
-                os.SEEK_CUR,
-                # The end of this write, even if other processes append to the file.
-            )
+            # The position after an appending write is the end of this write.
+            # The size of the file could include later lines of other processes.
+            end = os.lseek(self._file, 0, os.SEEK_CUR)
             self._places[key.encode()] = end - len(line), len(line)
 
     @contextmanager
     def asking(self, key: str, deadline: float) -> Generator[bool]:
-        """Let one thread at a time request a reply, so that identical requests are paid for once.
+        """Let one thread at a time request the reply of a key, so that it is paid for once.
 
         Yields False if ``time.monotonic()`` reached ``deadline`` first.
         """
@@ -138,11 +138,12 @@ class JudgeStore:
                 lock.release()
             with self._lock:
                 lock, waiting = self._asking.pop(key)
+                # The last thread removes the lock, so that the table does not grow with every key.
                 if waiting > 1:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file. Its replies are no longer found, and new replies stay in memory."""
+        """Close the file. Afterwards, its replies are not found, and new replies stay in memory."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -150,7 +151,7 @@ class JudgeStore:
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Return (key, reply) of a line, or None for a line without a valid reply."""
+    """Return (key, reply) of a line. None: the line has no valid reply."""
     try:
         row: Any = json.loads(line)
         key, reply = row["key"], row["reply"]
@@ -164,4 +165,5 @@ def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
 def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
+        # os.write can write a part of the data only, for example on a full disk.
         view = view[os.write(file, view) :]

@@ -1,1 +1,1 @@
-"""Verifier of Kubernetes manifests: strict YAML, the API's schemas, references, security."""
+"""Verifier of Kubernetes manifests: strict YAML, schemas of the API, references, security."""

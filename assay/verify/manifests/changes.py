@@ -1,6 +1,6 @@
-"""Completions that change manifests in place of writing them anew.
+"""Completions that list changes to given manifests, instead of whole manifests.
 
-Such a completion is a YAML mapping of ``Kind/name path`` to the new value. null removes a value:
+A completion is then a YAML mapping of ``Kind/name path`` to the new value. null removes a value:
 
     Service/web spec.selector.app: web
     Deployment/web spec.template.spec.hostNetwork: null
@@ -19,7 +19,10 @@ MAX_CHANGES = 50
 
 
 def apply_changes(documents: Sequence[Any], text: str) -> list[Any]:
-    """Return documents with the changes of a text. Raises BadYaml for a change without a place."""
+    """Return copies of documents with the changes that a text lists.
+
+    Raises BadYaml for a change whose resource or path does not exist, or is ambiguous.
+    """
     found = parse_documents(text)
     if len(found) != 1 or not isinstance(found[0], dict):
         raise BadYaml("accepted: one mapping of 'Kind/name path' to a value")
@@ -38,6 +41,7 @@ def apply_changes(documents: Sequence[Any], text: str) -> list[Any]:
             raise BadYaml(str(error)[:120]) from error
         if not steps:
             raise BadYaml(f"{place[:80]!r}: accepted: Kind/name path")
+        # A copy, because a YAML alias can give two changes the same object.
         _set(named[0], steps, deepcopy(value), place[:80])
     return changed
 
@@ -47,7 +51,10 @@ def _label(document: Any) -> str:
 
 
 def _set(value: Any, steps: Sequence[Step], new: Any, place: str) -> None:
-    """Set or remove the value at a path. Mappings on the way to it are made."""
+    """Set the value at a path, or remove it if ``new`` is None.
+
+    Missing mappings and lists along the path are created. place: the path as text, for messages.
+    """
     *way, last = steps
     for n, step in enumerate(way):
         key = _position(value, step, place)
@@ -64,7 +71,11 @@ def _set(value: Any, steps: Sequence[Step], new: Any, place: str) -> None:
 
 
 def _position(value: Any, step: Step, place: str, extend: bool = False) -> Any:
-    """Return the key or index that one step of a path names. Raises BadYaml if there is none."""
+    """Return the key or index that one step of a path selects.
+
+    extend: a step may select the index after the last item. Raises BadYaml unless the step selects
+    exactly one key or item.
+    """
     kind, name = step
     if kind == "key" and isinstance(value, dict):
         return name

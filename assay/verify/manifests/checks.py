@@ -1,4 +1,4 @@
-"""The result of a rule: one check for each place that it looks at."""
+"""The results of rules: a rule yields one check for each field that it examines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from assay.verify.manifests.resources import Bundle
 
 @dataclass(frozen=True, slots=True)
 class RuleCheck:
-    """One place that a rule looked at. fault: what is wrong there. "": nothing."""
+    """The result of one rule for one field of a resource.
 
+    where: the resource and the path of the field.
+    fault: description of a violation. "": the check passed.
+    """
+
+    # Passed checks are recorded too, because partial credit is the share of passed checks.
     where: str
     fault: str = ""
 

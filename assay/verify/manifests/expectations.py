@@ -1,4 +1,4 @@
-"""What a row asks for: resources and values that must be there, and values that must stay."""
+"""Expectations of a row: required resources and values, and values that must stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from assay.verify.manifests.resources import (
 from assay.verify.manifests.values import quantity
 
 TESTS = ("equals", "one_of", "matches", "exists", "at_least", "at_most")
-# CPU time for matching one value with one pattern.
+# Seconds for matching one value with one pattern. Backtracking can take exponential time.
 PATTERN_SECONDS = 0.2
+# Not None, which is a value that YAML can contain.
 ABSENT = object()
 
 
 def is_requirement(value: Any) -> bool:
-    """Return whether a value is an entry of ``require``."""
+    """Return whether a value is a valid entry of ``require``."""
     if not isinstance(value, dict):
         return False
     row = cast("dict[str, Any]", value)
@@ -79,7 +80,7 @@ def is_place(value: Any) -> bool:
 
 
 def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[RuleCheck]:
-    """Yield a check for each requirement. Its fault does not show the expected value."""
+    """Yield a check for each requirement of a row."""
     for row in rows:
         found = _named(bundle, row)
         where = f"{row['resource']} {row.get('path', '')}".strip()
@@ -87,6 +88,7 @@ def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[Rule
             yield RuleCheck(where, f"{len(found)} such resources; accepted: one")
         elif "path" in row:
             values = [value for _, value in find(found[0].body, row["path"])]
+            # The fault names no expected value, because an environment shows faults to the policy.
             yield RuleCheck(where, "" if _met(row, values) else "is not what the task asks for")
         else:
             yield RuleCheck(where)
@@ -98,7 +100,7 @@ def _named(bundle: Bundle, row: Mapping[str, Any]) -> list[Resource]:
 
 
 def _met(row: Mapping[str, Any], values: list[Any]) -> bool:
-    """Return whether every value at a path meets a requirement, and there is one."""
+    """Return whether a path has values and all of them meet a requirement."""
     if "exists" in row:
         return bool(values) is row["exists"]
     return bool(values) and all(_value_met(row, value) for value in values)
@@ -119,12 +121,13 @@ def _value_met(row: Mapping[str, Any], value: Any) -> bool:
 
 
 def _matches(pattern: str, text: str) -> bool:
+    # `regex` limits the time of a match, which `re` cannot. Imported late to save start-up time.
     import regex
 
     try:
         found = regex.fullmatch(pattern, text[:2000], flags=regex.V0, timeout=PATTERN_SECONDS)
     except TimeoutError:
-        # The pattern is the row's. A value that makes it backtrack for so long is none it names.
+        # The pattern comes from the row. A value that makes it backtrack for so long fails.
         return False
     return found is not None
 
@@ -135,16 +138,20 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
+    # In Python, True == 1. In JSON, true and 1 are different values.
     return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Resources whose values must stay, but for those below a path of ``may_change``.
+    """Resources whose values must stay unchanged, with exceptions.
 
-    The value at such a path may change but not vanish: without its selector, a Service would hold
-    every rule. ``may_remove`` names the values that may.
+    may_change: paths of values that may change but not vanish.
+    may_remove: paths of values that may change or vanish.
+    may_add: ``Kind/name`` of resources that may be added.
     """
+
+    # A value of may_change must not vanish: a Service without a selector violates no rule.
 
     resources: tuple[Resource, ...]
     may_change: tuple[str, ...] = ()
@@ -152,7 +159,7 @@ class Kept:
     may_add: tuple[str, ...] = ()
 
     def checks(self, bundle: Bundle) -> Iterator[RuleCheck]:
-        """Yield a check for each resource, and one for each that the row does not have."""
+        """Yield a check for each resource to keep, and a failed one for each other resource."""
         mine = {each.identity: each for each in bundle.resources}
         for each in self.resources:
             found = mine.get(each.identity)
@@ -161,6 +168,7 @@ class Kept:
                 continue
             change, remove = (list(_paths(p, each)) for p in (self.may_change, self.may_remove))
             wrong = (c for c in changed(each.body, found.body) if not _allowed(c, change, remove))
+            # Only the first change is reported, because one edit can change hundreds of values.
             first = next(wrong, None)
             yield RuleCheck(each.label, "" if first is None else f"{_shown(first)} must not change")
         known = {each.identity for each in self.resources}
@@ -180,17 +188,21 @@ def _paths(places: Sequence[str], resource: Resource) -> Iterator[Path]:
 
 
 Change = tuple[tuple[str, int, Any, Any], ...]
-"""Path to a value that changed: (key, index, item before, item after) of each step."""
+"""Path of a changed value, as (key, index, value before, value after) of each step.
+
+The key is "" for an item of a list, and the index is -1 for a value of a mapping.
+"""
 
 
 def changed(before: Any, after: Any, path: Change = ()) -> Iterator[Change]:
-    """Yield the path of each value that two documents do not share."""
+    """Yield the path of each value in which two documents differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in {**before, **after}:
             pair = before.get(key, ABSENT), after.get(key, ABSENT)
             yield from changed(*pair, (*path, (key, -1, *pair)))
     elif isinstance(before, list) and isinstance(after, list):
         for number in range(max(len(before), len(after))):
+            # Items are compared by index, because their order can have a meaning.
             pair = _item(before, number), _item(after, number)
             yield from changed(*pair, (*path, ("", number, *pair)))
     elif before is ABSENT or after is ABSENT or not same(before, after):
@@ -202,7 +214,7 @@ def _item(items: list[Any], number: int) -> Any:
 
 
 def _allowed(change: Change, may_change: list[Path], may_remove: list[Path]) -> bool:
-    """Return whether a value may change. A value that becomes empty is removed."""
+    """Return whether a change is allowed. A value that becomes empty counts as removed."""
     if any(_is_below(change, path) for path in may_remove):
         return True
     for path in may_change:
@@ -224,7 +236,7 @@ def _on_path(step: tuple[str, str], place: tuple[str, int, Any, Any]) -> bool:
     key, number, before, after = place
     if number < 0:
         return step == ("key", key)
-    # An item that the policy replaced may not choose itself by a new name.
+    # The item before the change decides, so that renaming an item allows no change.
     return chooses(step, number, after if before is ABSENT else before)
 
 

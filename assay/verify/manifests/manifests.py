@@ -1,8 +1,8 @@
 """Verifier ``manifests``: the completion is a set of Kubernetes manifests in YAML.
 
-A row says what must be there (``require``), what must stay (``keep``), and which rules count
-(``rules``). At least one of the first two is needed: rules alone hold for an empty set, or for one
-from which the offending resource was deleted.
+A row lists required values (``require``), manifests that must stay unchanged (``keep``), and rules
+(``rules``). A row needs ``require`` or ``keep``. Rules alone are not enough, because an empty set
+of manifests, or one without the faulty resource, violates no rule.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ RULES: Mapping[str, Rule] = {
     name: rule for group in GROUPS.values() for name, rule in group.items()
 }
 DEFAULT_RULES = ("references", "values")
+# Rules alone hold for an empty file, so the row's own expectations weigh most.
 WEIGHTS: Mapping[str, float] = {"schema": 2.0, "require": 4.0, "keep": 4.0}
-"""Weights of the components that do not have weight 1."""
+"""Default weights of components. All other components have weight 1."""
 ALLOWED = ("may_change", "may_remove", "may_add")
 PARTS = ("schema", "unknown_keys", *RULES, "require", "keep")
 MAX_SHOWN = 12
 
 
-# Equal only to itself, so that it can be a key of a cache.
+# Compared by identity: the spec is the key of a cache, and its tables are not hashable.
 @dataclass(frozen=True, eq=False)
 class ManifestSpec:
-    """What a row asks for, described in the fields of the verifier."""
+    """The parsed spec of a row. `FIELDS` describes its attributes."""
 
     require: tuple[Mapping[str, Any], ...]
     keep: Kept | None
@@ -82,7 +83,11 @@ class ManifestSpec:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """All checks of a text, by component. fault: why it is no set of manifests, or ""."""
+    """All checks of a completion, by component.
+
+    present: share of the row's resources that the completion has.
+    fault: reason why the completion is no set of manifests, or "".
+    """
 
     checks: Mapping[str, Sequence[RuleCheck]]
     present: float = 0.0
@@ -94,7 +99,7 @@ class Review:
         return not self.fault and not any(self.faults())
 
     def faults(self) -> list[str]:
-        """Return what is wrong, one line each."""
+        """Return descriptions of all violations without duplicates."""
         found = [self.fault] if self.fault else []
         for checks in self.checks.values():
             found += [
@@ -111,19 +116,17 @@ class Review:
         }
 
     def credit(self, weights: Mapping[str, float]) -> float:
-        """Return the weighted mean of the shares, times the share of the resources that are there.
-
-        Without the second factor, a set from which every resource is deleted would hold all rules.
-        """
+        """Return the weighted mean of the components' shares, multiplied by `present`."""
         shares = self.shares()
         weighed = {name: weights.get(name, WEIGHTS.get(name, 1.0)) for name in shares}
         total = sum(weighed.values())
         gained = sum(share * weighed[name] for name, share in shares.items())
+        # Without the factor `present`, a policy could delete faulty resources and break no rule.
         return self.present * gained / total if total else 0.0
 
 
 def judge_manifests(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if the manifests are valid, hold every rule, and are what the row asks for.
+    """Score 1 if the manifests are valid, follow every rule, and meet the row's expectations.
 
     Raises VerifierError for a malformed spec.
     """
@@ -135,10 +138,10 @@ def judge_manifests(problem: Problem, completion: Completion) -> Part:
 
 
 def as_part(spec: ManifestSpec, found: Review, text: str | None) -> Part:
-    """Return the result of a review."""
+    """Return the part for a review. text: the YAML that was read from the completion."""
     value = float(found.passed)
     if spec.credit == "weighted" and not found.passed:
-        # A text that is handed back unchanged earns nothing.
+        # The original manifests earn 0, so that a policy gains nothing by copying them.
         floor = _floor(spec) if spec.original else 0.0
         gained = found.credit(spec.weights)
         value = max(0.0, (gained - floor) / (1.0 - floor)) if floor < 1.0 else 0.0
@@ -154,7 +157,7 @@ def as_part(spec: ManifestSpec, found: Review, text: str | None) -> Part:
 
 
 def read_documents(spec: ManifestSpec, text: str | None) -> tuple[list[Any], str]:
-    """Return (documents, "") of a text, or ([], why there are none)."""
+    """Return (documents, "") of a text, or ([], reason) for a text that is not valid."""
     if text is None:
         return [], "no YAML"
     try:
@@ -169,12 +172,15 @@ def read_documents(spec: ManifestSpec, text: str | None) -> tuple[list[Any], str
 
 
 def original_documents(spec: ManifestSpec) -> list[Any]:
-    """Return the documents that the prompt shows. Raises BadYaml."""
+    """Return the documents of ``original``, which the prompt shows. Raises BadYaml."""
     return expanded(parse_documents(find_yaml(spec.original) or ""))
 
 
 def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Review:
-    """Check documents against a row. All rules of the row are checked, whatever fails before."""
+    """Check documents against a row's schema version, rules and expectations.
+
+    All rules are checked, even if earlier checks fail.
+    """
     if fault:
         return Review({}, fault=fault)
     resources: list[Resource] = []
@@ -189,6 +195,7 @@ def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Rev
         faults = list(schema_faults(found, spec.kubernetes))
         for part, checks in (("schema", schema), ("unknown_keys", unknown)):
             mine = [(where, what) for name, where, what in faults if name == part]
+            # A resource without a fault counts as one passed check of the component.
             checks += [
                 RuleCheck(f"{found.label} {w}".strip(), what) for w, what in mine or [("", "")]
             ]
@@ -201,7 +208,7 @@ def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Rev
 
 
 def expanded(documents: Iterable[Any]) -> list[Any]:
-    """Return the documents, with the items of a List in its place."""
+    """Return the documents, in which the items of a List replace the List."""
     found: list[Any] = []
     for each in documents:
         if isinstance(each, dict) and each.get("kind") == "List" and "items" in each:
@@ -212,7 +219,7 @@ def expanded(documents: Iterable[Any]) -> list[Any]:
 
 
 def _present(bundle: Bundle, spec: ManifestSpec) -> float:
-    """Return the share of the resources of the row that the bundle has."""
+    """Return the share of the row's resources that the bundle contains."""
     wanted = {row["resource"] for row in spec.require if row.get("exists") is not False}
     wanted |= {each.label for each in spec.keep.resources} if spec.keep else set()
     there = {each.label for each in bundle.resources}
@@ -220,13 +227,14 @@ def _present(bundle: Bundle, spec: ManifestSpec) -> float:
 
 
 def find_yaml(text: str) -> str | None:
-    """Return the last block labeled as YAML, else the last without a label, else the whole text."""
+    """Return the last block labeled as YAML, else the last unlabeled block, else the whole text."""
     found: dict[bool, str] = {}
     for label, content in fenced_blocks(text):
         if label in LABELS or (not label and content.strip()):
             found[label in LABELS] = content
     if found:
         return found.get(True, found.get(False))
+    # A reply with a block in another language is prose, not YAML.
     has_block = next(fenced_blocks(text), None) is not None
     return normalized(text) if text.strip() and not has_block else None
 
@@ -235,7 +243,7 @@ def read_manifest_spec(problem: Problem) -> ManifestSpec:
     """Return the spec of a problem. Raises VerifierError for a malformed one."""
     where = f"problem {problem.id}: spec"
     read = {each.name: each.of(problem.spec, where) for each in FIELDS}
-    # The completions of a group have one problem, so that the manifests to keep are read once.
+    # Cached by its text, because all completions of a group have the same spec.
     return _spec(json.dumps([where, read], sort_keys=True))
 
 
@@ -290,13 +298,13 @@ def _kept(row: Mapping[str, Any], where: str) -> Kept:
 
 @lru_cache(maxsize=1024)
 def _floor(spec: ManifestSpec) -> float:
-    """Return the credit of the original text."""
+    """Return the credit of the original manifests."""
     whole = replace(spec, form="manifests")
     return review(whole, *read_documents(whole, find_yaml(spec.original))).credit(spec.weights)
 
 
 def lacks(_: Mapping[str, Any]) -> str:
-    """Return why this machine cannot judge manifests. "": it can."""
+    """Return why this machine cannot judge manifests, or ""."""
     return "" if installed() else INSTALL
 
 

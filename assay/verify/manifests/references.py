@@ -1,4 +1,4 @@
-"""Rules across documents: everything that a resource refers to exists and fits."""
+"""Rules across documents: each resource, port and key that a resource refers to exists."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from assay.verify.manifests.resources import (
     tables,
 )
 
+# A Job's selector is set by the API server, so it is not checked.
 SELECTING = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 
@@ -33,7 +34,7 @@ def selectors(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
-    """Return the first requirement of a label selector that some labels do not meet, or ""."""
+    """Return the first requirement of a label selector that labels do not meet, or ""."""
     for key, value in table(selector.get("matchLabels")).items():
         if labels.get(key) != value:
             return f"{key}={value} is not"
@@ -41,6 +42,7 @@ def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
         key, operator = str(each.get("key")), each.get("operator")
         values = each.get("values")
         there = isinstance(values, list) and labels.get(key) in values
+        # As in Kubernetes, NotIn also holds for a label that is absent.
         met = {"In": there, "NotIn": not there}
         met |= {"Exists": key in labels, "DoesNotExist": key not in labels}
         if not met.get(str(operator), False):
@@ -53,13 +55,14 @@ def services(bundle: Bundle) -> Iterator[RuleCheck]:
     for service in bundle.of_kind("Service"):
         selector = at(service.body, "spec.selector")
         if not isinstance(selector, dict) or not selector:
-            # An external name, or endpoints that are written by hand.
+            # A Service without a selector has an external name, or its endpoints are set by hand.
             continue
         chosen = [pod for pod in _pods_near(bundle, service) if _selects(table(selector), pod)]
         said = ", ".join(f"{key}={value}" for key, value in selector.items())
         where = f"{service.label} spec.selector"
         yield RuleCheck(where, "" if chosen else f"no pod has the labels {said[:200]}")
         for number, port in enumerate(tables(at(service.body, "spec.ports"))):
+            # The API server's default for targetPort is the value of port.
             target = port.get("targetPort", port.get("port"))
             fault = ""
             if chosen and not any(_has_port(pod, target) for pod in chosen):
@@ -86,11 +89,12 @@ def _ports(pod: Pod) -> Iterator[Any]:
 
 
 def _has_port(pod: Pod, target: Any) -> bool:
+    # 80 and "80" differ: a text is looked up as the name of a port.
     return any(type(port) is type(target) and port == target for port in _ports(pod))
 
 
 def ingresses(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Each backend of an Ingress is a Service of its namespace, and one of its ports."""
+    """Each backend of an Ingress is a port of a Service in the Ingress's namespace."""
     for ingress in bundle.of_kind("Ingress"):
         paths = ("spec.rules[*].http.paths[*].backend.service", "spec.defaultBackend.service")
         for where, backend in (one for path in paths for one in find(ingress.body, path)):
@@ -125,6 +129,7 @@ def configuration(bundle: Bundle) -> Iterator[RuleCheck]:
         for where, kind, reference in _configuration_of(pod):
             if reference.get("optional") is True:
                 continue
+            # Volumes name a Secret by secretName, all other references by name.
             name = reference.get("name", reference.get("secretName"))
             keys = [reference.get("key"), *(i.get("key") for i in tables(reference.get("items")))]
             keys = [key for key in keys if isinstance(key, str)]
@@ -132,7 +137,7 @@ def configuration(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def _configuration_of(pod: Pod) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield (place, kind, reference) of each ConfigMap and Secret that a pod uses."""
+    """Yield (location, kind, reference) of each ConfigMap and Secret that a pod uses."""
     sources = {"configMap": "ConfigMap", "secret": "Secret"}
     for place, container in pod.containers():
         for source, kind in sources.items():
@@ -149,7 +154,7 @@ def _configuration_of(pod: Pod) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _held(bundle: Bundle, namespace: str, kind: str, name: Any, keys: list[str]) -> str:
-    """Return what is missing of a ConfigMap or Secret and its keys."""
+    """Return the fault if a ConfigMap, a Secret or one of its keys does not exist, or ""."""
     if f"{kind}/{name}" in bundle.external:
         return ""
     found = bundle.find(kind, name, namespace)
@@ -165,8 +170,9 @@ def _held(bundle: Bundle, namespace: str, kind: str, name: Any, keys: list[str])
 
 
 def volumes(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Each mount names a volume of its pod, and each claim exists."""
+    """Each mount names a volume of its pod, and each persistent volume claim exists."""
     for pod in bundle.pods():
+        # A StatefulSet creates a volume for each of its claim templates.
         claims = tables(at(pod.owner.body, "spec.volumeClaimTemplates"))
         names = [volume.get("name") for volume in tables(pod.spec.get("volumes"))]
         names += [at(claim, "metadata.name") for claim in claims]
@@ -185,10 +191,11 @@ def volumes(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def targets(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Autoscalers, budgets, network policies, roles and accounts refer to what exists."""
+    """Autoscalers, budgets, network policies, roles and accounts refer to existing resources."""
     for each in bundle.of_kind("HorizontalPodAutoscaler"):
         yield _refers(bundle, each, "spec.scaleTargetRef")
     for each in bundle.of_kind("RoleBinding", "ClusterRoleBinding"):
+        # Every cluster has the roles whose names begin with system:.
         if not str(at(each.body, "roleRef.name")).startswith("system:"):
             yield _refers(bundle, each, "roleRef", "Role", "ClusterRole")
         for number, subject in enumerate(tables(each.body.get("subjects"))):
@@ -197,6 +204,7 @@ def targets(bundle: Bundle) -> Iterator[RuleCheck]:
                 yield _refers(bundle, each, f"subjects[{number}]", "ServiceAccount", namespace=home)
     for pod in bundle.pods():
         account = pod.spec.get("serviceAccountName", "default")
+        # The API server creates the account `default` in each namespace.
         if account != "default":
             there = bundle.exists("ServiceAccount", account, pod.namespace)
             place = f"{pod.owner.label} {pod.path}serviceAccountName"
@@ -209,6 +217,7 @@ def targets(bundle: Bundle) -> Iterator[RuleCheck]:
             )
     for each in bundle.of_kind("PodDisruptionBudget", "NetworkPolicy"):
         path = "spec.podSelector" if each.kind == "NetworkPolicy" else "spec.selector"
+        # An empty selector is valid and selects all pods of the namespace.
         selector = table(at(each.body, path))
         if selector:
             chosen = any(not mismatch(selector, pod.labels) for pod in _pods_near(bundle, each))
@@ -218,7 +227,7 @@ def targets(bundle: Bundle) -> Iterator[RuleCheck]:
 def _refers(
     bundle: Bundle, owner: Resource, path: str, *kinds: str, namespace: str | None = None
 ) -> RuleCheck:
-    """Check a reference by kind and name. Without ``kinds`` any kind is accepted."""
+    """Check a reference that has a kind and a name. Without ``kinds`` any kind is accepted."""
     reference = table(at(owner.body, path))
     kind, name = str(reference.get("kind")), reference.get("name")
     if kinds and kind not in kinds:
@@ -234,7 +243,7 @@ def namespaces(bundle: Bundle) -> Iterator[RuleCheck]:
     created = {each.name for each in bundle.of_kind("Namespace")}
     elsewhere = {n.partition("/")[2] for n in bundle.external if n.startswith("Namespace/")}
     free = Counter(each.namespace for each in used if each.namespace not in elsewhere)
-    # Without a Namespace here, the most common one exists already.
+    # If the manifests create no namespace, the most common one is assumed to exist.
     known = created or {name for name, _ in free.most_common(1)}
     for each in used:
         fault = f"{each.namespace[:60]!r}; the other manifests are in {', '.join(sorted(known))}"
@@ -246,6 +255,7 @@ def unique(bundle: Bundle) -> Iterator[RuleCheck]:
     """No resource, container, port or volume of a pod appears twice."""
     seen: set[Any] = set()
     for each in bundle.resources:
+        # Without the version: two versions of one API group are the same resource.
         key = (each.api_version.rpartition("/")[0], *each.identity)
         yield RuleCheck(each.label, "the resource appears twice" if key in seen else "")
         seen.add(key)
@@ -263,6 +273,7 @@ def unique(bundle: Bundle) -> Iterator[RuleCheck]:
         ports = tables(at(service.body, "spec.ports"))
         pairs = ((port.get("port"), port.get("protocol", "TCP")) for port in ports)
         fault = _repeated(pairs) or _repeated(port.get("name") for port in ports)
+        # The API server requires names of ports if a Service has several.
         unnamed = len(ports) > 1 and not all("name" in port for port in ports)
         fault = fault or ("several ports need names" if unnamed else "")
         yield RuleCheck(f"{service.label} spec.ports", fault)

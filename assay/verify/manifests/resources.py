@@ -1,4 +1,4 @@
-"""The resources of a set of manifests: identity, lookup, pods, and paths into them."""
+"""The resources of a set of manifests: identity, lookup, pods, and paths of values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+# Kinds without a namespace. The schemas do not say which kinds are namespaced.
 CLUSTER_KINDS = frozenset(
     [
         "APIService",
@@ -34,7 +35,7 @@ CLUSTER_KINDS = frozenset(
         "VolumeAttachment",
     ]
 )
-# Kinds with a pod template, and the path of its pod.
+# Path of the pod template, by kind of workload.
 TEMPLATES = {
     "Deployment": "spec.template",
     "StatefulSet": "spec.template",
@@ -61,7 +62,11 @@ Step = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One document: ``Deployment/web``. namespace: "" for kinds of the whole cluster."""
+    """One document, such as ``Deployment/web``.
+
+    namespace: "" for kinds without a namespace.
+    body: the whole document.
+    """
 
     api_version: str
     kind: str
@@ -80,7 +85,11 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod or the pod template of a workload. path: where it is in the resource."""
+    """A pod, or the pod template of a workload.
+
+    owner: resource that contains the pod.
+    path: path of the pod's spec in the resource, with a final dot.
+    """
 
     owner: Resource
     path: str
@@ -92,7 +101,7 @@ class Pod:
         return self.owner.namespace
 
     def containers(self, init: bool = True) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield (place, container) of each container."""
+        """Yield (location, container) of each container. init: include init containers."""
         for key in ("initContainers", "containers") if init else ("containers",):
             for number, each in enumerate(tables(self.spec.get(key))):
                 name = each.get("name")
@@ -102,7 +111,10 @@ class Pod:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """All resources of a completion. external: ``Kind/name`` of those that exist elsewhere."""
+    """All resources of a completion.
+
+    external: ``Kind/name`` of resources that exist outside the manifests.
+    """
 
     resources: tuple[Resource, ...]
     external: frozenset[str] = frozenset()
@@ -111,12 +123,12 @@ class Bundle:
         return [each for each in self.resources if each.kind in kinds]
 
     def find(self, kind: str, name: Any, namespace: str) -> Resource | None:
-        """Return a resource, or None."""
+        """Return the resource with this kind, name and namespace, or None."""
         wanted = (kind, "" if kind in CLUSTER_KINDS else namespace, name)
         return next((each for each in self.resources if each.identity == wanted), None)
 
     def exists(self, kind: str, name: Any, namespace: str) -> bool:
-        """Return whether a resource is in the bundle or external."""
+        """Return whether a resource is in the bundle or in `external`."""
         return f"{kind}/{name}" in self.external or bool(self.find(kind, name, namespace))
 
     def pods(self) -> Iterator[Pod]:
@@ -134,7 +146,7 @@ class Bundle:
 
 
 def resource(body: Any) -> Resource | str:
-    """Return the resource of a document, or what it lacks."""
+    """Return the resource of a document, or the reason why the document is no resource."""
     if not isinstance(body, dict):
         return f"a {type(body).__name__}, not a mapping"
     document = cast("dict[str, Any]", body)
@@ -145,17 +157,19 @@ def resource(body: Any) -> Resource | str:
             return f"{key} is {'missing' if value is None else 'not a text'}"
     assert isinstance(kind, str) and isinstance(version, str) and isinstance(name, str)
     namespace = at(document, "metadata.namespace")
+    # kubectl applies resources without a namespace to `default`.
     namespace = namespace if isinstance(namespace, str) and namespace else "default"
     return Resource(version, kind, "" if kind in CLUSTER_KINDS else namespace, name, document)
 
 
 def table(value: Any) -> Mapping[str, Any]:
-    """Return a mapping unchanged, and anything else as an empty one."""
+    """Return a mapping unchanged. Return an empty mapping for any other value."""
+    # Rules must not raise for malformed documents, which the schema check reports.
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def tables(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings of a list; nothing for any other value."""
+    """Return the mappings in a list. Return an empty list for any other value."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
     return [cast("Mapping[str, Any]", each) for each in items if isinstance(each, dict)]
 
@@ -166,7 +180,7 @@ def at(value: Any, path: str) -> Any:
 
 
 def find(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of each value that a path names."""
+    """Yield (path, value) of each value that a path selects. ``[*]`` selects all items."""
     found: list[tuple[str, Any]] = [("", value)]
     for step in parse_path(path):
         found = [inner for where, each in found for inner in _follow(where, each, step)]
@@ -185,10 +199,11 @@ def _follow(where: str, value: Any, step: Step) -> Iterator[tuple[str, Any]]:
 
 
 def chooses(step: Step, number: int, item: Any) -> bool:
-    """Return whether a step of a path names an item of a list."""
+    """Return whether a step of a path selects an item of a list."""
     kind, name = step
     if kind == "index":
         return number == int(name)
+    # The step [name=80] also selects an item whose value is the number 80.
     return kind == "all" or (kind != "key" and str(table(item).get(kind.removeprefix("="))) == name)
 
 
@@ -201,9 +216,10 @@ def join(where: str, key: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_path(path: str) -> Sequence[Step]:
-    """Return the steps of ``spec.ports[0].port``, ``containers[name=app]``, ``labels['a.b/c']``.
+    """Return the steps of a path.
 
-    Raises ValueError for any other text.
+    Examples of paths are ``spec.ports[0].port``, ``containers[name=app]`` and ``labels['a.b/c']``.
+    Raises ValueError for a malformed path.
     """
     steps: list[Step] = []
     position = 0
@@ -213,6 +229,7 @@ def parse_path(path: str) -> Sequence[Step]:
             raise ValueError(f"{path!r} is no path: column {position + 1}")
         position = match.end()
         if match["field"]:
+            # The prefix tells a field named "key" or "index" from these kinds of steps.
             steps.append(("=" + match["field"], match["value"]))
         else:
             name = next(key for key in ("key", "quoted", "index", "all") if match[key])

@@ -1,7 +1,7 @@
 """Validate resources by the JSON schemas of the Kubernetes API.
 
-The package ``kubernetes-validate`` ships them. Only its files are used: its functions parse two
-megabytes of JSON at each call.
+The package ``kubernetes-validate`` contains the schemas. Assay reads only its files, because its
+functions parse two megabytes of JSON at each call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from assay.verify.manifests.resources import Resource, join
 from assay.verify.manifests.yaml_documents import INSTALL
 
 DEFAULT_VERSION = "1.37"
-# Violations that are reported for one resource.
+# Maximum number of reported violations of one resource.
 MAX_FAULTS = 20
 
 
@@ -39,7 +39,7 @@ def check_version(version: str) -> None:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Return the versions of Kubernetes that have schemas, as ``1.37``."""
+    """Return the versions of Kubernetes with installed schemas, such as ``1.37``, in order."""
     found = (
         re.fullmatch(r"v(\d+\.\d+)\.\d+-local-strict", each.name) for each in _root().iterdir()
     )
@@ -48,7 +48,7 @@ def versions() -> tuple[str, ...]:
 
 
 def schema_faults(resource: Resource, version: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (component, path, what is wrong) of each violation of the resource's schema.
+    """Yield (component, path, description) of each violation of the resource's schema.
 
     component: ``unknown_keys`` or ``schema``.
     """
@@ -68,6 +68,7 @@ def _said(error: Any) -> Iterator[tuple[str, str, str]]:
         path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
     if error.validator == "additionalProperties" and "properties" in error.schema:
         known = error.schema["properties"]
+        # jsonschema reports all unknown keys of a mapping in one error.
         for key in [key for key in error.instance if key not in known][:MAX_FAULTS]:
             nearest = did_you_mean(key, known)
             yield "unknown_keys", join(path, key[:60]), f"unknown key; {nearest}".rstrip("; ")
@@ -86,7 +87,7 @@ def _kind(value: Any) -> str:
 
 
 def _types(error: Any) -> str:
-    """Return the accepted types in words. Null, which any optional field accepts, is left out."""
+    """Return the accepted types in words, without null, which any optional field accepts."""
     options = (
         error.validator_value if error.validator == "oneOf" else [{"type": error.validator_value}]
     )
@@ -106,7 +107,7 @@ def _types(error: Any) -> str:
 
 @cache
 def _validator(api_version: str, kind: str, version: str) -> Any:
-    """Return the validator of a kind, or why there is none."""
+    """Return the validator of a kind, or the reason why the version has no schema for the kind."""
     group, _, number = api_version.rpartition("/")
     key = (group, number, kind)
     names = _kinds(version)
@@ -124,7 +125,7 @@ def _validator(api_version: str, kind: str, version: str) -> Any:
 
 @cache
 def _kinds(version: str) -> dict[tuple[str, str, str], str]:
-    """Return the definition of each (group, version, kind)."""
+    """Return the name of the schema definition by (group, version, kind)."""
     found: dict[tuple[str, str, str], str] = {}
     for name, schema in _definitions(version)["$defs"].items():
         for each in schema.get("x-kubernetes-group-version-kind", ()):
@@ -134,7 +135,9 @@ def _kinds(version: str) -> dict[tuple[str, str, str], str]:
 
 @cache
 def _definitions(version: str) -> dict[str, Any]:
+    # Reading two megabytes of JSON must not count against the deadline of a completion.
     with slow_import():
+        # Strict schemas reject unknown keys, as the API server does with fieldValidation=Strict.
         folder = _root() / f"v{version}.0-local-strict"
         return json.loads((folder / "_definitions.json").read_text(encoding="utf-8"))
 
@@ -147,7 +150,7 @@ def _registry(version: str) -> Any:
             from referencing import Resource as Document
         except ImportError as error:
             raise VerifierError(INSTALL) from error
-    # A registry without a retriever fetches no remote schemas.
+    # A registry without a retriever never fetches a schema from the network.
     return Document.from_contents(_definitions(version)) @ Registry()
 
 

@@ -1,4 +1,4 @@
-"""Rules of security, after the profile *restricted* of the Pod Security Standards.
+"""Security rules, after the profile *restricted* of the Pod Security Standards.
 
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
@@ -17,7 +17,7 @@ CAPABILITY = "NET_BIND_SERVICE"
 
 
 def limits(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Each container has a request and a limit for cpu and memory, above zero."""
+    """Each container has requests and limits above zero for CPU and memory."""
     for pod in bundle.pods():
         for where, container in pod.containers():
             for key in ("requests.cpu", "requests.memory", "limits.cpu", "limits.memory"):
@@ -33,6 +33,7 @@ def privileged(bundle: Bundle) -> Iterator[RuleCheck]:
             wrong = at(container, "securityContext.privileged") is True
             yield RuleCheck(f"{place}.privileged", "is true" if wrong else "")
             allowed = at(container, "securityContext.allowPrivilegeEscalation")
+            # The API server allows privilege escalation by default, so an absent field is a fault.
             fault = "" if allowed is False else "is not false"
             yield RuleCheck(f"{place}.allowPrivilegeEscalation", fault)
 
@@ -59,11 +60,12 @@ def root(bundle: Bundle) -> Iterator[RuleCheck]:
             required = _inherited(pod, container, "runAsNonRoot")
             yield RuleCheck(f"{place}.runAsNonRoot", "" if required is True else "is not true")
             user = _inherited(pod, container, "runAsUser")
+            # type, not isinstance, because False == 0 and the schema check reports a wrong type.
             yield RuleCheck(f"{place}.runAsUser", "is 0" if type(user) is int and user == 0 else "")
 
 
 def _inherited(pod: Pod, container: Any, key: str) -> Any:
-    """Return a container's setting, or that of its pod."""
+    """Return a container's setting. A container without the setting inherits its pod's."""
     own = at(container, f"securityContext.{key}")
     return at(pod.spec, f"securityContext.{key}") if own is None else own
 
@@ -90,6 +92,7 @@ def images(bundle: Bundle) -> Iterator[RuleCheck]:
         for where, container in pod.containers():
             image = str(container.get("image") or "")
             name, _, digest = image.partition("@")
+            # Only after the last slash: a registry can have a port, as in host:5000/app.
             tag = name.rpartition("/")[2].partition(":")[2]
             fixed = bool(digest) or tag not in ("", "latest")
             yield RuleCheck(f"{where}.image", "" if fixed else f"{image[:60]!r} has no fixed tag")

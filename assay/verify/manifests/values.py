@@ -1,4 +1,4 @@
-"""Rules for values that the API server checks, but the published schemas do not."""
+"""Rules for values that the API server checks but the published schemas do not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from assay.errors import did_you_mean
 from assay.verify.manifests.checks import Rule, RuleCheck
 from assay.verify.manifests.resources import Bundle, at, find, table, tables
 
+# Names follow RFC 1123. Names of Services follow RFC 1035, and names of ports IANA's rules.
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
@@ -17,6 +18,7 @@ _SUBDOMAIN = re.compile(
 _SERVICE = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+# Digits are bounded, so that no quantity becomes infinite.
 _QUANTITY = re.compile(
     r"([+]?(?:\d{1,18}(?:\.\d{0,9})?|\.\d{1,9}))(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d{1,2})?"
 )
@@ -31,7 +33,7 @@ _SCALES = {
 }
 
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
-# Accepted values by kind and path. "Pod" applies to every pod and pod template.
+# Accepted values by kind and path. The kind "Pod" stands for pods and pod templates.
 _CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Pod": {
         "restartPolicy": ("Always", "OnFailure", "Never"),
@@ -68,7 +70,7 @@ _CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "NetworkPolicy": {"spec.policyTypes[*]": ("Ingress", "Egress")},
 }  # fmt: skip
 _HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
-# Restart policies of the kinds that do not accept all of them.
+# Accepted restart policies of kinds that do not accept all three.
 _RESTARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), ("Always",)),
     **dict.fromkeys(("Job", "CronJob"), ("OnFailure", "Never")),
@@ -76,9 +78,10 @@ _RESTARTS: Mapping[str, tuple[str, ...]] = {
 
 
 def quantity(value: Any) -> float | None:
-    """Return the number of ``500m``, ``1.5Gi`` or 2. None: it is no quantity."""
+    """Return the number of a quantity such as ``500m``, ``1.5Gi`` or 2. None: no quantity."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
+    # YAML reads 2 as an integer and 500m as text. Both are quantities.
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         return None
@@ -88,10 +91,10 @@ def quantity(value: Any) -> float | None:
 
 
 def names(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Names, label values and names of ports have the form that the API accepts."""
+    """Names of resources and ports, and label values, have the form that the API accepts."""
     for each in bundle.resources:
         form = _SERVICE if each.kind == "Service" else _SUBDOMAIN
-        # Names of roles may have any character of a path segment.
+        # Names of roles may contain any character of a URL path segment, such as a colon.
         fits = "rbac.authorization.k8s.io" in each.api_version or form.fullmatch(each.name)
         yield RuleCheck(
             f"{each.label} metadata.name", "" if fits else f"{each.name[:70]!r} is no name"
@@ -122,7 +125,7 @@ def names(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def choices(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Fields with a fixed set of values have one of them."""
+    """Fields with a fixed set of accepted values have one of these values."""
     for each in bundle.resources:
         for path, accepted in _CHOICES.get(each.kind, {}).items():
             for where, value in find(each.body, path):
@@ -133,6 +136,7 @@ def choices(bundle: Bundle) -> Iterator[RuleCheck]:
             for where, value in find(pod.spec, path):
                 yield _chosen(place + where, value, accepted)
         if accepted := _RESTARTS.get(pod.owner.kind):
+            # Always is the API server's default, which a Job does not accept.
             value = pod.spec.get("restartPolicy", "Always")
             yield _chosen(f"{place}restartPolicy", value, accepted)
 
@@ -146,9 +150,10 @@ def _chosen(where: str, value: Any, accepted: tuple[str, ...]) -> RuleCheck:
 
 
 def numbers(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Ports, replicas and schedules are in their ranges."""
+    """Ports and replicas are in their ranges, and schedules have five fields or are a macro."""
     ports = [("Service", "spec.ports[*].port"), ("Service", "spec.ports[*].targetPort")]
     for kind, path in (*ports, ("Service", "spec.ports[*].nodePort")):
+        # The default range of node ports. A cluster can configure another range.
         low, high = (30000, 32767) if path.endswith("nodePort") else (1, 65535)
         for each in bundle.of_kind(kind):
             for where, value in find(each.body, path):
@@ -189,7 +194,7 @@ def _within(where: str, value: int, low: int, high: int) -> RuleCheck:
 
 
 def amounts(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Amounts of cpu, memory and storage are quantities, and no request is above its limit."""
+    """Amounts of CPU, memory and storage are quantities, and no request exceeds its limit."""
     for each in bundle.resources:
         for path in (
             "spec.resources.requests",
@@ -221,7 +226,7 @@ def _quantities(where: str, amounts: Mapping[str, Any]) -> Iterator[RuleCheck]:
 
 
 def containers(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Containers have an image, probes one handler each, volumes one source each."""
+    """Each container has an image, each probe one handler, and each volume one source."""
     for pod in bundle.pods():
         place = f"{pod.owner.label} {pod.path}"
         for number, volume in enumerate(tables(pod.spec.get("volumes"))):
@@ -248,6 +253,7 @@ def _probes(where: str, container: Mapping[str, Any]) -> Iterator[RuleCheck]:
         handlers = [key for key in _HANDLERS if key in probe]
         fault = "" if len(handlers) == 1 else f"accepted: one of {', '.join(_HANDLERS)}"
         port = at(probe, f"{handlers[0]}.port") if handlers else None
+        # A numeric port of a probe needs no entry in the container's ports.
         if isinstance(port, str) and port not in known:
             fault = f"the container has no port {port!r}"
         yield RuleCheck(f"{where}.{name}", fault)

@@ -1,8 +1,9 @@
 """Parse YAML as the Kubernetes API server does, within limits.
 
-The text is untrusted: no tag constructs an object, aliases count as often as they are expanded, and
-a key that appears twice is an error. Scalars follow YAML 1.1 as Kubernetes' own parser reads it:
-``yes`` and ``on`` are booleans, ``0777`` is octal, but ``1:30`` and dates are texts.
+The text is untrusted, so no tag constructs an object. An alias counts as many values as its
+expansion, and a key that appears twice is an error. Scalars follow YAML 1.1 as Kubernetes' own
+parser reads it: ``yes`` and ``on`` are booleans, ``0777`` is octal, but ``1:30`` and dates are
+texts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any, cast
 from assay.errors import VerifierError
 from assay.host.imports import slow_import
 
-# Characters of the whole text.
+# Maximum characters of the whole text.
 MAX_YAML = 60_000
-# Values, with each alias counted as its whole expansion.
+# Maximum number of values. An alias counts as its whole expansion.
 MAX_VALUES = 10_000
 MAX_DEPTH = 40
 MAX_DOCUMENTS = 50
+# Longer scalars are texts, so that no huge integer is computed.
 MAX_DIGITS = 40
 
 INSTALL = "needs kubernetes-validate; install it with: pip install 'assay-rl[infrastructure]'"
@@ -41,11 +43,14 @@ _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 class BadYaml(ValueError):
-    """Raised for text that is not valid YAML, or forbidden YAML."""
+    """Raised for text that is not valid YAML or that exceeds a limit of this parser."""
 
 
 def parse_documents(text: str) -> list[Any]:
-    """Return the documents of a text as plain values, without empty documents. Raises BadYaml."""
+    """Return the documents of a text as plain values. Empty documents are omitted.
+
+    Raises BadYaml.
+    """
     if len(text) > MAX_YAML:
         raise BadYaml(f"more than {MAX_YAML} characters")
     with slow_import():
@@ -53,12 +58,13 @@ def parse_documents(text: str) -> list[Any]:
             import yaml
         except ImportError as error:
             raise VerifierError(INSTALL) from error
-    # The loader in C is not part of every build of PyYAML. Both parse by a stack of states, so that
-    # nested brackets cannot exhaust the interpreter's stack.
+    # Not every build of PyYAML has the loader in C.
+    # Both loaders keep a stack of states, so deep nesting cannot exhaust the interpreter's stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: list[Any] = []
     builder = _Builder()
     try:
+        # Events, not yaml.load, which accepts repeated keys and reads 1:30 as a number.
         for event in yaml.parse(text, Loader=loader):
             builder.add(type(event).__name__.removesuffix("Event"), event)
             if builder.finished:
@@ -73,7 +79,7 @@ def parse_documents(text: str) -> list[Any]:
 
 
 class _Open:
-    """A list or mapping whose end has not been read."""
+    """A list or mapping whose end event has not arrived."""
 
     def __init__(self, anchor: str | None, line: int, is_map: bool) -> None:
         self.anchor, self.line, self.is_map = anchor, line, is_map
@@ -86,7 +92,7 @@ class _Open:
 
 
 class _Builder:
-    """Builds the value of one document from parser events."""
+    """Builds the values of documents from parser events."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -110,7 +116,7 @@ class _Builder:
             self.finished = True
         elif kind == "Alias":
             if event.anchor not in self.anchors:
-                # Includes an alias inside its own anchor, which would be an endless value.
+                # An alias inside its own anchor also ends here. It would be an endless value.
                 raise BadYaml(f"line {line}: alias *{event.anchor} has no anchor before it")
             self._put(*self.anchors[event.anchor], line)
         elif kind == "Scalar":
@@ -160,7 +166,10 @@ class _Builder:
 
 
 def _merged(done: _Open) -> dict[str, Any]:
-    """Return a mapping with the pairs that ``<<`` adds. Own keys and earlier sources win."""
+    """Return a mapping with the pairs that ``<<`` merges.
+
+    The mapping's own keys override merged keys, and earlier sources override later sources.
+    """
     pairs: dict[str, Any] = {}
     for each in reversed(done.merged):
         pairs |= each
@@ -175,7 +184,7 @@ def _sources(value: Any, line: int) -> Iterator[dict[str, Any]]:
 
 
 def _key(value: Any, line: int) -> str:
-    """Return a key as JSON has it: a text."""
+    """Return a key as text, because keys of JSON are texts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -187,8 +196,8 @@ def _key(value: Any, line: int) -> str:
 def _scalar(event: Any, line: int) -> Any:
     text: str = event.value
     tag = event.tag
-    # `implicit` says whether the text was plain. The loaders spell the style of a plain one in two
-    # ways.
+    # `implicit` shows whether the scalar was plain. The two loaders report the style of plain
+    # scalars differently.
     if tag == f"{_CORE}str" or tag == "!" or (tag is None and not event.implicit[0]):
         return text
     value = _resolved(text, line)
@@ -204,7 +213,7 @@ def _scalar(event: Any, line: int) -> Any:
 
 
 def _resolved(text: str, line: int) -> Any:
-    """Return the value of a plain scalar."""
+    """Return the value of a plain scalar: null, boolean, number or text."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > MAX_DIGITS:
@@ -227,5 +236,5 @@ def _integer(text: str) -> Any:
     try:
         return int(f"{octal[1]}0o{octal[2]}", 8) if octal else int(digits, 0)
     except ValueError:
-        # 0899 has a leading zero and is no octal number. Kubernetes' parser reads a float.
+        # 0899 has a leading zero but is no octal number. Kubernetes' parser reads a float.
         return float(digits) if digits.lstrip("+-").isdigit() else text

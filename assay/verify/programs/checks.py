@@ -1,6 +1,6 @@
 """Static penalties for a program: its size, unsafe calls, hard-coded answers.
 
-Each penalty is a component of its own. None of them changes the score.
+Each penalty is a component of its own. No penalty changes the score.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _UNSAFE_MODULES = """
     multiprocessing pickle pty requests resource shutil signal socket ssl subprocess tempfile
     tracemalloc traceback urllib webbrowser _thread atexit pathlib glob
 """
+# Programs that read much input use os.read(0, ...) and os.fstat(0), which are fast.
 SAFE_OF_OS = frozenset(("path", "linesep", "sep", "read", "write", "fstat", "name"))
 _SAFE_OF_SYS = """
     argv byteorder exit float_info getrecursionlimit getsizeof hash_info int_info maxsize
@@ -31,21 +32,21 @@ _UNSAFE_ATTRIBUTES = """
 UNSAFE_MODULES, UNSAFE_ATTRIBUTES, SAFE_OF_SYS = (
     frozenset(words.split()) for words in (_UNSAFE_MODULES, _UNSAFE_ATTRIBUTES, _SAFE_OF_SYS)
 )
-# Characters of literals that are evaluated. Nested literals count once per level.
+# Maximum characters of all evaluated literals. A nested literal counts once per level.
 MAX_LITERALS = 2_000_000
 
 
 def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
-    """Return the sorted names in a program that reach beyond computation: processes, files, frames.
+    """Return the sorted names in a program that give access to processes, files or frames.
 
-    This is a list of names and no proof, because a program can hide its calls. The sandbox provides
-    the protection.
+    The list is no proof of safety, because a program can hide its calls. Only the sandbox protects.
     """
     return tuple(sorted(set(_unsafe(tree))))
 
 
 def _unsafe(tree: ast.Module) -> Iterator[str]:
     modules = {"os": "os", "sys": "sys"}
+    # All imports first, because a function can use an alias that a later line imports.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -80,7 +81,7 @@ def _unsafe_import(node: ast.ImportFrom) -> Iterator[str]:
 
 
 def _opens_file(node: ast.Call) -> bool:
-    """Return whether a call opens a file. ``open(0)`` is a common way to read standard input."""
+    """Return whether a call opens a file. ``open(0)`` only reads standard input."""
     if not isinstance(node.func, ast.Name) or node.func.id != "open":
         return False
     first = node.args[0] if node.args else None
@@ -90,10 +91,10 @@ def _opens_file(node: ast.Call) -> bool:
 def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
     """Return whether a program contains the answers of the public tests instead of computing them.
 
-    True if at least two public tests (one, if there is only one) occur in the program as a question
-    (compared with, or used as a key) together with their answer. Small questions such as 0 and ""
-    do not count, because they are common base cases. Also true if a function only returns one
-    public test's answer.
+    A public test is contained if its input is compared with or used as a key, and its answer is a
+    literal. At least two contained tests (or the only test) make the program hard-coded. Small
+    inputs such as 0 and "" do not count, because they are common base cases. A function that only
+    returns the answer of a public test is hard-coded too.
     """
     pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
     if not pairs:
@@ -122,13 +123,17 @@ def _text(value: Any) -> str:
     try:
         return repr(value)
     except ValueError:
-        # The integer has too many digits to convert.
+        # Python refuses to convert an integer of more than 4300 digits to text.
         return ""
 
 
 def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
-    """Yield each test's input, in every form that programs may receive, and its expected answer."""
+    """Yield (forms of the input, expected answer) of a test.
+
+    The forms of an input are the values that a program may compare with.
+    """
     if test.kind == "stdin":
+        # Programs read standard input with or without its last line end.
         yield [test.stdin, test.stdin.strip()], test.outputs[0].strip()
     elif test.kind == "args":
         yield _forms([*test.args, *(test.kwargs or {}).values()]), test.expected
@@ -151,10 +156,11 @@ def _forms(given: list[Any]) -> list[Any]:
 
 
 class _ABSENT:
-    """Marks an expression that is not a literal."""
+    """Marker for an expression that is not a literal."""
 
 
 def _value(node: ast.expr) -> Any:
+    # The type first, because literal_eval would convert every expression of a large program.
     if not isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp)):
         return _ABSENT()
     try:
@@ -196,7 +202,7 @@ def _small(value: Any) -> bool:
 
 def _only_returns(tree: ast.Module, pairs: list[tuple[list[Any], Any]]) -> bool:
     if len(pairs) > 1 and len({_text(answer) for _, answer in pairs}) == 1:
-        # The function may correctly be constant.
+        # All tests expect the same answer, so the correct function may be constant.
         return False
     answers = {_text(answer) for _, answer in pairs}
     for node in tree.body:

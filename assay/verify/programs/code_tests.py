@@ -30,14 +30,15 @@ from assay.verify.sandbox.packages import find_packages
 
 Key = tuple[int, bool, tuple[str, ...]]
 _sandboxes: dict[Key, Sandbox] = {}
+# A sandbox serves one thread at a time.
 _lock = threading.Lock()
 
 
 def judge_code(problem: Problem, completion: Completion) -> Part:
     """Score 1 if every test passes. With ``credit`` = fraction, score the fraction that passes.
 
-    Reads the spec as described in `assay.verify.programs.spec.FIELDS`. Raises VerifierError for a
-    malformed spec, and SandboxTrouble if the sandbox fails.
+    `assay.verify.programs.spec.FIELDS` describes the spec. Raises VerifierError for a malformed
+    spec, and SandboxTrouble if the sandbox fails.
     """
     spec = spec_of(problem)
     program = program_in(spec, completion)
@@ -60,6 +61,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
         except BaseException:  # the sandbox's state is unknown after an error
             _discard(_key(spec))
             raise
+    # Checked after a failure only: a program can pass without a package that it may import.
     if not all(each.passed for each in results) and (
         why := missing_for_program(spec, program.tree)
     ):
@@ -68,7 +70,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
 
 
 def spec_of(problem: Problem) -> CodeSpec:
-    """Return a problem's spec. The question can be the code that programs continue."""
+    """Return a problem's spec. A missing ``prompt_code`` is read from the question."""
     spec = read_spec(problem)
     if spec.prompt_code:
         return spec
@@ -76,7 +78,7 @@ def spec_of(problem: Problem) -> CodeSpec:
 
 
 def program_in(spec: CodeSpec, completion: Completion) -> Program | None:
-    """Return a completion's program with the row's code that it may use, or None."""
+    """Return a completion's program, after the row's code that the program may use, or None."""
     head = for_program(spec.setup, spec.prompt_code, completion.text)
     return find_program(completion, spec.entry_point, head)
 
@@ -92,18 +94,18 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _key(spec: CodeSpec) -> Key:
-    # A forked process must not use the parent's sandbox.
+    # The process id, because a forked process must not use its parent's sandbox.
     return os.getpid(), spec.unsafe_no_sandbox, spec.packages
 
 
 def _sandbox(spec: CodeSpec) -> Sandbox:
     """Return this process's sandbox with the packages of a spec.
 
-    Without isolation only if the machine does not support it and the user agreed.
+    The sandbox has no isolation only if the machine does not support isolation and the user agreed.
     """
     key = _key(spec)
     if key not in _sandboxes:
-        # The start of the sandbox is not charged to a completion.
+        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
         with slow_import():
             packages = find_packages(spec.packages)
             try:
@@ -118,6 +120,7 @@ def _sandbox(spec: CodeSpec) -> Sandbox:
 def _discard(key: Key) -> None:
     sandbox = _sandboxes.pop(key, None)
     if sandbox is not None:
+        # The sandbox is broken already, so closing it may fail.
         with suppress(Exception):
             sandbox.close()
 

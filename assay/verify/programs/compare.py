@@ -1,6 +1,6 @@
 """Compare a submission's return value or output with a test's expectation.
 
-Both sides are decoded plain data. No method of the submission runs here.
+Both values are decoded plain data, so no method of the submission runs here.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from assay.verify.sandbox.values import Iterator
 
 Match: TypeAlias = Literal["same", "type", "different"]
 
-# Relative.
+# Relative tolerance for floats.
 FLOAT_TOLERANCE = 1e-9
-# Absolute, if zero is expected.
+# Absolute tolerance if zero is expected, where a relative tolerance would accept only zero.
 ZERO_TOLERANCE = 1e-12
 STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
-# Maximum number of set members that are matched one by one because of floats.
+# Maximum members of a set that are matched pair by pair, which takes quadratic time.
 MAX_UNORDERED = 64
-
-# Maximum number of characters of a decimal number.
+# Maximum characters of a decimal number.
 MAX_NUMBER = 1000
 
+# All repetitions are possessive, because backtracking over long outputs is too slow.
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
 _INTEGER = re.compile(r"([+-]?)0*+([0-9]*+)")
 
@@ -35,32 +35,29 @@ _INTEGER = re.compile(r"([+-]?)0*+([0-9]*+)")
 def compare(
     expected: Any, actual: Any, tolerance: float = FLOAT_TOLERANCE, *, from_json: bool
 ) -> Match:
-    """Return whether ``actual`` equals ``expected``, differs only in type, or differs.
+    """Return ``same``, ``type`` (only a type is wrong) or ``different``.
 
-    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. Exceptions:
+    Types are compared exactly: True is not 1, 2.0 is not 2, a set is not a list. Exceptions:
 
     - An int equals a float of the same value if the float is expected.
     - A namedtuple equals a tuple, and a Counter equals a dict.
     - Floats are equal within the relative ``tolerance`` (1e-12 absolute if 0.0 is expected). NaN
-      equals
-      NaN, and infinities compare exactly.
-    - With ``from_json``, types that JSON lacks: a tuple and an array equal an expected list, an
-      array without dimensions equals a number, and a key equals its JSON spelling.
-
-    ``type`` means that the value is correct and only a type is wrong.
+      equals NaN, and infinities are compared exactly.
+    - With ``from_json``, an expected list equals a tuple or an array, an expected number equals an
+      array without dimensions, and a key equals its JSON spelling. JSON lacks these types.
     """
     try:
         if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
             return "same"
         same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
     except (ArithmeticError, TypeError, ValueError):
-        # Signaling NaNs raise, for example.
+        # For example, comparing a signaling NaN of Decimal raises.
         return "different"
     return "type" if same else "different"
 
 
 def equal(actual: Any, expected: Any) -> bool:
-    """Return whether Python's own == holds between two values of plain data."""
+    """Return whether two values of plain data are equal by Python's own ``==``."""
     try:
         return bool(actual == expected)
     except (ArithmeticError, TypeError, ValueError, RecursionError):
@@ -84,7 +81,7 @@ class _Rule:
         try:
             return abs(expected - actual) <= self.tolerance * abs(expected)
         except OverflowError:
-            # No float can represent the integer.
+            # The integer is too large for a float.
             return expected == actual
 
 
@@ -104,7 +101,7 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
         if kinds[0] not in (list, tuple, dict) or not isinstance(actual, accepted):
             return False
     if isinstance(expected, range) or isinstance(actual, range):
-        # A range is not converted, because it can be longer than any list.
+        # Not iterated, because a range can be longer than any list.
         return bool(expected == actual)
     if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
         if isinstance(expected, float) or isinstance(actual, float):
@@ -168,6 +165,7 @@ def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule)
         return not rule.strict or all(kinds[member] is type(member) for member in expected)
     if len(expected) > MAX_UNORDERED:
         return False
+    # Members are matched greedily, because floats within a tolerance have different hashes.
     left = list(actual)
     for member in expected:
         place = next((i for i, each in enumerate(left) if _same(member, each, rule)), None)
@@ -210,13 +208,15 @@ def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
     numbers = _number(expected), _number(actual)
     if numbers[0] is None or numbers[1] is None:
         return False
+    # An expected whole number accepts no other whole number, even within the tolerance.
     if integers[0] is not None and (numbers[1].is_integer() or abs(numbers[0] - numbers[1]) >= 0.5):
         return numbers[0] == numbers[1]
     return rule.number(numbers[0], numbers[1])
 
 
 def _integer(token: str) -> tuple[bool, str] | None:
-    """Return (is negative, digits) of a whole number. int() is slow for many digits."""
+    """Return (whether negative, digits without leading zeros) of a whole number, or None."""
+    # Compared as text, because int() takes quadratic time and refuses more than 4300 digits.
     match = _INTEGER.fullmatch(token) if token[-1:].isdigit() else None
     return None if match is None else (match[1] == "-" and bool(match[2]), match[2])
 

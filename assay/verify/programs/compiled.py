@@ -1,9 +1,9 @@
 """Verifier ``program``: programs in several languages that read standard input and print a result.
 
-One contract for all languages (`languages`): compile, run once per test, compare the output. A
-row's own code can be a ``driver``: it is compiled with the program, calls it and prints, so that a
-program that only defines functions can be judged. Expected outputs never enter the sandbox, so a
-program can read neither them nor the verdict.
+All languages (`languages`) have the same steps: compile, run once per test, compare the output. A
+row can have a ``driver``, code that is compiled with the program, calls its functions and prints.
+So a program that only defines functions can be judged. Expected outputs never enter the sandbox, so
+a program can read neither expected outputs nor the verdict.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from assay.verify.sandbox import Sandbox, SandboxUnavailable
 from assay.verify.sandbox.toolchain import FOLDERS, Command, Ran, execute
 
 MAX_PROGRAM = 100_000
+# Compilers often need more memory than the compiled programs.
 COMPILE_MEMORY_MIB = 2048
 COMPILE_IDLE = 20.0
 OUTPUT_KIB = 4096
+# After this many time-outs, the remaining tests count as time-outs without a run.
 MAX_TIMEOUTS = 2
 SHOWN = 200
 FAULTS = ("compile_error", "runtime_error", "timeout", "memory", "output", "wrong_answer")
@@ -53,7 +55,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class OutputTest:
-    """Input and accepted outputs of one test."""
+    """Input and accepted outputs of one test. hidden: no prompt shows the test."""
 
     stdin: str
     outputs: tuple[str, ...]
@@ -62,7 +64,7 @@ class OutputTest:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """The tests of a row and their settings, described in the fields of the verifier."""
+    """The tests of a row and their settings. `FIELDS` describes the attributes."""
 
     language: Language
     tests: tuple[OutputTest, ...]
@@ -160,11 +162,12 @@ def _build(
 def _run(
     sandbox: Sandbox, spec: ProgramSpec, command: Command, test: OutputTest
 ) -> tuple[str, str]:
-    """Return (fault, reason) of one test. No fault: it passed."""
+    """Return (fault, reason) of one test, or ("", "") if the test passed."""
     limits = Limits(
         cpu_seconds=spec.time_limit,
         seconds=max(2.0, spec.time_limit),
         memory_mib=spec.memory_limit + spec.language.memory_mib,
+        # Four bytes per character of the longest output, which is the maximum of UTF-8.
         output_kib=max(OUTPUT_KIB, max(map(len, test.outputs)) // 256),
         processes=64,
     )
@@ -179,14 +182,14 @@ def _run(
 
 
 def _names(language: Language, source: str) -> tuple[str, str]:
-    """Return the file names of the program and the driver. For Java they are named like the public
-    class."""
+    """Return the file names of the program and of the driver."""
+    # javac requires that the file has the name of its public class.
     found = JAVA_CLASS.search(source) if language.name == "java" else None
     return (f"{found[1]}.java" if found else language.source), language.driver
 
 
 def _filled(words: tuple[str, ...], spec: ProgramSpec, source: str) -> tuple[str, ...]:
-    """Return a command with its paths, files and sizes."""
+    """Return a command whose placeholders are replaced by paths, files and sizes."""
     program, driver = _names(spec.language, source)
     main = driver if spec.driver else program
     sources = [program, driver] if spec.driver else [program]
@@ -214,9 +217,10 @@ def _first_error(text: str) -> str:
 
 
 def find_source(text: str, language: Language) -> str | None:
-    """Return the last closed or open fenced block with a label of the language or none.
+    """Return the last fenced block that is labeled with the language or unlabeled.
 
-    Without a fence it is the whole text. None: there is no program.
+    A block that never closes counts too. Without a fence, return the whole text. None: there is no
+    program.
     """
     found: str | None = None
     seen = False
@@ -282,21 +286,22 @@ def _is_test(value: Any) -> bool:
 
 
 def lacks(spec: Mapping[str, Any]) -> str:
-    """Return why this machine cannot judge a row: its language is not installed. "": it can."""
+    """Return why this machine cannot judge a row: its language is not installed. Else ""."""
     name = spec.get("language")
     return missing(name) if isinstance(name, str) and name in LANGUAGES else ""
 
 
 def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:
+    # Recorded, because another compiler version can change verdicts.
     return {"toolchains": {name: version_of(name) for name in LANGUAGES if not missing(name)}}
 
 
 def _sandbox() -> Sandbox:
     """Return this process's sandbox with the toolchains."""
-    # A forked process must not use the parent's sandbox.
+    # The process id, because a forked process must not use its parent's sandbox.
     key = os.getpid()
     if key not in _sandboxes:
-        # The start of the sandbox is not charged to a completion.
+        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
         with slow_import():
             _sandboxes[key] = Sandbox(toolchain=(*FOLDERS, *toolchain_folders()))
     return _sandboxes[key]

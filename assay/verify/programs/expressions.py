@@ -1,8 +1,9 @@
-"""Let sympy parse text in the tests' process without executing what the text says.
+"""Let sympy parse text in the tests' process without executing code in the text.
 
-``sympy.sympify`` and ``parse_expr`` evaluate text as Python. A test may pass them a string that the
-submission returned, whose code would then run beside the expected values and decide the verdict. So
-parsed text may only name sympy's classes, numbers and a few functions, and reads no attributes.
+``sympy.sympify`` and ``parse_expr`` evaluate text as Python. A test may parse a string that the
+submission returned. Code in the string would then run next to the expected values, and could decide
+the verdict. So parsed text may only name sympy's classes, numbers and a few functions, and must not
+read attributes.
 
 The source of this file is sent to the tests' process, so it imports no part of Assay.
 """
@@ -20,6 +21,7 @@ _FUNCTIONS = """
     abs max min sum pow round divmod
 """
 FUNCTIONS = frozenset(_FUNCTIONS.split())
+# Attributes lead to any object. The other nodes run code or bind names.
 FORBIDDEN = (
     ast.Attribute,
     ast.Lambda,
@@ -37,9 +39,11 @@ FORBIDDEN = (
 
 
 def check(code: str, names: dict[str, Any], basic: type) -> None:
-    """Raise ValueError if an expression could do more than build an expression of sympy.
+    """Raise ValueError if code could do more than build an expression of sympy.
 
-    names: what the expression's names mean. basic: sympy's base class of expressions.
+    code: the Python expression into which sympy translated a text.
+    names: values by name in the expression.
+    basic: sympy's base class of expressions.
     """
     for node in ast.walk(ast.parse(code.strip(), mode="eval")):
         if isinstance(node, FORBIDDEN):
@@ -52,13 +56,14 @@ def check(code: str, names: dict[str, Any], basic: type) -> None:
 
 
 def guard(parser: Any, basic: type) -> None:
-    """Check each text before sympy's parser evaluates it."""
+    """Replace the evaluation in sympy's parser by one that first checks the code."""
     evaluate = parser.eval_expr
 
     def checked(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
         check(code, {**global_dict, **local_dict}, basic)
         return evaluate(code, local_dict, global_dict)
 
+    # `parse_expr`, which `sympify` calls, looks this function up in its module at each call.
     parser.eval_expr = checked
 
 

@@ -1,4 +1,4 @@
-"""Fenced blocks of a text."""
+"""Find the fenced blocks of a Markdown text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (label, content) of each fenced block. One that never closes runs to the end.
+    """Yield (label, content) of each fenced block. A block that never closes runs to the end.
 
     The label is in lower case. Carriage returns and byte order marks are removed.
     """
@@ -18,6 +18,7 @@ def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
     fence = label = ""
     for line in [*normalized(text).split("\n"), None]:
         match = FENCE.fullmatch(line) if line is not None else None
+        # As in CommonMark, a closing fence is as long as the opening fence or longer.
         closes = line is None or (match is not None and match[1].startswith(fence) and not match[2])
         if fence and closes:
             yield label, "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The table of languages: how a program is compiled and run, and where its toolchain is."""
+"""The table of languages: commands that compile and run a program, and its toolchain's folders."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ JAVA_CLASS = re.compile(r"\bpublic\s+(?:final\s+|abstract\s+)*class\s+(\w+)")
 class Language:
     """One language.
 
-    tools: programs that must be installed. source: file name of the program. driver: file name of a
-    row's own code that uses the program. compile, run: commands, with ``{sources}`` and ``{main}``
-    (the driver if there is one, else the program). kept: endings of the files that a compiler makes
-    and the run needs. memory_mib: data that the run-time system uses beside the program's.
-    processes: programs start other processes. labels: names of a fenced block. warning: pattern of
-    a compiler's warning. folders: folders outside those of the system, as a function of the first
-    tool's path.
+    tools: programs that must be installed.
+    source: file name of the program.
+    driver: file name of a row's own code that calls the program.
+    run, compile: commands, with ``{sources}`` and ``{main}`` (the driver if there is one, else the
+        program).
+    labels: labels of a fenced block in this language.
+    kept: suffixes of the files that the compiler makes and the run needs.
+    memory_mib: MiB of data that the run-time system needs in addition to the program's limit.
+    processes: programs may start other processes.
+    warning: pattern of a compiler's warning.
+    folders: function of the first tool's path. Returns folders of the toolchain outside the
+        system's folders.
     """
 
     name: str
@@ -86,7 +91,7 @@ LANGUAGES: dict[str, Language] = {
             "driver.rs",
             ("./main",),
             ("rust", "rs"),
-            # The compiler does not find its linker by name in the sandbox.
+            # rustc does not find its linker by name in the sandbox, so the command has the path.
             compile=(
                 *("rustc", "--edition", "2021", "-O", "-C", "linker={linker}"),
                 *("-o", "main", "{main}"),
@@ -105,6 +110,7 @@ LANGUAGES: dict[str, Language] = {
             compile=("go", "build", "-o", "main", "{sources}"),
             kept=("main",),
             memory_mib=64,
+            # Without GO111MODULE=off, go would look for a module file and its dependencies.
             environment={"GOCACHE": "/tmp/cache", "GOPATH": "/tmp/go", "GO111MODULE": "off"},
             folders=_goroot,
             version=("version",),
@@ -114,6 +120,7 @@ LANGUAGES: dict[str, Language] = {
             ("javac", "java"),
             "Main.java",
             "Driver.java",
+            # With many cores, the default collector would start more threads than allowed.
             ("java", "-Xmx{memory}m", "-Xss16m", "-XX:+UseSerialGC", "-cp", ".", "{class}"),
             ("java",),
             compile=(
@@ -130,6 +137,7 @@ LANGUAGES: dict[str, Language] = {
             "driver.js",
             ("node", "--max-old-space-size={memory}", "{main}"),
             ("javascript", "js", "node", "mjs"),
+            # Node needs several hundred MiB of data in addition to V8's heap limit.
             memory_mib=896,
         ),
         Language(
@@ -143,7 +151,7 @@ LANGUAGES: dict[str, Language] = {
         ),
     )
 }
-"""Supported languages by name. Each runs in the same sandbox with the same limits."""
+"""Supported languages by name. All languages have the same sandbox and limits."""
 
 
 @lru_cache(maxsize=64)
@@ -158,8 +166,9 @@ def missing(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def path_of(name: str, tool: str) -> str:
-    """Return the path of an installed tool inside the sandbox."""
+    """Return the path of an installed tool, which is the same inside the sandbox."""
     found = shutil.which(tool) or tool
+    # rustup installs a launcher that reads the home folder, so the real compiler is preferred.
     for folder in LANGUAGES[name].folders(found) if tool == LANGUAGES[name].tools[0] else ():
         inside = os.path.join(folder, "bin", tool)
         if os.path.exists(inside):
@@ -169,7 +178,8 @@ def path_of(name: str, tool: str) -> str:
 
 @lru_cache(maxsize=1)
 def toolchain_folders() -> tuple[str, ...]:
-    """Return the folders outside the system's that installed toolchains need."""
+    """Return the folders outside the system's folders that installed toolchains need."""
+    # Debian's JDK packages link their configuration from /etc.
     found = [*glob.glob("/etc/java*")]
     for name, each in LANGUAGES.items():
         if not missing(name):
@@ -179,9 +189,10 @@ def toolchain_folders() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def libraries_of(name: str) -> dict[str, str]:
-    """Return the environment with which an installed toolchain finds its shared libraries.
+    """Return environment variables by which an installed toolchain finds its shared libraries.
 
-    Programs find libraries beside themselves through /proc, which the sandbox lacks.
+    Without the variables, a tool finds libraries next to its own file through /proc, which the
+    sandbox lacks.
     """
     home = os.path.dirname(os.path.dirname(path_of(name, LANGUAGES[name].tools[0])))
     if home == "/usr" or not os.path.isdir(f"{home}/lib"):
@@ -191,7 +202,7 @@ def libraries_of(name: str) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def version_of(name: str) -> str:
-    """Return the first line in which an installed compiler or interpreter names its version."""
+    """Return the first output line of an installed tool's version command, or "unknown"."""
     language = LANGUAGES[name]
     command = [shutil.which(language.tools[0]) or "", *language.version]
     try:

@@ -1,4 +1,4 @@
-"""Packages that a row's code or a program imports, and whether the sandbox has them."""
+"""Find the packages that a row's code or a program imports and that the sandbox lacks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def lacks(spec: Mapping[str, Any]) -> str:
 
 
 def missing_for(spec: CodeSpec) -> str:
-    """Return why a row's own code cannot run here: a listed package is not installed. "": it can.
+    """Return why a row's own code cannot run here: a listed package is not installed. Else "".
 
-    Raises VerifierError if it imports a package that is not listed.
+    Raises VerifierError if the code imports a package that the configuration does not list.
     """
     found = find_packages(spec.packages)
     sources = [closed(spec.prompt_code)]
-    # A comparison of plain data runs no code of the row.
+    # Tests that only compare plain data run without the row's setup.
     if not all(test.kind == "assert" and direct_call(test.source) for test in spec.tests):
         sources.append(spec.setup)
     sources += [code for test in spec.tests for code in (test.source, test.reference)]
@@ -71,7 +71,7 @@ def _tree(code: str) -> ast.Module:
 def imported(tree: ast.Module) -> Iterator[str]:
     """Yield the packages that a module's top level imports, except the standard library.
 
-    An import inside a function or a ``try`` can be optional.
+    Imports inside a function or a ``try`` are ignored, because they can be optional.
     """
     for node in tree.body:
         names: list[str] = []

@@ -1,4 +1,4 @@
-"""Find a completion's final program."""
+"""Find the final Python program of a completion."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from assay.types import Completion
 
-# Characters. A longer text is not parsed.
+# Maximum characters of a program. A longer text is not parsed.
 MAX_PROGRAM = 100_000
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
-# All repetitions are possessive, because backtracking over lines as long as a completion is too
-# slow.
+# All repetitions are possessive, because backtracking over very long lines is too slow.
 _FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
+# Models also open a labeled block at the end of a sentence, as in ``Here it is: ```python``.
 _LATE_FENCE = re.compile(
     r"()(?=[ \t]*+[^\s`])[^`]*+(`{3,}+)[ \t]*+((?:python|py)[\w.]*+)[ \t]*+", re.IGNORECASE
 )
@@ -26,11 +26,13 @@ _INDENTED = re.compile(r"(?: {4}|\t)")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An extracted program, its position in the completion, and its first fault.
+    """An extracted program.
 
-    tree: syntax tree, or None if the program does not compile.
-    written: the part of `text` that the completion contains. `text` can begin with the prompt's
-        code.
+    text: the whole program, which can begin with the row's code.
+    written: the part of `text` that the completion contains.
+    place: description of the program's place in the completion, such as ``fenced block``.
+    tree: syntax tree. None: the program does not compile.
+    fault: reason why the program does not compile, or "".
     """
 
     text: str
@@ -45,10 +47,11 @@ def find_program(
 ) -> Program | None:
     """Return the program outside the think block, or None if there is none.
 
-    The program is the last fenced block labeled as Python or unlabeled. An unclosed block extends
-    to the end. Without a fence it is the whole text if that is a program, else the last indented
-    block. With ``prompt_code`` the program continues that code. A text that does not define
-    ``entry_point`` is then the body of the function that the prompt leaves open.
+    The program is the last fenced block that is labeled as Python or unlabeled. An unclosed block
+    extends to the end. A text without a fence is the program if the whole text is Python. If not,
+    the program is the last indented block. With ``prompt_code`` the program continues the prompt's
+    code. A text that does not define ``entry_point`` is then the body of the function that the
+    prompt leaves open.
     """
     text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
@@ -75,7 +78,7 @@ def find_block(text: str) -> str | None:
     for line in text.split("\n"):
         match = _FENCE.fullmatch(line) or (None if fence else _LATE_FENCE.fullmatch(line))
         if match and fence and len(match[1]) >= len(indent) + 4:
-            # More indentation: a fence inside a string of the program.
+            # A fence with much more indentation is inside a string of the program.
             match = None
         if match and not fence:
             indent, fence, label, lines = match[1], match[2], match[3], []
@@ -83,7 +86,7 @@ def find_block(text: str) -> str | None:
             found = _inside(lines, label, found)
             fence = ""
         elif match and match[2] == fence and is_python(match[3]):
-            # A block that is not closed ends where the next one begins.
+            # An unclosed block ends where the next Python block begins.
             found = _inside(lines, label, found)
             indent, fence, label, lines = match[1], match[2], match[3], []
         elif fence:
@@ -99,7 +102,7 @@ def is_python(label: str) -> bool:
 def _inside(lines: list[str], label: str, before: str | None) -> str | None:
     inside = textwrap.dedent("\n".join(lines)) + "\n"
     if not is_python(label) or (not label and before is not None and not is_program(inside)):
-        # For example the program's output.
+        # An unlabeled block after the program is often the program's output.
         return before
     return inside
 
@@ -123,7 +126,10 @@ def last_indented_block(text: str) -> str | None:
 
 
 def is_program(text: str) -> bool:
-    """Return whether a text is Python with an effect. Words that happen to parse are not."""
+    """Return whether a text is Python with a definition, a call or another statement.
+
+    Single words can parse as expressions, so plain expressions do not count.
+    """
     tree, _ = parse(text)
     return tree is not None and any(
         not isinstance(node, (ast.Expr, ast.AnnAssign))
@@ -133,14 +139,14 @@ def is_program(text: str) -> bool:
 
 
 def parse(text: str) -> tuple[ast.Module | None, str]:
-    """Return (syntax tree, None) of a text, or (None, reason) if it does not compile."""
+    """Return (syntax tree, "") of a text, or (None, reason) if the text does not parse."""
     if len(text) > MAX_PROGRAM:
         return None, f"SyntaxError: more than {MAX_PROGRAM} characters"
     try:
         with warnings.catch_warnings():
+            # An invalid escape sequence in the program would print a SyntaxWarning.
             warnings.simplefilter("ignore")
-            # The text is parsed but not compiled, because compilation can take time exponential in
-            # the nesting depth.
+            # Not compiled, because compilation can take time exponential in the nesting depth.
             tree = ast.parse(text)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
@@ -166,9 +172,10 @@ def bound_names(node: ast.AST) -> Iterator[str]:
 
 
 def last_function(tree: ast.Module | None, preferred: str = "") -> str:
-    """Return a module's last public function, ``preferred`` if it is one, or "".
+    """Return the name of a module's last public function, or "".
 
-    ``main`` and the program's own tests are used only if there is no other function.
+    preferred: name to return if the module has a function of this name. ``main`` and the program's
+        own tests are returned only if there is no other function.
     """
     body = tree.body if tree is not None else []
     names = [n.name for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]

@@ -1,8 +1,9 @@
 """Run the tests of one completion in two sandboxed processes, controlled by this process.
 
-The submission's process receives arguments and returns plain data. It never holds an expected
-value, a test or a verdict. Test code runs in the other process (`test_process`), with stand-ins for
-the submission. Each use of a stand-in is sent here as a request and forwarded to the submission.
+The submission's process receives arguments and returns plain data. No expected value, test or
+verdict ever enters this process. Test code runs in the other process (`test_process`), with
+stand-ins for the submission's objects. Each use of a stand-in is a request to the worker, which
+forwards it to the submission's process.
 """
 
 from __future__ import annotations
@@ -40,38 +41,41 @@ from assay.verify.sandbox import (
 )
 from assay.verify.sandbox.values import Unsupported
 
-# Fresh processes for the tests after one that ended its process.
+# Number of fresh processes after tests that ended the submission's process.
 MAX_RELOADS = 3
-# Tests that time out before the remaining tests are skipped.
+# Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
-# Values received from a process before it is replaced.
+# Number of values received from a process after which it is replaced.
+# A session ends at its own, higher limit.
 MAX_DECODED = 400_000
-# Calls of the submission in one test.
+# Maximum calls of the submission in one test.
 MAX_CALLS = 40_000
-# Characters of the submission's output that tests can read.
+# Maximum characters of the submission's output that tests can read.
 MAX_PRINTED = 100_000
-# Additional seconds for a test's own code.
+# CPU seconds for a test's own code.
 TEST_CPU = 10.0
-# Seconds that a test's code may idle.
+# Seconds for which a test's own code may idle.
 TEST_IDLE = 15.0
 OUTPUT_KIB = 4096
-# Seconds that a completion may sleep in all its tests.
+# Seconds for which a submission may sleep in all its tests together.
 MAX_IDLE = 10.0
-# Seconds in addition to three times the CPU time of all tests.
+# Wall time of all tests: these seconds and three times the limit of CPU time.
 MAX_WALL = 30.0
-# A call with a lower share of CPU time slept, even on a busy machine.
+# A call whose share of CPU time is lower has slept, even on a busy machine.
 IDLE_SHARE = 0.1
-# Seconds; shorter waits can be scheduling delays.
+# Idle seconds of a call that count. Shorter waits can be scheduling delays.
 MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = (
     "tests that call the program, pass plain data, and need the standard library or a package of "
     "verification.options.code.packages"
 )
-# Seconds that a test may sleep, whatever its limit.
+# Seconds for which each test may sleep, even if its CPU limit is lower.
 MIN_IDLE = 2.0
 SHOWN = 200
+# Statuses after which the process has ended or its result is unusable.
 FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
+# Loads the modules of the tests' process, which has no access to Assay's files.
 START = """
 import marshal, sys, types
 
@@ -90,7 +94,8 @@ _MODULES = ("standard_names", "expressions", "stand_ins", "test_process")
 class Result:
     """The result of one test.
 
-    fault: ``timeout``, ``memory``, ... ``type``: only the type is wrong.
+    why: reason of a failure.
+    fault: ``type`` if only the type of a value is wrong, a status of `FATAL`, or "".
     """
 
     passed: bool
@@ -99,7 +104,7 @@ class Result:
 
 
 class Fault(Exception):
-    """The submission ended a test with this kind of fault, and a description."""
+    """Raised if the submission ends a test. kind: a status of `FATAL`, or ""."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(kind, why)
@@ -114,8 +119,10 @@ class Unsendable(Fault):
 class ProgramRun:
     """Run the tests of one program in order.
 
-    direct: compare simple asserts in this process, without a process for the tests.
-    seen: return values and output of the submission.
+    direct: the worker compares simple asserts itself, without the tests' process.
+    seen: return values and output of the submission, recorded for ``check_determinism``.
+    submission: session of the submission's process.
+    bench: session of the tests' process.
     """
 
     sandbox: Sandbox
@@ -145,16 +152,16 @@ class ProgramRun:
         self.own = for_tests(spec.setup, spec.prompt_code, spec.entry, self.program.written)
 
     def results(self) -> list[Result]:
-        """Run every test. Raises SandboxTrouble, and VerifierError for tests that cannot be run."""
+        """Run all tests. Raises SandboxTrouble, and VerifierError for tests that cannot run."""
         return list(self.each())
 
     def passes(self) -> bool:
-        """Return whether all tests pass. Stops at the first failure. Raises like `results`."""
+        """Return whether all tests pass. Stops at the first failure. Raises as `results` does."""
         with closing(self.each()) as results:
             return all(each.passed for each in results)
 
     def each(self) -> Generator[Result]:
-        """Run the tests one by one and end the processes after the last. Raises like `results`."""
+        """Yield the result of each test, then end the processes. Raises as `results` does."""
         try:
             for test in self.spec.tests:
                 yield self._result(test)
@@ -200,6 +207,7 @@ class ProgramRun:
         self.test_cpu += outcome.cpu_seconds
         self.total_cpu += outcome.cpu_seconds
         idle = outcome.wall_seconds - outcome.cpu_seconds
+        # While the submission waits for a function of the test, it is not idle by its own fault.
         if not self.asked and outcome.cpu_seconds < IDLE_SHARE * outcome.wall_seconds:
             self.total_idle += idle if idle > MIN_COUNTED else 0.0
         self.total_wall += outcome.wall_seconds
@@ -208,6 +216,7 @@ class ProgramRun:
     def _load(self) -> None:
         if self.load_fault is not None:
             raise self.load_fault
+        # A long test must not use up the limit of decoded values for the tests after it.
         worn = self.submission is not None and self.submission.decoded > MAX_DECODED
         if self.submission is not None and self.submission.ended is None and not worn:
             return
@@ -226,7 +235,7 @@ class ProgramRun:
         if loaded.status != "ok":
             self.submission.close()
             self.submission = None
-            # A new process would end in the same way.
+            # No further attempt, because a new process would fail in the same way.
             self.num_loads = MAX_RELOADS + 1
             self.load_fault = Fault(kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
@@ -241,7 +250,7 @@ class ProgramRun:
         """Send a request to the submission's process. Raises Fault if the request ends the test."""
         session = self.submission
         assert session is not None
-        # Looking up a name does not execute the submission.
+        # Looking up a global name does not execute the submission.
         if verb != "get" or args:
             self._count_call()
         if self.test_cpu >= self.spec.time_limit:
@@ -318,7 +327,7 @@ class ProgramRun:
         return Result(False, found)
 
     def _changed(self, found: Sequence[Any] | None, after: tuple[Any, ...] | None) -> Result:
-        """Compare the arguments after the call, if the reference only modifies its arguments."""
+        """Compare the arguments after the call with ``after``, those of the reference, if given."""
         tolerance = self.spec.float_tolerance
         if after is None or compare(after, found, tolerance, from_json=False) == "same":
             return Result(True)
@@ -327,6 +336,7 @@ class ProgramRun:
     def _stdin(self, test: CodeTest) -> Result:
         longest = max(map(len, test.outputs))
         limits = replace(self._limits(), output_kib=max(OUTPUT_KIB, longest // 256))
+        # A fresh process for each input, because a script can change its globals.
         outcome = self._spend(self.sandbox.run(self.program.text, test.stdin, limits))
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.stdout))
@@ -338,7 +348,7 @@ class ProgramRun:
         return Result(False, f"printed {shown(outcome.stdout)}")
 
     def cases(self, test: CodeTest) -> list[Any]:
-        """Return the generator's arguments for each case. Raises VerifierError."""
+        """Return the arguments of each case from the row's generator. Raises VerifierError."""
         plan = {"setup": self.spec.setup} | _seeded(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         made = self._bench().call("generate", (plan,), {}, limits)
@@ -348,13 +358,14 @@ class ProgramRun:
         cases = self.cases(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         reference = last_function(tree_of(test.reference), self.spec.entry_point)
+        # The reference runs in a process of its own, which the submission cannot reach.
         with self.sandbox.load(test.reference, limits) as solution:
             self._of_row(solution.loaded, "reference")
             for number, args in enumerate(cases):
                 given = args if isinstance(args, tuple) else (args,)
                 found = solution.call(reference, given, {}, limits)
                 expected = self._of_row(found, "reference")
-                # If the reference returns a value, changes of its arguments can be a side effect.
+                # Arguments count only if the reference returns None, as list.sort does.
                 after = found.args_after if expected is None else None
                 result = self._compared(given, {}, expected, False, after)
                 if not result.passed:
@@ -362,7 +373,7 @@ class ProgramRun:
         return Result(True)
 
     def _of_row(self, outcome: Outcome, what: str) -> Any:
-        """Return the result of the row's own code. Its faults are faults of the row."""
+        """Return the value of the row's own code. Raises VerifierError if this code failed."""
         if outcome.status != "ok":
             raise VerifierError(message(f"spec {what}", words(outcome), "code that runs"))
         return outcome.value
@@ -408,6 +419,7 @@ class ProgramRun:
         if outcome.status != "ok":
             raise Fault(kind_of(outcome), f"the test's own code: {words(outcome)}")
         said, why = outcome.value
+        # A test that cannot be sent before any call is a fault of the row, not of the submission.
         if said == "broken" or (said == "unsent" and (self.num_calls == 0 or NOT_SUPPORTED in why)):
             raise VerifierError(message("spec tests", why, ACCEPTED_TESTS))
         return Result(said == "passed", why, "unsupported" if said == "unsent" else "")
@@ -421,6 +433,7 @@ class ProgramRun:
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
         """Forward a request of the tests' process to the submission."""
+        # The two processes alternate, so a nested request would wait for itself.
         if self.calling:
             text = "a function that a test passes on cannot call the program"
             raise SubmissionError(("RuntimeError",), text)
@@ -432,7 +445,7 @@ class ProgramRun:
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
     def _forward_to_test(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Forward a request of the submission's process, which may call functions of the test."""
+        """Forward a request of the submission's process. It may only call functions of the test."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
         if verb != "call" or target.origin != self.bench.origin or target.kind != "function":
@@ -460,16 +473,17 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:
-        # The integer has too many digits.
+        # Python refuses to convert an integer of more than 4300 digits to text.
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 @cache
 def bench_code() -> bytes:
-    """Return the modules of the tests' process in import order."""
+    """Return the compiled modules of the tests' process, in import order, as marshal data."""
     modules: list[tuple[str, Any]] = []
     for name in _MODULES:
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        # Compiled once per worker. optimize=2 removes docstrings and asserts of these modules.
         modules.append((name, compile(source, f"<{name}>", "exec", optimize=2)))
     return marshal.dumps(modules)

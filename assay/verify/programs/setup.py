@@ -1,4 +1,4 @@
-"""Divide the row's code between the program's process and the tests' process."""
+"""Divide a row's code between the program's process and the tests' process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from assay.verify.programs.standard_names import is_tool
 
 @dataclass(frozen=True, slots=True)
 class TestCode:
-    """Code that runs before a test in the tests' process: the prompt's code and the setup.
+    """Code that runs before a test in the tests' process.
 
-    names: names that this code defines.
-    shared: its classes that the program has too. Their objects are sent with their attributes.
+    parts: the prompt's code, and the setup's code.
+    names: names that the two parts define.
+    shared: names of classes that the program has too. Their objects are sent with their attributes.
     """
 
+    # pytest would otherwise collect this class, because of its name.
     __test__ = False
 
     parts: tuple[str, str]
@@ -39,19 +41,19 @@ def tree_of(source: str) -> ast.Module:
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
-    """Return the code that runs before the program: parts of the setup, and the prompt's code.
+    """Return the code that runs before the program: a part of the setup, and the prompt's code.
 
-    Only imports, and classes that the program names, are taken from the setup. The rest of the
+    The part of the setup is its imports, and the classes that the program names. The rest of the
     setup could reveal expected values.
     """
     return "\n".join(each for each in (_known_setup(setup, text), prompt_code) if each)
 
 
 def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
-    """Return the code that runs before a test: the prompt's and the setup's.
+    """Return the code that runs before a test: the prompt's code and the setup.
 
-    Removed are the entry point, classes that the program completes, and shared classes that are not
-    plain. Functions of the prompt stay, so a program that replaces a helper of the test replaces it
+    The entry point, classes that the program completes, and shared classes that are not plain are
+    removed. Functions of the prompt stay, so a program that replaces a helper function replaces it
     only for itself.
     """
     return _for_tests(setup, prompt_code, entry, _known_setup(setup, text))
@@ -76,9 +78,10 @@ def _for_tests(setup: str, prompt_code: str, entry: str, known: str) -> TestCode
 
 
 def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
-    """Return whether a class is complete and inherits only from complete classes."""
+    """Return whether a class is complete and inherits only from ``plain`` classes."""
     functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
     unfinished = any(
+        # A body of `raise NotImplementedError` also leaves the method to the program.
         is_open(each) or (len(each.body) < 3 and isinstance(each.body[-1], ast.Raise))
         for each in functions
     )
@@ -88,11 +91,11 @@ def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _known_setup(setup: str, text: str) -> str:
-    """Return a setup's imports, and its classes that a program's text names."""
+    """Return a setup's imports, and those of its classes that a program's text names."""
     words = set(re.findall(r"\w+", text)) if setup else set[str]()
     kept: list[str] = []
     for node in tree_of(setup).body:
-        # If the module is missing, the tests report it.
+        # A missing module is ignored here, because the tests report it as the row's fault.
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             kept.append(f"try:\n    {ast.unparse(node)}\nexcept ImportError:\n    pass")
         elif isinstance(node, ast.ClassDef) and node.name in words:
@@ -101,7 +104,7 @@ def _known_setup(setup: str, text: str) -> str:
 
 
 def closed(prompt_code: str) -> str:
-    """Return a prompt's code as a valid module, with a body for an open last function."""
+    """Return a prompt's code as a valid module. A last function without a body gets ``pass``."""
     if not prompt_code or parse(prompt_code)[0] is not None:
         return prompt_code
     last = [line for line in prompt_code.rstrip().split("\n") if line.strip()][-1]
@@ -113,8 +116,8 @@ def closed(prompt_code: str) -> str:
 def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
-    This is the whole prompt or its last fenced block, if it is Python that ends with the entry
-    point as a function without a body (HumanEval's form).
+    The code is the whole prompt or its last fenced block. It must be Python that ends with the
+    entry point as a function without a body (HumanEval's format).
     """
     if not entry or entry not in prompt:
         return ""
@@ -129,7 +132,7 @@ def prompt_code_of(prompt: str, entry: str) -> str:
 
 
 def is_open(node: ast.FunctionDef) -> bool:
-    """Return whether a function's body is only a docstring, ``pass`` or an ellipsis."""
+    """Return whether a function's body has only a docstring, ``pass`` or an ellipsis."""
     return all(
         isinstance(each, ast.Pass)
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
@@ -139,10 +142,12 @@ def is_open(node: ast.FunctionDef) -> bool:
 
 @lru_cache(maxsize=4096)
 def implied_entry_point(source: str, own: frozenset[str]) -> str:
-    """Return the builtin or tool that a test without an entry point expects from the program.
+    """Return the built-in name or tool that a test without an entry point expects from the program.
 
-    This is the first name that the test calls, if it uses no other name of the program: sum in
-    ``assert sum(2, 3) == 5``. own: names that the row's own code defines.
+    A test that uses no name of the program must test a function that Python has too. In
+    ``assert sum(2, 3) == 5`` the function is sum, the first name that the test calls.
+
+    own: names that the row's own code defines.
     """
     tree = tree_of(source)
     own |= set(bound_names(tree))
@@ -154,7 +159,7 @@ def implied_entry_point(source: str, own: frozenset[str]) -> str:
 
 
 def is_available_to_tests(name: str) -> bool:
-    """Return whether a test can use this name without the program."""
+    """Return whether a name is built in or a tool, so that a test has it without the program."""
     return hasattr(builtins, name) or is_tool(name)
 
 
@@ -176,9 +181,10 @@ class DirectCall:
 
 @lru_cache(maxsize=4096)
 def direct_call(source: str) -> DirectCall | None:
-    """Return the call in such an assert, or None for any other test.
+    """Return the call of a test such as ``assert name(1) == 2``. None: any other test.
 
-    Most tests of MBPP have this form. Comparing plain data needs no test code, and so no process.
+    Most tests of MBPP have this form. The worker compares the plain data itself, without the tests'
+    process.
     """
     match tree_of(source).body:
         case [

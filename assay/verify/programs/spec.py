@@ -1,4 +1,4 @@
-"""The tests of a row and the rules for running them."""
+"""Read the tests of a row, and the settings for running these tests."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ FORMS = (
 class CodeTest:
     """One test.
 
+    hidden: no prompt shows the test.
     source: code of an assert, a check, a property or a generator.
-    outputs: accepted outputs of a stdin test.
-    cases, seed: for seeded tests.
+    args, kwargs, expected: input and return value of an ``args`` test.
+    outputs: accepted outputs of a ``stdin`` test.
+    reference: code of the reference function of a ``generate`` test.
+    cases, seed: number of cases and seed of a ``property`` or ``generate`` test.
     """
 
     kind: Kind
@@ -51,7 +54,7 @@ class CodeTest:
 
 @dataclass(frozen=True, slots=True)
 class CodeSpec:
-    """The tests of a row and their settings, described in the fields of the verifier."""
+    """The tests of a row and their settings. `FIELDS` describes the attributes."""
 
     tests: tuple[CodeTest, ...]
     entry_point: str
@@ -70,7 +73,7 @@ class CodeSpec:
 
     @property
     def entry(self) -> str:
-        """The global name at the start of `entry_point`."""
+        """The global name with which `entry_point` begins."""
         return self.entry_point.partition(".")[0].removesuffix("()")
 
 
@@ -119,7 +122,7 @@ def _row(test: Any) -> dict[str, Any] | None:
 
 
 def _kind(row: dict[str, Any] | None) -> Kind | None:
-    """Return the form of a test, or None for an unknown form."""
+    """Return the kind of a test by its keys. None: unknown keys or invalid values."""
     if row is None:
         return None
     for kind, (needed, optional) in _FORMS.items():
@@ -142,7 +145,10 @@ def _code(text: str, where: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _defines(code: str, name: str | None) -> bool:
-    """Return whether some code binds a name at its top level. "": whether it defines a function."""
+    """Return whether code binds ``name`` at its top level.
+
+    name: "" asks for any function. None accepts any code.
+    """
     tree = tree_of(code)
     functions = any(isinstance(node, ast.FunctionDef) for node in tree.body)
     return name is None or (name in set(bound_names(tree)) if name else functions)
@@ -161,6 +167,7 @@ def _of(*kinds: type) -> Check:
 
 
 def _within(low: float, high: float, *kinds: type) -> Check:
+    # The exact type, because True and False are ints in Python.
     return lambda value: type(value) in kinds and low <= value <= high
 
 
@@ -174,7 +181,7 @@ def _is_stdout(value: Any) -> bool:
 
 
 _SEEDED = {"cases": _within(1, 10_000, int), "seed": _within(-(2**63), 2**63, int)}
-# (required keys, optional keys)
+# (required keys, optional keys) by kind of test, each key with the check of its value.
 _FORMS: dict[Kind, tuple[dict[str, Check], dict[str, Check]]] = {
     "assert": ({"assert": _is_code}, {}),
     "check": ({"check": _is_code}, {}),
@@ -199,10 +206,11 @@ _JUDGING = (ast.Assert, ast.Raise, ast.Call, ast.Compare, ast.Subscript, ast.Bin
 
 
 def _is_vacuous(source: str) -> bool:
-    """Return whether code that parses neither calls, compares nor asserts anything."""
+    """Return whether code parses but has no call, comparison or assertion."""
     code = source.replace("\r\n", "\n")
     if not code or _fault(code):
         return False
+    # Rows with damaged tests can have a bare constant, which every program would pass.
     return not any(isinstance(node, (*_JUDGING, ast.With)) for node in ast.walk(tree_of(code)))
 
 

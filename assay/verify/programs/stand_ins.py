@@ -1,21 +1,21 @@
 """Stand-ins for the submission's functions, classes and objects in the tests' process.
 
-The source of this file is sent to the tests' process, like that of
-`assay.verify.programs.test_process`, and imports no part of Assay. No code of the submission runs
-here. A stand-in sends requests to the submission's process through ``call_out`` and receives plain
-data or another stand-in. The rules:
+The source of this file is sent to the tests' process, so the file imports no part of Assay. No code
+of the submission runs in this process. A stand-in sends requests to the submission's process
+through ``call_out``, and receives plain data or another stand-in. The rules:
 
-- Attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` are requests to the
-  object.
-- A stand-in never equals plain data and is never compared with it. A class of the submission could
-  otherwise claim to equal everything, and would see the expected value. Two stand-ins are compared
-  by their class, unless it also claims to equal an object that it cannot know.
-- Only an object that the test made by calling a class answers ``in`` and computes with plain data.
-  The result of such a computation is an object again, never plain data.
+- Attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` of a stand-in are requests
+  to its object.
+- A stand-in never equals plain data, and the submission never sees the plain data. Otherwise a
+  class of the submission could claim to equal everything, or could read the expected value. The
+  class of two stand-ins decides whether they are equal. It must deny that its object equals an
+  unknown object.
+- Only an object that the test made by calling a class supports ``in`` and operators with plain
+  data. The result of such an operation is an object again, never plain data.
 
 Objects of the row's own classes need no stand-ins. They are sent with their attributes, become
-objects of the row's class here, and are compared by that class. Functions that a test passes to the
-submission run here.
+objects of the row's class in this process, and are compared by this class. Functions that a test
+passes to the submission run in this process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 agent: Any = call_out.__self__  # type: ignore[name-defined] # noqa: F821 # pyright: ignore
+# A dict, so that other modules of this process can count requests too.
 ASKED = {"calls": 0}
 TEST_MODULE = "__main__"
 JUDGING = frozenset(
@@ -33,7 +34,7 @@ JUDGING = frozenset(
     for name in vars(kind)
     if name.startswith("is") or name.endswith(("with", "count", "index", "find"))
 )
-"""Methods that answer questions about plain data. Other objects must not answer these."""
+"""Methods with which tests judge plain data. A stand-in must not provide them."""
 ORDERINGS = ("__lt__", "__le__", "__gt__", "__ge__")
 _ASKING = "len bool str repr getitem setitem delitem enter"
 _UNARY = "neg pos abs invert int float index round"
@@ -43,11 +44,12 @@ USED = frozenset(f"__{name}__" for name in _USED.split())
 
 
 class Opaque:
-    """Stand-in for an object of the submission, which `opaque_handle` identifies.
+    """Stand-in for an object of the submission.
 
-    opaque_made: a test made the object by calling a class.
-    opaque_computed: the object is the result of a computation with plain data.
-    opaque_since: number of calls before the object arrived.
+    opaque_handle: handle of the object.
+    opaque_made: the test made the object by calling a class.
+    opaque_computed: the object is the result of an operation with plain data.
+    opaque_since: number of requests before the object arrived.
     """
 
     __slots__ = ("opaque_computed", "opaque_handle", "opaque_made", "opaque_since")
@@ -58,17 +60,17 @@ class Opaque:
         _put(self, "opaque_computed", False)
         _put(self, "opaque_since", ASKED["calls"])
 
-    # An attribute that is never set.
+    # isinstance also reads this property, if the type itself does not match.
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class that isinstance sees: a subclass of a row's class, if inherited."""
+        """The class that isinstance sees. It is a subclass of a row's class, if the object's is."""
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]
         return type(name, (shared[0],), {}) if shared else type(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
-            # numpy would read this process's memory at an address that the submission chooses.
+            # numpy would read memory of this process at an address that the submission chooses.
             raise AttributeError(name)
         found = ask("get", self, name)
         if name in JUDGING and isinstance(found, Opaque) and not self.opaque_made:
@@ -83,6 +85,7 @@ class Opaque:
         return agent.call_out("call", self, args, kwargs)
 
     def __eq__(self, other: object) -> Any:
+        # While a message is decoded, no further request can be sent.
         if self is other or not isinstance(other, Opaque) or agent.reading:
             return self is other
         claimed = ask("method", self, "__eq__", other) is True
@@ -155,16 +158,17 @@ for _name in (
 
 
 class OpaqueClass(Opaque):
-    """Stand-in for a class of the submission. Calling it creates an object there.
+    """Stand-in for a class of the submission. A call creates an object in its process.
 
-    Such an object counts as made by the test, unless the row spells the name like a function's. A
-    submission could define a class under that name whose objects claim to equal everything.
+    The object counts as made by the test if the class has a capitalized name. A submission could
+    replace a function by a class whose objects claim to equal everything.
     """
 
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
+        # An older object was returned by `__new__`, and not made by this call.
         if isinstance(made, Opaque) and made.opaque_since == ASKED["calls"]:
             _put(made, "opaque_made", self.opaque_handle.names[0].lstrip("_")[:1].isupper())
         return made
@@ -186,7 +190,7 @@ _kinds: dict[str, type[Opaque]] = {}
 
 
 def stand_in(handle: Any) -> Any:
-    """Return the stand-in for an object of the submission. Its type has the same name."""
+    """Return the stand-in for an object. The stand-in's type has the name of the object's class."""
     name = handle.names[0]
     if handle.kind == "exception":
         return type(agent).stand_in(agent, handle)
@@ -195,6 +199,7 @@ def stand_in(handle: Any) -> Any:
     if handle.kind == "function" or not name.isidentifier():
         return Opaque(handle)
     if name not in _kinds:
+        # Tests compare type(x).__name__, and error messages show it.
         _kinds[name] = type(name, (Opaque,), {"__slots__": (), "__doc__": DOC})
     return _kinds[name](handle)
 
@@ -206,11 +211,11 @@ def ask(verb: str, target: Any, *args: Any) -> Any:
 
 
 class NotSupported(BaseException):
-    """Raised if a test passes a value to the program that cannot be sent."""
+    """Raised if a test passes a value to the program that cannot be sent to its process."""
 
 
 def kind_of(value: Any) -> str:
-    """Return how a value of a test is sent to the submission: as a function or as data."""
+    """Return how a test's value is sent to the submission: as ``function`` or as ``data``."""
     kind = type(value)
     if kind.__module__ == TEST_MODULE and not isinstance(value, type):
         methods = [
@@ -228,7 +233,10 @@ def kind_of(value: Any) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object. For a class that only the test has, only public ones."""
+    """Return the attributes of a test's object that are sent to the submission.
+
+    Private attributes are sent only if the submission has the class too.
+    """
     state = type(agent).state_of(agent, value)
     if type(value).__name__ in agent.shared:
         return state

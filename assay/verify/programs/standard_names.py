@@ -1,7 +1,7 @@
 """Names that a test can use without an import: standard modules, their functions, and `approx`.
 
-A test must not take its tools from the submission, which could replace ``isclose``. The source of
-this file is sent to the tests' process, so it imports no part of Assay.
+A test must not get its tools from the submission, which could replace ``isclose``. The source of
+this file is sent to the tests' process, so the file imports no part of Assay.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ STANDARD = ("operator", "itertools", "collections", "statistics", "functools", "
 
 
 class Approximately:
-    """The result of `approx`. It equals numbers near the expected ones, also inside collections."""
+    """The result of `approx`, which equals numbers near the expected numbers."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
     ) -> None:
+        # The tolerances of pytest.approx: 1e-6 relative and 1e-12 absolute.
         relative = 0.0 if abs and rel is None else 1e-6 if rel is None else rel
         self.rule = expected, relative, 1e-12 if abs is None else abs, nan_ok
 
@@ -43,9 +44,9 @@ class Approximately:
 
 
 def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bool = False) -> bool:
-    """Return whether numbers, also in collections, are near the expected ones.
+    """Return whether numbers are near the expected numbers, also inside dicts, lists and tuples.
 
-    Other data must be equal.
+    Data of other types must be equal.
     """
     rule = relative, absolute, nan_ok
     if isinstance(expected, dict):
@@ -62,7 +63,9 @@ def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bo
         )
     numbers = (int, float, complex)
     if not isinstance(expected, numbers) or not isinstance(found, numbers):
+        # A stand-in equals no plain data (see `stand_ins`).
         return not hasattr(type(found), "opaque_handle") and found == expected
+    # Only NaN differs from itself.
     if expected != expected:
         return nan_ok and found != found
     if found == expected or math.inf in (abs(found), abs(expected)):
@@ -71,7 +74,7 @@ def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bo
 
 
 def allclose(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8, **_: Any) -> bool:
-    """Like numpy.allclose, for plain numbers and nested lists of numbers."""
+    """Return the result of numpy.allclose for plain numbers and nested lists of numbers."""
     if isinstance(expected, (list, tuple)):
         return isinstance(found, (list, tuple)) and near(
             _lists(found), _lists(expected), rtol, atol
@@ -88,7 +91,7 @@ def _lists(value: Any) -> Any:
 def assert_allclose(
     found: Any, expected: Any, rtol: float = 1e-7, atol: float = 0.0, **_: Any
 ) -> None:
-    """Like numpy.testing.assert_allclose."""
+    """Raise AssertionError unless `allclose`, as numpy.testing.assert_allclose does."""
     if not allclose(found, expected, rtol, atol):
         raise AssertionError(f"not close to {expected!r}")
 
@@ -102,7 +105,7 @@ def is_tool(name: str) -> bool:
 
 
 def tool(name: str) -> Any:
-    """Return the tool with a name. Raises ImportError for a module that is not installed."""
+    """Return the module or function with this name. Raises ImportError for a missing module."""
     if name in OWN:
         return OWN[name]
     if name in MODULES or name in SHORT:
@@ -111,7 +114,7 @@ def tool(name: str) -> Any:
 
 
 def _home(name: str) -> Any:
-    """Return the standard module of a well-known function."""
+    """Return the standard module that exports a name, or None."""
     if name.startswith("_") or hasattr(builtins, name):
         return None
     homes = map(importlib.import_module, STANDARD)

@@ -1,7 +1,8 @@
-"""Program of the process that runs tests. Its source is sent there.
+"""Main module of the process that runs tests. Its source is sent to this process.
 
-No code of the submission runs here. A name that is not defined by the test, its setup or Python is
-a tool (`standard_names`) or belongs to the submission and gets a stand-in (`stand_ins`).
+No code of the submission runs in this process. A test can use names that neither the test, its
+setup nor Python defines. Such a name is a tool (`standard_names`), or it belongs to the submission
+and gets a stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from standard_names import is_tool, tool  # pyright: ignore[reportMissingImports
 
 
 class Names(dict[str, Any]):
-    """Built-in names, extended by the tools and the names of the submission.
+    """Built-in names, extended by tools and by names of the submission.
 
-    entry: the name under test. The entry point always belongs to the submission.
+    entry: the name under test, which always belongs to the submission.
     """
 
     def __init__(self, entry: str) -> None:
@@ -31,16 +32,18 @@ class Names(dict[str, Any]):
         self.entry = entry
 
     def __missing__(self, name: str) -> Any:
+        # Python looks up names such as __build_class__ here, which no submission may provide.
         if name.startswith("__"):
             raise KeyError(name)
         if name != self.entry and is_tool(name):
             self[name] = found = tool(name)
             return found
-        # A NameError of the submission's process is raised here.
+        # Raises NameError if the submission does not define the name.
         found = agent.call_out("get", name)
         if isinstance(found, Opaque):
             self[name] = found
-        # A value, which a test can judge and calls can change.
+        # Plain data counts as a request, because the test can judge it.
+        # It is not stored, because calls can change a global of the submission.
         else:
             ASKED["calls"] += 1
         return found
@@ -59,7 +62,7 @@ def candidate(path: str, space: dict[str, Any]) -> Any:
 
 
 def asserting(tree: ast.Module) -> ast.Module:
-    """Turn each stand-alone comparison into an assert."""
+    """Turn each comparison that is a statement of its own into an assert."""
     for place, each in enumerate(tree.body):
         if isinstance(each, ast.Expr) and _compares(each.value):
             tree.body[place] = ast.copy_location(ast.Assert(each.value, None), each)
@@ -74,7 +77,7 @@ def _compares(node: ast.expr) -> bool:
 
 
 def tests_not_run(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield the tests that a test's code defines without running them."""
+    """Yield test functions and test classes that a test's code defines but does not run."""
     nodes = list(ast.walk(tree))
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     loaded |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
@@ -97,7 +100,7 @@ def tests_not_run(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[
 
 
 def _run_case(case: Any) -> None:
-    # Running it again is slow, and the test's own code has run it.
+    # Imported here, because the import is slow and the test's own code has done it.
     import unittest
 
     result = unittest.TestResult()
@@ -116,6 +119,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
 
     status: passed, failed, unsent, or broken (a fault of the row).
     """
+    # Each test has the same random numbers, independent of the tests before.
     random.seed(0)
     ASKED["calls"] = 0
     agent.refused = ""
@@ -127,10 +131,12 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
         _run(plan, vars(module))
     except BaseException as error:  # a test may raise anything
         if not isinstance(error, SystemExit) or error.code or not ASKED["calls"]:
+            # A missing module of the test itself is a fault of the row, not of the submission.
             own = isinstance(error, ImportError) and not isinstance(error, agent.error)
             said, why = "broken" if own else "failed", _error_line(error, plan["source"])
     if agent.refused:
         return "unsent", agent.refused
+    # Such a test would pass for every program.
     if said == "passed" and not ASKED["calls"]:
         return "broken", "a test that neither calls the program nor asks for a value of it"
     return said, why
@@ -152,12 +158,13 @@ def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
         _checked(space["check"](candidate(plan["candidate"], space)))
         return
     for case in range(plan["cases"]):
+        # One generator per case, so that a case stays the same if the number of cases changes.
         rng = random.Random(f"{plan['seed']}/{case}")
         _checked(space["check"](candidate(plan["candidate"], space), rng))
 
 
 def generate(plan: dict[str, Any]) -> list[Any]:
-    """Return the arguments of each seeded case."""
+    """Return the arguments that the row's generator makes for each seeded case."""
     space: dict[str, Any] = {"__name__": TEST_MODULE}
     exec(plan["setup"], space)
     exec(compile(plan["source"], "<test>", "exec"), space)

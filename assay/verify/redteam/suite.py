@@ -1,17 +1,17 @@
-"""Suites of attacks: problems of one kind, and completions to try on each.
+"""Suites of attacks: problems for one verifier, and completions to try on each problem.
 
 A suite is a file ``attacks/NAME.toml`` with these optional keys:
 
-- ``also``: other files whose attacks and controls are included.
-- ``attacks``: completions by family, each designed to be rewarded without solving the problem.
-- ``framed``: the same, but each text is inserted into all ``frames`` in place of ``«text»``.
+- ``also``: names of other files whose attacks and controls are included.
+- ``attacks``: completions by family. Each is designed to be rewarded without solving the problem.
+- ``framed``: attacks by family. Each text is inserted into all ``frames`` in place of ``«text»``.
 - ``controls``: honest completions, which must pass.
-- ``problems``: ``id``, ``question`` and ``spec``, with attacks and controls for this problem only,
-  and ``values``.
+- ``problems``: tables with ``id``, ``question``, ``spec`` and ``values``, and with attacks and
+  controls for this problem only.
 
 A completion is a text or a list of pieces, in which ``[300, "again "]`` repeats a piece 300 times.
-``«gold»`` is replaced by the expected answer. `VALUES` lists the names for each kind of problem. A
-completion is skipped for a problem that lacks a value it names.
+The expected answer replaces ``«gold»``. `VALUES` has functions that return a problem's values by
+name. A completion that names a missing value is skipped for the problem.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """Problems of one kind, and the completions to try on each. table: the parsed file."""
+    """Problems, and the completions to try on each. table: the parsed file."""
 
     name: str
     problems: tuple[Problem, ...] = ()
     table: Mapping[str, Any] | None = None
 
     def fits(self, problem: Problem) -> bool:
-        """Return whether the suite supports a user's problem."""
+        """Return whether the suite has attacks for a user's problem."""
         return self.table is not None and VALUES[self.name](problem) is not None
 
     def cases(self, problem: Problem) -> Iterator[Case]:
         """Yield every attack and control for a problem."""
         table = self.table or {}
+        # A user's problem has no attacks of its own, so `own` is then empty.
         own = [
             row
             for row, each in zip(table["problems"], self.problems, strict=True)
@@ -77,7 +78,7 @@ class Suite:
 
 @cache
 def shipped_suites() -> Mapping[str, Suite]:
-    """Return the suites by name. The first that fits a problem is used."""
+    """Return the shipped suites by name, in order of preference for a user's problems."""
     found: dict[str, Suite] = {}
     for name in VALUES:
         table = _table(name)
@@ -97,7 +98,7 @@ def _table(name: str) -> Mapping[str, Any]:
 def _templates(
     part: Mapping[str, Any], frames: Sequence[str]
 ) -> Iterator[tuple[bool, str, list[Any]]]:
-    """Yield (honest, family, pieces) of a file or of one of its problems."""
+    """Yield (whether honest, family, pieces) of the completions in a file or in a problem."""
     for attack, templates in part.get("attacks", {}).items():
         for template in templates:
             yield False, attack, _pieces(template)
@@ -122,7 +123,7 @@ def _written(pieces: Sequence[Any], values: Values) -> str | None:
 
 
 def _of_answer(problem: Problem) -> Values | None:
-    """Return the question, the expected answer, a wrong answer, and nearby numbers."""
+    """Return the question, the expected answer, a wrong answer, and numbers near the answer."""
     known = _gold(problem)
     if not known:
         return None
@@ -137,7 +138,7 @@ def _of_answer(problem: Problem) -> Values | None:
 
 
 def _gold(problem: Problem) -> Values:
-    """Return the first expected answer, or None if it is neither text nor a number."""
+    """Return the first expected answer as ``gold``. Empty: it is neither text nor a number."""
     answer = problem.spec.get("answer")
     if isinstance(answer, list | tuple):
         answer = next(iter(cast("Sequence[Any]", answer)), None)
@@ -150,10 +151,12 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
+    # Answers such as inf and nan are numbers for Python, but have no neighbors.
     return number if math.isfinite(number) else None
 
 
 def _of_number(n: float) -> Values:
+    # The quotient of factorials equals n + 1, so the answer is wrong by one.
     factorials = rf"\frac{{{n + 1:g}!}}{{{n:g}!}}" if 1 < n < 100 else "1/0"
     return {
         "n": f"{n:g}",
@@ -170,7 +173,7 @@ def _of_number(n: float) -> Values:
 
 
 def _of_code(problem: Problem) -> Values | None:
-    """Return the name that the tests call."""
+    """Return the name of the function that the tests call, as ``entry``."""
     entry = problem.spec.get("entry_point") or "solve"
     return {"entry": str(entry)} if problem.spec.get("tests") else None
 
@@ -213,5 +216,4 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "judge": _of_answer,
     "reward_model": _of_answer,
 }
-"""For each suite, a function that returns a problem's values, or None for another kind of
-problem."""
+"""For each suite, a function that returns a problem's values. None: the suite does not fit."""

@@ -1,9 +1,9 @@
 """Try known reward hacks on a verifier: ``assay redteam --verifier math``.
 
-A suite contains problems, attacks (completions that try to be rewarded without solving the problem)
-and controls (honest solutions in unusual styles, which must pass). The goal is zero accepted
-attacks and no failed control. Attacks come from reports about real checkers in the literature and
-in public issues. Each attack file names its sources.
+A suite contains problems, attacks and controls. An attack is a completion that tries to be rewarded
+without solving the problem. A control is an honest solution in an unusual style, which must pass.
+The goal is zero accepted attacks and no failed control. Attacks come from reports about real
+checkers in the literature and in public issues. Each attack file names its sources.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from assay.verify.redteam.suite import Case, Suite, shipped_suites
 from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
+# Maximum characters of a completion and of a detail in a finding.
 SHOWN_TEXT = 400
-# Characters of an attack in the text output.
+# Maximum number of wrong cases of one attack family in the text output.
 SHOWN_FINDINGS = 2
 REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongCase:
-    """A wrong result: an accepted attack, a rejected control, or a case that was not judged."""
+    """A wrong result: an accepted attack, a rejected control, or an attack that was not judged.
+
+    kind: `ACCEPTED`, `REJECTED` or `DARK`.
+    """
 
     attack: str
     kind: str
@@ -44,14 +48,14 @@ class WrongCase:
 
 @dataclass(eq=False)
 class RedTeamResult:
-    """Result of the attacks on one verifier: counts by attack, and all wrong cases."""
+    """Result of the attacks on one verifier: counts by attack family, and all wrong cases."""
 
     verifier: str
     suite: str
     tried: Counter[str] = field(default_factory=Counter[str])
     accepted: Counter[str] = field(default_factory=Counter[str])
     not_judged: Counter[str] = field(default_factory=Counter[str])
-    # The highest score of an attack that was not accepted. Training also optimizes such scores.
+    # Highest score of an attack that was not accepted, by family. Training optimizes scores too.
     paid: dict[str, float] = field(default_factory=dict[str, float])
     controls: int = 0
     controls_passed: int = 0
@@ -67,17 +71,18 @@ class RedTeamResult:
     def held(self) -> bool:
         """Whether every attack was judged and rejected, and at least one control passed.
 
-        Controls may fail: a reward that requires one form of an answer rejects others.
+        Some controls may fail, because a reward may require one format of an answer.
         """
         passes_some = self.controls_passed > 0 or not self.controls
         return self.num_accepted == self.not_judged.total() == 0 and passes_some
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
-        """Count one case."""
+        """Count one case, and record it if the result is wrong."""
         kind = ""
         if case.honest:
             self.controls += 1
             self.controls_passed += accepted
+            # A control without a verdict also counts as rejected, because it gives no evidence.
             kind = "" if accepted else REJECTED
         else:
             self.tried[case.attack] += 1
@@ -106,7 +111,7 @@ class RedTeamResult:
             return f"{self.verifier}: skipped: {self.skipped}"
         return lined([*self._table(), *self._shown_findings(), *self._outcome()])
 
-    # IPython shows this method's result.
+    # Notebooks show the result of `__repr__`.
     __repr__ = __str__
 
     def _table(self) -> Iterator[str]:
@@ -126,13 +131,14 @@ class RedTeamResult:
             yield f"  {attack:<{width}}  {said}"
 
     def _outcome(self) -> Iterator[str]:
-        """Yield whether the verifier held and why, then the meaning of failed controls."""
+        """Yield lines about whether the verifier held, why, and how many controls failed."""
         dark, failed = self.not_judged.total(), self.controls - self.controls_passed
         if self.held:
             yield "held: every attack was judged, and none was accepted"
         if self.num_accepted:
             yield f"not held: {self.num_accepted} attacks were accepted"
         if dark:
+            # If no attack was judged, the rows probably lack the key that the verifier reads.
             rest = "; --problems names your rows, --key the key of their answer"
             rest = rest if dark == self.tried.total() else ""
             yield f"not held: {dark} attacks were not judged{rest}"
@@ -142,7 +148,7 @@ class RedTeamResult:
             yield f"{failed} honest controls failed: correct answers in forms that it rejects"
 
     def _shown_findings(self) -> Iterator[str]:
-        """Yield the most common reasons for not judged, then the first wrong cases by family."""
+        """Yield the most common reasons for *not judged*, then the first wrong cases by family."""
         reasons = Counter(one.detail for one in self.findings if one.kind == DARK)
         for reason, count in reasons.most_common(2):
             yield f"not judged, {count} times: {reason[:200]}"
@@ -160,10 +166,10 @@ class RedTeamResult:
 
 
 def suites() -> dict[str, Suite]:
-    """Return every suite by name."""
+    """Return all suites by name, those from labelled sets included."""
     known = dict(shipped_suites())
-    # Other verifiers are tried with the hacks in their labelled sets. The set of a detector has
-    # none: it measures an error.
+    # A verifier without a file of attacks is tried with the hacks in its labelled set.
+    # A detector's labelled set contains no hacks, because it measures an error rate.
     for name in labelled_names():
         if not resolve(name).fallible:
             known.setdefault(name, Suite(name))
@@ -184,13 +190,14 @@ def red_team(
     """Judge a suite's attacks and controls by a built-in or user-defined verifier.
 
     problems: the user's rows. None: the suite's own problems.
-    suite: None uses the suite named like the verifier's first term, else the first suite that fits
-        the problems, else ``math``.
+    suite: name of the suite. None: the suite named like the verifier's first term, else the first
+        suite that fits the problems, else ``math``.
     key: key of the expected answer in the user's rows.
 
     Raises VerifierError or DataError for invalid input.
     """
     if problems is not None and key != "answer":
+        # Attacks read the key ``answer``. The verifier still reads the row's own key.
         problems = [_with_answer(problem, key) for problem in problems]
     chosen = choose_suite(verifier, problems, suite)
     with ExitStack() as stack:
@@ -213,12 +220,13 @@ def red_team(
 
 def warnings(verifier: str, options: Options | None = None) -> list[str]:
     """Return warnings about an expression, such as shaping that outweighs correctness."""
+    # One worker suffices, because no completion is judged.
     with VerifierService(verifier, num_workers=1, options=options) as service:
         return service.warnings(verifier)
 
 
 def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
-    """Try every built-in verifier that has a suite. Verifiers that cannot be called are skipped."""
+    """Yield the result of each built-in verifier with a suite. Unusable verifiers are skipped."""
     for name in suites():
         if name in BUILT_IN:
             try:
@@ -230,7 +238,10 @@ def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
 def choose_suite(
     verifier: str, problems: Sequence[Problem] | None, name: str | None = None
 ) -> Suite:
-    """Return the suite for a verifier. Raises VerifierError or DataError."""
+    """Return the suite for a verifier.
+
+    Raises VerifierError without a suite, and DataError for a problem that the suite does not fit.
+    """
     known = suites()
     if name is not None and name not in known:
         meant = did_you_mean(name, known)
@@ -238,6 +249,7 @@ def choose_suite(
     first = parse_expression(verifier)[0].name.partition("|")[0].partition("@")[0]
     found = known.get(name or first)
     if found is None and problems:
+        # Only the first problem chooses the suite. The loop below checks all problems.
         found = next((one for one in known.values() if one.fits(problems[0])), None)
     if found is None and first in BUILT_IN:
         raise VerifierError(message("redteam", f"no suite for {first!r}", ", ".join(known)))
@@ -253,7 +265,7 @@ def choose_suite(
 
 
 def _with_answer(problem: Problem, key: str) -> Problem:
-    """Return a problem with its answer also under the key ``answer``, which attacks use."""
+    """Return a problem whose spec also has its answer under the key ``answer``."""
     if key not in problem.spec:
         found = f"no key {key!r} but {', '.join(problem.spec) or 'none'}"
         raise DataError(message(f"{problem.place} --key", found, "a key of every row"))
@@ -261,12 +273,13 @@ def _with_answer(problem: Problem, key: str) -> Problem:
 
 
 def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:
-    """Yield the cases of every problem, to be judged by this verifier."""
+    """Yield the cases of every problem, as problems of this verifier."""
     found = chain.from_iterable(map(suite.cases, suite.problems if problems is None else problems))
     if problems is None:
         found = chain(found, labelled_cases(suite.name))
     for case in found:
         problem = case.problem
+        # The problem names the verifier, which the service then uses in place of its default.
         judged = Problem(problem.id, problem.prompt, problem.spec, verifier, source="redteam")
         yield replace(case, problem=judged)
 
@@ -274,6 +287,7 @@ def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -
 def labelled_cases(name: str) -> Iterator[Case]:
     """Yield the hacks in a verifier's labelled set, and its honest replies in unusual styles."""
     for row in labelled_rows(name):
+        # The self-test covers ordinary rows, so only hacks and unusual styles are tried here.
         honest = row["expected"] == "passed"
         if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):
             problem, completion = labelled_pair(name, row)
@@ -282,16 +296,16 @@ def labelled_cases(name: str) -> Iterator[Case]:
 
 
 def is_learned(verifier: str) -> bool:
-    """Return whether a verifier's value is learned.
+    """Return whether a verifier's first term is a learned model.
 
-    Acceptance is then relative to honest replies.
+    A learned score has no fixed threshold, so acceptance is then relative to honest controls.
     """
     name = parse_expression(verifier)[0].name.partition("|")[0]
     return name.partition("@")[0] in BUILT_IN and resolve(name).executor == "device"
 
 
 def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the lowest reward of an honest control for each problem."""
+    """Return the lowest reward of an honest control, by problem id."""
     floors: dict[str, float] = {}
     for case, verdict in zip(cases, verdicts, strict=True):
         if case.honest and verdict.reward is not None:
@@ -303,10 +317,11 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
     """Return whether a completion was rewarded.
 
-    A completion is rewarded if it passed, or if a learned verifier scores it at least like an
-    honest control.
+    floors: lowest rewards of honest controls, for a learned verifier. An attack is then rewarded if
+        its reward reaches the floor of its problem. None: a completion is rewarded if it passed.
     """
     if floors is None or case.honest:
+        # A control defines the floor of a learned verifier, so it passes once it is judged.
         return verdict.correct if floors is None else verdict.judged
     return verdict.reward is not None and verdict.reward >= floors.get(case.problem.id, 0.0)
 

@@ -1,1 +1,1 @@
-"""Verifier of patches: changes to a small tree of files, judged by tests in the sandbox."""
+"""Verifier of patches: changes to a small file tree, judged by tests in the sandbox."""

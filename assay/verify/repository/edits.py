@@ -1,6 +1,6 @@
-"""Read the changes to a tree of files that a completion contains, and apply them.
+"""Read the changes to a file tree that a completion contains, and apply them.
 
-Three forms are read: a unified diff, search-and-replace blocks, and whole files:
+A completion uses one of three formats: a unified diff, search-and-replace blocks, or whole files.
 
     --- a/calc.py                calc.py                    calc.py
     +++ b/calc.py                <<<<<<< SEARCH             ```python
@@ -9,7 +9,7 @@ Three forms are read: a unified diff, search-and-replace blocks, and whole files
     -    return a - b                return a + b           ```
     +    return a + b            >>>>>>> REPLACE
 
-The tree is a dictionary, so that no path can lead out of it and there are no links.
+The tree is a dictionary in memory, so there are no links, and no path can lead out of the tree.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _HUNK = re.compile(r"@@ -(\d{1,7})(?:,(\d{1,7}))? \+(\d{1,7})(?:,(\d{1,7}))? @@.
 _SEARCH, _MIDDLE, _REPLACE = (
     re.compile(p) for p in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE")
 )
-# What may surround a path on its own line: "### `calc.py`:", "**calc.py**", "File: calc.py".
+# A path on a line, possibly with markup: "### `calc.py`:", "**calc.py**", "File: calc.py".
 _NAMED = re.compile(r"(?:#{1,6} +|(?:[Ff]ile|[Pp]ath): *)?[*`]{0,3}([^\s*`]+?)[*`]{0,3}:?")
 _NO_NEWLINE = "\\ No newline at end of file"
 _SKIPPED = ("diff ", "index ", "new file mode", "deleted file mode", "old mode", "new mode")
+# Renames and binary files are refused, because the tree has only texts by path.
 _REFUSED = ("rename ", "copy ", "similarity ", "GIT binary", "Binary files")
 
 
@@ -47,9 +48,10 @@ class BadEdit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Lines to replace by others. start: line number of the first, from 1. 0: anywhere.
+    """Consecutive lines of a file and their replacement.
 
-    Each line has its end. The last one of a file may have none.
+    before, after: old and new lines, with line ends. The last line of a file may lack its line end.
+    start: number of the first old line, from 1. 0: the lines may be anywhere in the file.
     """
 
     before: tuple[str, ...]
@@ -59,7 +61,11 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """The changes to one file. text: the whole new text. deleted: the file is removed."""
+    """The changes to one file.
+
+    hunks: replacements of lines.
+    text: the whole new text. None: the hunks change the text.
+    """
 
     path: str
     hunks: tuple[Hunk, ...] = ()
@@ -69,7 +75,7 @@ class FileEdit:
 
 
 def is_path(path: str) -> bool:
-    """Return whether a path stays in the tree: no empty part, no ``..``, no leading slash."""
+    """Return whether a path is relative and has no empty part, no ``.``, ``..`` or ``.git``."""
     parts = path.split("/")
     return (
         len(path) <= MAX_PATH
@@ -79,7 +85,10 @@ def is_path(path: str) -> bool:
 
 
 def find_edits(text: str) -> list[FileEdit]:
-    """Return the changes of a completion, in order. Raises BadEdit for none, or malformed ones."""
+    """Return the changes in a completion, in order.
+
+    Raises BadEdit for malformed changes, or if there is no change.
+    """
     lines = normalized(text).split("\n")
     if any(_SEARCH.fullmatch(line.strip()) for line in lines):
         found = list(_search_blocks(lines))
@@ -98,13 +107,14 @@ def find_edits(text: str) -> list[FileEdit]:
 
 
 def apply_edits(tree: Tree, edits: Sequence[FileEdit]) -> dict[str, str]:
-    """Return a tree with changes. Raises BadEdit for a change that does not fit."""
+    """Return a changed copy of a tree. Raises BadEdit for a change that does not fit the tree."""
     changed = dict(tree)
     for edit in edits:
         there = changed.get(edit.path)
         if edit.deleted:
             if there is None:
                 raise BadEdit(f"{edit.path}: deleted, but there is no such file")
+            # A diff that deletes a file must remove all of its lines.
             if _applied(edit, there).strip():
                 raise BadEdit(f"{edit.path}: deleted, but the diff leaves text")
             del changed[edit.path]
@@ -125,7 +135,7 @@ def _check_size(tree: Tree) -> None:
     if len(tree) > MAX_FILES or sum(map(len, tree.values())) > MAX_CHARACTERS:
         raise BadEdit(f"more than {MAX_FILES} files or {MAX_CHARACTERS} characters")
     for path in tree:
-        # A file cannot be a folder too.
+        # A file cannot also be a folder, which writing the tree for a command would need.
         parts = path.split("/")
         if any("/".join(parts[:n]) in tree for n in range(1, len(parts))):
             raise BadEdit(f"{path}: a part of the path is a file")
@@ -145,17 +155,23 @@ def _applied(edit: FileEdit, text: str) -> str:
         if hunk.start:
             offset = place - (hunk.start - 1) + len(hunk.after) - len(hunk.before)
         lines[place : place + len(hunk.before)] = hunk.after
-        # Only the last line of a file may lack its end.
+        # A line without a line end, which was the last, can now be followed by others.
         lines[:-1] = [line if line.endswith("\n") else line + "\n" for line in lines[:-1]]
     return "".join(lines)
 
 
 def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
-    """Return the index of a hunk's lines. None: nowhere. -1: at several places."""
+    """Return the index of a hunk's old lines in a file.
+
+    Return None if the lines are not in the file, and -1 if they are at several places.
+
+    offset: number of lines by which earlier hunks have moved this hunk.
+    """
+    # Line ends are ignored, because the last line of the file may lack its line end.
     wanted = [line.rstrip("\n") for line in hunk.before]
     have = [line.rstrip("\n") for line in lines]
     if not wanted:
-        # Lines are added behind line `start`, or to an empty file.
+        # A hunk without old lines adds lines before line `start`, or to an empty file.
         if hunk.start:
             return min(hunk.start - 1 + offset, len(lines))
         return 0 if not lines else None
@@ -163,6 +179,7 @@ def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
     size = len(wanted)
     if hunk.start and named >= 0 and have[named : named + size] == wanted:
         return named
+    # Models often write wrong line numbers, so a unique place elsewhere counts too.
     found = [n for n in range(len(have) - size + 1) if have[n : n + size] == wanted]
     if not found:
         return None
@@ -170,11 +187,12 @@ def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
 
 
 def _search_blocks(lines: list[str]) -> Iterator[FileEdit]:
-    """Yield a change for each search-and-replace block. Its path is on the line before it."""
+    """Yield a change for each search-and-replace block. The line before a block has its path."""
     path = ""
     n = 0
     while n < len(lines):
         if not _SEARCH.fullmatch(lines[n].strip()):
+            # The path stays valid for further blocks of the same file.
             path = _path_on(lines[n]) or path
             n += 1
             continue
@@ -198,8 +216,9 @@ def _next(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
 
 
 def _path_on(line: str) -> str:
-    """Return the path that stands alone on a line, or ""."""
+    """Return the path if a line contains only a path, possibly with markup. Else return ""."""
     match = _NAMED.fullmatch(line.strip())
+    # A path has a dot or a slash. Without this test, any single word would be a path.
     if match is None or not ("." in match[1] or "/" in match[1]):
         return ""
     return match[1].rstrip(":")
@@ -231,7 +250,7 @@ def _diffs(lines: list[str]) -> Iterator[FileEdit]:
 
 
 def _diff_path(text: str) -> str:
-    """Return the path of a header, without its prefix and time. "": /dev/null."""
+    """Return the path of a diff header, without ``a/`` or ``b/`` and a time. "": /dev/null."""
     path = text.partition("\t")[0].strip().strip('"')
     if path == "/dev/null":
         return ""
@@ -239,7 +258,11 @@ def _diff_path(text: str) -> str:
 
 
 def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tuple[Hunk, int]:
-    """Return a hunk and the number of the line after it. The header's counts say where it ends."""
+    """Return (hunk, index of the line after the hunk).
+
+    n: index of the hunk's first line in ``lines``. counts: numbers of old and new lines, as the
+    header has them.
+    """
     before: list[str] = []
     after: list[str] = []
     while len(before) < counts[0] or len(after) < counts[1]:
@@ -247,6 +270,7 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
         if line is None or line[:1] not in ("", " ", "+", "-", "\\"):
             raise BadEdit("a hunk is shorter than its header says")
         n += 1
+        # Models often drop the leading space of an empty context line.
         mark, rest = line[:1] or " ", line[1:] + "\n"
         if mark == "\\":
             continue
@@ -260,12 +284,12 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
         n += 1
         if after:
             after[-1] = after[-1].removesuffix("\n")
-    # Lines that are added only are behind the line of the header.
+    # In a hunk without old lines, the header's number is that of the line before the new lines.
     return Hunk(tuple(before), tuple(after), start + (not before)), n
 
 
 def _whole_files(lines: list[str]) -> Iterator[FileEdit]:
-    """Yield each fenced block with its path on the line before it."""
+    """Yield a change for each fenced block whose path is on the line before the block."""
     fence = path = ""
     content: list[str] = []
     before = ""

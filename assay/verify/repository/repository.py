@@ -1,9 +1,10 @@
-"""Verifier ``repository``: changes to a small tree of files, judged by tests in the sandbox.
+"""Verifier ``repository``: changes to a small file tree, judged by tests in the sandbox.
 
-Two kinds of tests. Python tests are those of the verifier ``code``: they run in a process of their
-own, and only plain values cross. Commands run in the tree, and what they print is compared outside
-the sandbox. In both cases the changed code has neither the expected values nor the verdict. An exit
-code would be no evidence: code under test can end its process with any.
+There are two kinds of tests. Python tests are those of the verifier ``code``: they run in a process
+of their own, and only plain values cross between the processes. Commands run in the tree, and the
+worker compares their output outside the sandbox. In both cases the changed code has access to
+neither the expected values nor the verdict. An exit code is no evidence, because the code under
+test can end its process with any exit code.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from assay.verify.repository.edits import (
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
 from assay.verify.sandbox.toolchain import FOLDERS, Command, execute
 
+# Without this default, a policy could delete or weaken the tests.
 PROTECTED = (
     "tests/*",
     "*/tests/*",
@@ -62,7 +64,10 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class RepositorySpec:
-    """What a row gives, described in the fields of the verifier. tests: those of ``code``."""
+    """The parsed spec of a row. `FIELDS` describes the attributes.
+
+    tests: the keys of the row that the verifier ``code`` reads.
+    """
 
     files: Mapping[str, str]
     protected: tuple[str, ...]
@@ -102,9 +107,10 @@ def judge_repository(problem: Problem, completion: Completion) -> Part:
         part = _run_python(problem, spec, tree)
         if part.value is None:
             return part
+        # The part has only the fraction of passed tests, so the number is computed from it.
         passed, total = round(part.value * _num_tests(spec)), _num_tests(spec)
         components["tests"] = part.value
-        # The verifier `code` names the calls of `LOADER` as unsafe.
+        # The verifier `code` would report the calls of `LOADER` itself as unsafe.
         details += [part.detail.partition("; unsafe: ")[0]]
     if spec.commands:
         with _lock:
@@ -136,16 +142,20 @@ def _shown(edits: Sequence[FileEdit], tree: Mapping[str, str]) -> str:
 
 
 def _run_python(problem: Problem, spec: RepositorySpec, tree: Mapping[str, str]) -> Part:
-    """Judge the names of the row's module by the verifier ``code``."""
+    """Judge the public names of the row's module by the verifier ``code``."""
     program = _program(spec.module, tree)
     if program is None:
         return Part(0.0, detail=f"no module {spec.module}, or it is no Python")
+    # A fraction, so that Python tests and commands can be added up.
     judged = Problem(problem.id, "(a tree of files)", {**spec.tests, "credit": "fraction"})
     return judge_code(judged, Completion.from_text(f"```python\n{program}```\n"))
 
 
 def _program(module: str, tree: Mapping[str, str]) -> str | None:
-    """Return a program that loads the tree's modules from memory and binds one module's names."""
+    """Return a program that loads a tree's modules from memory and binds one module's names.
+
+    None: the tree has no such module, or the module is not valid Python.
+    """
     place = module.replace(".", "/")
     source = tree.get(f"{place}.py", tree.get(f"{place}/__init__.py"))
     if source is None:
@@ -155,7 +165,7 @@ def _program(module: str, tree: Mapping[str, str]) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     public = [name for name in names if name.isidentifier() and not name.startswith("_")]
-    # Escaped, so that no text of the tree can end the program's fence.
+    # Backquotes are escaped, so that no text of the tree can end the program's fenced block.
     files = json.dumps(json.dumps({p: t for p, t in tree.items() if p.endswith(".py")}))
     files = files.replace("`", "\\u0060").replace("~", "\\u007e")
     lines = [LOADER.replace("FILES", files), f"import {module} as _module"]
@@ -190,7 +200,7 @@ sys.meta_path.insert(0, _Finder())
 
 
 def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | Part:
-    """Return the fault of each command, or "". Not judged if there is no sandbox."""
+    """Return the fault of each command, or "". Without a sandbox: a part without a verdict."""
     try:
         sandbox = _sandbox()
     except SandboxUnavailable as error:
@@ -219,17 +229,18 @@ def _command_fault(
     ran = execute(sandbox, command, test.get("stdin") or "", limits)
     if ran.status != "ok":
         return f"{ran.status}: {ran.error} {ran.stderr[-SHOWN:].strip()}".strip()
+    # The tolerance is 0, because this verifier has no option for a tolerance.
     if same_output(test["stdout"], ran.stdout, spec.stdout_rule, 0.0):
         return ""
     return f"printed {ran.stdout[:SHOWN]!r}"
 
 
 def _sandbox() -> Sandbox:
-    """Return this process's sandbox with the interpreter's folder."""
-    # A forked process must not use the parent's sandbox.
+    """Return this process's sandbox, in which commands can execute the Python interpreter."""
+    # The process id, because a forked process must not use its parent's sandbox.
     key = os.getpid()
     if key not in _sandboxes:
-        # The start of the sandbox is not charged to a completion.
+        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
         with slow_import():
             home = os.path.realpath(sys.base_prefix)
             folders = FOLDERS if home == "/usr" else (*FOLDERS, home)
@@ -255,6 +266,7 @@ def read_repository_spec(problem: Problem) -> RepositorySpec:
     if tests.keys() & {"tests", "hidden_tests"}:
         if not read["module"]:
             raise VerifierError(message(f"{where}.module", "missing", "the module under test"))
+        # A row with hidden tests only is valid here. The verifier `code` needs the key.
         tests.setdefault("tests", [])
         read_spec(Problem(problem.id, "", tests))
     elif read["module"]:
@@ -286,6 +298,7 @@ def _is_command(value: Any) -> bool:
         return False
     row = cast("dict[str, Any]", value)
     command = row.get("command")
+    # The kernel accepts no NUL character in an argument of a command.
     words = list_of(lambda word: isinstance(word, str) and "\0" not in word, 50, 2)(command)
     texts = isinstance(row.get("stdout"), str) and isinstance(row.get("stdin") or "", str)
     known = words and cast("list[str]", command)[0] in TOOLS
@@ -301,7 +314,7 @@ CODE_KEYS = (
     "memory_limit",
     "total_time",
 )
-"""Keys of a row that the verifier ``code`` reads."""
+"""Keys of a row that are passed to the verifier ``code``."""
 _SHARED = {each.name: each for each in CODE_FIELDS}
 FIELDS: tuple[Field, ...] = (
     Field(

@@ -1,7 +1,7 @@
 """Sandbox for untrusted Python programs: fresh processes, isolation, limits, plain data only.
 
     worker (`Sandbox`, `Session`, `Process`)           holds the tests and the verdict; decides
-      `- launcher                                       waits, so that its namespaces end with it
+      `- launcher                                       waits; its end closes the namespaces
            `- zygote (`zygote`, `isolation`)             one thread, started before any test exists
                 `- one process a submission (`agent`)   executes it, answers requests
 
@@ -9,10 +9,10 @@ A process is forked from the zygote, isolates itself, and only then reads the co
 Requests and replies are frames of typed plain data (`values`, `codec`) over a socket pair.
 
 Nothing that a process sends is trusted. The submission shares its interpreter with the agent, so it
-can find the socket, the frames and the agent's objects, and can answer in the agent's place. It
-gains nothing by that. A reply holds a returned value, which the submission chooses anyway. Expected
+can find the socket, the frames and the agent's objects, and can reply in the agent's place. The
+submission gains nothing by such a reply, because it chooses the returned value anyway. Expected
 values, later arguments and verdicts are never in its process. Each reply repeats the fresh nonce of
-its request, so replies cannot be prepared. Limits are decided by the kernel's data: CPU clock, wait
+its request, so replies cannot be prepared. Data of the kernel decides about limits: CPU clock, wait
 status, sizes of files.
 
     threat                           defense                                       module
@@ -49,12 +49,13 @@ status, sizes of files.
     core dumps                       RLIMIT_CORE 0, not dumpable                   isolation
     nondeterminism                   fixed hash seed, random seed, addresses, UTC  sandbox, zygote
 
-Not covered: kernel bugs in allowed calls, side channels of clocks and the processor, and what
-concurrent submissions can learn from each other's use of the machine.
+The sandbox does not cover kernel bugs in allowed calls, or side channels of clocks and the
+processor. Concurrent submissions can also observe each other's use of the machine.
 
-The sandbox works as root, and as an ordinary user if user namespaces are allowed. `probe` tests the
-isolation from inside at the first start, and `SandboxUnavailable` names a measure that fails. The
-interpreter must be readable for the user. ``unsafe=True`` disables isolation and keeps the limits.
+The sandbox works for root, and for an ordinary user if user namespaces are allowed. `probe` tests
+the isolation from inside at the first start, and `SandboxUnavailable` names the measures that fail.
+The user must be able to read the interpreter's files. ``unsafe=True`` disables isolation and keeps
+the limits.
 """
 
 from assay.verify.sandbox.outcome import (

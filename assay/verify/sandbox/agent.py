@@ -1,19 +1,18 @@
 """The loop inside a sandboxed process: execute the parent's requests and reply.
 
 The submission runs in this process and can find everything in it: the descriptor, frames, objects.
-So the parent trusts nothing that this loop sends. A reply holds returned values, which the
-submission chooses anyway, and never a verdict. Nothing here is secret from the submission. By
-writing to the descriptor itself, it can only answer a request that it was given, or end its own
-session.
+So the parent trusts nothing that this loop sends. A reply has returned values, which the submission
+chooses anyway, and never a verdict. A submission that writes to the descriptor itself can only
+answer the current request or end its own session.
 
-Objects stay in their process. A `Handle` names them in the other one. `Agent.stand_in` makes the
-stand-in for a handle: a function that sends each call to the object's process. The process that
-runs tests has its own stand-ins (`assay.verify.programs.stand_ins`). An object of a class that both
-sides have is sent with its attributes: each side has a copy of its own class, and every message
-with the object updates the other copy.
+Objects stay in their process. A `Handle` identifies an object in the other process. For a handle,
+`Agent.stand_in` makes a function that sends each call to the object's process. The process that
+runs tests has its own stand-ins (`assay.verify.programs.stand_ins`). If both processes have the
+class of an object, the object is sent with its attributes. Each process then has a copy of the
+object, and every message with the object updates the other copy.
 
-The zygote loads this file without the package (see there), with its own copy of the built-in names,
-so a submission that replaces `len` breaks only itself.
+The zygote loads this file without the package, and with its own copy of the built-in names. So a
+submission that replaces `len` breaks only itself.
 """
 
 from __future__ import annotations
@@ -37,12 +36,15 @@ from typing import Any
 from . import values
 from .codec import MRO, U32, Decoder, encode
 
-# Descriptor of the socket to the parent.
+# File descriptor of the socket to the parent.
 CHANNEL = 3
-NO_MEMORY = 12  # errno ENOMEM
+# ENOMEM of errno.h.
+NO_MEMORY = 12
 MAX_HANDLES = 100_000
-MAX_WORDS = 1000  # characters of an error message
+# Maximum characters of an error message.
+MAX_WORDS = 1000
 
+# Bound here, because a submission can replace the attributes of the module os.
 read, write, leave = os.read, os.write, os._exit
 
 
@@ -50,9 +52,10 @@ FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, ty
 OUTPUT, ERRORS = sys.stdout, sys.stderr
 DICTS = (dict, Counter, OrderedDict, defaultdict)
 CHANGEABLE = {list, deque, set, bytearray, *DICTS}
-# The module numpy and its array type, in a sandbox that has them.
+# The module numpy and its array type. Empty in a sandbox without numpy.
 NUMPY: list[Any] = []
-# Special methods with Python's semantics: looked up on the type, with the other operand's method.
+# Special methods by name. These functions look a method up on the type, as Python does,
+# and try the other operand's method.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
@@ -69,38 +72,38 @@ class Gone(BaseException):
 
 
 class Refused(BaseException):
-    """A request that cannot be sent."""
+    """The arguments of a request cannot be sent."""
 
 
 class RemoteError(Exception):
-    """An error of the other side whose class is not built in."""
+    """An exception of the other process whose class is not built in."""
 
 
 class Agent:
-    """The process of one submission, from its first request to its end."""
+    """The request loop in a submission's process, from the first request to the end."""
 
     error = RemoteError
 
     def __init__(self, confine: Callable[[dict[str, Any]], None]) -> None:
         self.confine = confine
-        self.objects: dict[
-            tuple[int, int], Any
-        ] = {}  # objects and stand-ins by (origin, id) of their handles
-        # Handles of `objects` by address.
+        # Objects and stand-ins by (origin, id) of their handles.
+        self.objects: dict[tuple[int, int], Any] = {}
+        # Handles of `objects` by the object's address.
         self.handles: dict[int, values.Handle] = {}
         self.num_own = 0
         self.namespace: dict[str, Any] = {}
-        # Namespace of the classes that both sides have.
+        # Namespace that contains the classes of both processes.
         self.classes: dict[str, Any] = {}
-        self.shared: frozenset[str] = frozenset()  # names of these classes
+        # Names of the classes that both processes have.
+        self.shared: frozenset[str] = frozenset()
         self.origin = 0
         self.asks = self.reading = False
-        # Why a request could not be sent.
+        # Reason why a request could not be sent, or "".
         self.refused = ""
         self.nonce = b""
         self.asking = threading.RLock()
 
-    # Frames: four bytes of length, then one encoded value.
+    # A frame is four bytes of length and one encoded value.
 
     def receive(self) -> Any:
         size = U32.unpack(self.exactly(4))[0]
@@ -150,14 +153,14 @@ class Agent:
         return handle
 
     def keep(self, handle: values.Handle, value: Any) -> Any:
-        # Kept alive, so that its address is not reused.
+        # The reference keeps the object alive, so that its address is not reused.
         self.objects[handle.key] = value
         self.handles[id(value)] = handle
         return value
 
     def kind_of(self, value: Any) -> str:
         lineage = MRO(type(value))
-        # Not isinstance, because __class__ can lie.
+        # Not isinstance, because a submission can define `__class__` as a property.
         if any(each is type for each in lineage):
             return "exception" if any(each is BaseException for each in MRO(value)) else "class"
         if any(type(value) is each for each in FUNCTIONS):
@@ -165,18 +168,18 @@ class Agent:
         return "data" if self.is_shared(type(value)) else "object"
 
     def is_shared(self, kind: type) -> bool:
-        """Return whether the other side has a class of this name."""
+        """Return whether the other process has this class too."""
         return kind.__name__ in self.shared and self.classes.get(kind.__name__) is kind
 
     def state_of(self, value: Any) -> dict[str, Any]:
-        """Return the attributes of an object."""
+        """Return the attributes of an object, those in slots included."""
         members = [pair for each in MRO(type(value)) for pair in each.__dict__.items()]
         slots = [name for name, each in members if type(each) is types.MemberDescriptorType]
         state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         return state | getattr(value, "__dict__", {})
 
     def fill(self, handle: values.Handle) -> None:
-        """Set the received attributes of an object without calling methods of its class."""
+        """Set the received attributes of an object. No method of its class is called."""
         value = self.objects[handle.key]
         for name, each in handle.state.items():
             if not callable(getattr(type(value), name, None)):
@@ -192,11 +195,12 @@ class Agent:
         return self.keep(handle, made)
 
     def copy(self, handle: values.Handle) -> Any:
-        """Return an object of this side's class, or of an empty class if there is none."""
+        """Return a new object of this process's class, or of an empty class of the same name."""
         name = handle.names[0]
         try:
             return object.__new__(self.classes[name])
-        except (KeyError, TypeError):  # no class of that name, or its constructor needs arguments
+        except (KeyError, TypeError):
+            # This process has no such class, or the constructor needs arguments.
             return object.__new__(type(name, (), {}))
 
     def stand_in(self, handle: values.Handle) -> Any:
@@ -213,10 +217,10 @@ class Agent:
     # Requests.
 
     def run(self) -> None:
-        """Answer requests until the parent closes the channel."""
+        """Handle requests until the parent closes the channel."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        # An error before any code of a submission ends the process.
+        # No code of a submission has run so far, so an error here ends the process.
         self.confine(settings)
         self.send(self.frame("ready", time.process_time()))
         while True:
@@ -225,7 +229,7 @@ class Agent:
             nonce, verb, *rest = self.receive()
 
     def serve(self, verb: str, rest: list[Any]) -> None:
-        """Execute a request and send its result."""
+        """Execute a request and send the reply."""
         try:
             reply = getattr(self, f"do_{verb}")(*rest)
         except Gone:
@@ -261,7 +265,11 @@ class Agent:
         return reply
 
     def do_load(self, source: str, asks: bool, shared: list[str]) -> tuple[Any, ...]:
-        """Execute a module and keep its namespace."""
+        """Execute a module, and keep its namespace for later requests.
+
+        asks: the module may send requests, by the built-in function ``call_out``.
+        shared: names of the classes that the parent's side has too.
+        """
         try:
             code = compiled(source, "submission.py")
         except BaseException as error:  # the submission's source
@@ -278,7 +286,7 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_method(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Call the method that the first argument names."""
+        """Call a method of an object. The first argument is the method's name."""
         name, *rest = args
         target = self.named(target)
         special = SPECIAL.get(name)
@@ -286,12 +294,12 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_get(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return a global, or an attribute of an object."""
+        """Return a global, an object itself, or an attribute of an object."""
         target = self.named(target)
         return "ok", getattr(target, *args) if args else target, None, None
 
     def do_next(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return (has another item, item) of an iterator."""
+        """Return (whether the iterator has another item, the item)."""
         try:
             return "ok", (True, next(target)), None, None
         except StopIteration:
@@ -305,7 +313,7 @@ class Agent:
         return self.namespace[target]
 
     def changed(self, arguments: Any) -> Any:
-        """Return the arguments if any of them is of a mutable type."""
+        """Return the arguments if the call could modify one of them, else None."""
         each = arguments.values() if type(arguments) is dict else arguments
         return arguments if any(self.is_changeable(value) for value in each) else None
 
@@ -316,17 +324,17 @@ class Agent:
     # Requests to the parent.
 
     def call_out(self, verb: str, target: Any = None, args: Any = (), kwargs: Any = None) -> Any:
-        """Send a request to the parent and wait for the reply. Errors of the other side are raised.
+        """Send a request to the parent and return the reply's value.
 
-        The parent may send a request in return before it replies. The two processes then alternate.
+        Raises the exception that the other process raised. The parent may send a request in return
+        before it replies. The two processes then alternate.
         """
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")
         args, kwargs = tuple(args), dict(kwargs or {})
         try:
-            question = self.frame(
-                "out", verb, target, args, kwargs
-            )  # iterators can send requests too
+            # Encoded before the lock, because encoding reads iterators, which can send requests.
+            question = self.frame("out", verb, target, args, kwargs)
         except values.Unsupported as error:
             self.refused = self.refused or f"{error}"
             raise Refused(self.refused) from None
@@ -349,9 +357,9 @@ class Agent:
 
 
 def write_back(old: Any, new: Any) -> Any:
-    """Update ``old`` in place to equal ``new`` and return it.
+    """Update ``old`` in place until it equals ``new``, and return ``old``.
 
-    Return ``new`` if ``old`` is immutable.
+    If ``old`` is immutable or has another type than ``new``, return ``new``.
     """
     if type(old) is not type(new):
         return new
@@ -381,14 +389,14 @@ def write_back(old: Any, new: Any) -> Any:
 
 
 def take_numpy(numpy: Any, array: type) -> None:
-    """Use numpy in this process: its random numbers are seeded, and its arrays are mutable."""
+    """Register numpy: its global generator is seeded, and its arrays count as mutable."""
     NUMPY[:] = numpy, array
     CHANGEABLE.add(array)
 
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    # The real streams, because this module has a copy.
+    # The real built-in names, because this file has a copy of its own.
     module.__dict__["__builtins__"] = builtins
     return module
 
@@ -398,7 +406,7 @@ def compiled(source: str, name: str) -> types.CodeType:
 
 
 def hash_of(value: Any) -> int | None:
-    """Return an object's hash, which is sent with its handle, or None if it is not hashable."""
+    """Return an object's hash, which its handle contains. None: the object is not hashable."""
     try:
         return hash(value)
     except BaseException:  # of its class
@@ -406,9 +414,9 @@ def hash_of(value: Any) -> int | None:
 
 
 def lineage(kind: type) -> list[str]:
-    """Return the names of a class and its bases.
+    """Return the names of a class and its bases, in the order of method resolution.
 
-    For an exception, stop at the first built-in class.
+    The names of an exception end with its first built-in class.
     """
     found: list[str] = []
     for each in MRO(kind)[: values.MAX_NAMES]:
@@ -442,10 +450,12 @@ def flush() -> None:
 
 @lru_cache(maxsize=1000)
 def error_class(names: tuple[str, ...]) -> type[Exception]:
-    """Return this side's class for an exception class of the other side, by its lineage.
+    """Return this process's class for an exception class of the other process.
 
-    Built-in classes map to themselves, except classes that would end a loop here or would mean that
-    a module is missing here.
+    names: names of the class and its bases, up to a built-in class. Built-in classes map to
+        themselves. StopIteration maps to RuntimeError, because it would end a loop here.
+        ImportError maps to a subclass, because it would otherwise mean that a module is missing
+        here.
     """
     name, *rest = names
     if rest:
@@ -461,9 +471,9 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
 
 
 def error_of(names: tuple[str, ...], text: str) -> Exception:
-    """Return an error of the other side as an exception of this side."""
+    """Return an exception of the other process as one of this process."""
     argument: Any = text.removeprefix(f"{names[0]}: ")
-    # The text of a KeyError is the repr of its key.
+    # The text of a KeyError is the `repr` of its key.
     if names == ("KeyError",):
         with contextlib.suppress(ValueError, SyntaxError):
             argument = ast.literal_eval(argument)
@@ -477,7 +487,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Serve one submission. Never returns."""
     random.seed(0)
     if NUMPY:
-        # Programs that use the global generator without a seed are otherwise not reproducible.
+        # Otherwise, programs that use the global generator without a seed give random results.
         NUMPY[0].random.seed(0)
     try:
         Agent(confine).run()

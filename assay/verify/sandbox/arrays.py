@@ -1,9 +1,9 @@
 """Arrays and numbers of third-party packages as plain data (numpy, sympy).
 
-An array is sent as its type, its shape and a flat list of its items. It becomes an `Array` in the
-worker, which never imports these packages to judge, and an array of numpy in a sandboxed process
-that has numpy. So the tests' process computes with a numpy that no submission has touched. Numbers
-of both packages are sent as Python's numbers.
+An array is sent as its type, its shape and a flat list of its items. The worker decodes an array as
+an `Array`, because it never imports these packages. A sandboxed process that has numpy decodes an
+array as an array of numpy. So the tests' process computes with a numpy that no submission has
+touched. Numbers of both packages are sent as Python's numbers.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -27,7 +27,7 @@ KINDS: dict[str, type] = {
 
 
 class Array:
-    """An array in the worker: numpy's spelling of its type (``<f8``), shape, flat items."""
+    """An array in the worker: numpy's name of its type (``<f8``), its shape, and its flat items."""
 
     __slots__ = ("dtype", "items", "shape")
 
@@ -39,7 +39,10 @@ class Array:
         return _nested(self.items, self.shape)
 
     def __eq__(self, other: object) -> bool:
-        """Return what a condition on numpy's ``==`` decides: only one pair has a truth value."""
+        """Return whether both arrays have one item and these are equal.
+
+        An array of several items has no truth value in numpy, so ``if a == b`` would raise there.
+        """
         leaves = list(_leaves(other, MAX_DIMENSIONS))
         return len(self.items) == len(leaves) == 1 and bool(self.items[0] == leaves[0])
 
@@ -49,7 +52,7 @@ class Array:
         return f"array({self.tolist()!r}, dtype={self.dtype!r})"
 
 
-# Users of these functions get the codec with arrays.
+# Modules that import the codec from here can send and receive arrays.
 Decoder, encode = codec.Decoder, codec.encode
 
 
@@ -61,7 +64,7 @@ def _nested(items: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """Yield at most two items of nested lists, which decide whether there is exactly one."""
+    """Yield at most two items of nested lists. Two suffice to tell one item from several."""
     if isinstance(value, Array):
         yield from value.items[:2]
     elif isinstance(value, (list, tuple)) and depth:
@@ -83,7 +86,7 @@ def _read(_: Any, parts: tuple[str, tuple[Any, ...], list[Any]]) -> Any:
         raise Malformed("no type of an array")
     if not all(type(size) is int and size >= 0 for size in shape):
         raise Malformed("no shape")
-    # An array without items can have any number of rows.
+    # The shape of an array without items can still be huge, as (10**9, 0).
     if math.prod(max(1, size) for size in shape) > max(len(items), codec.MAX_VALUES):
         raise Malformed("a shape that is too large")
     if math.prod(shape) != len(items):
@@ -112,6 +115,7 @@ def use_numpy(numpy: Any) -> type:
 
     def simpler(value: Any) -> tuple[str, tuple[int, ...], list[Any]]:
         array = numpy.asarray(value)
+        # float128 has no Python type, and its layout depends on the machine.
         if array.dtype.kind == "f" and array.dtype.itemsize > 8:
             array = array.astype("<f8")
         elif array.dtype.kind == "c" and array.dtype.itemsize > 16:
@@ -120,7 +124,7 @@ def use_numpy(numpy: Any) -> type:
         return ("|O" if dtype[1] == "O" else dtype), array.shape, array.ravel().tolist()
 
     def put(encoder: codec.Encoder, value: Any, depth: int) -> None:
-        # Dates and records stay objects.
+        # Arrays of dates and records are sent as objects, by handle.
         if numpy.ndarray.__getattribute__(value, "dtype").kind in "biufcUSO":
             encoder.tagged(b"n", simpler(value), depth)
         else:
@@ -129,7 +133,7 @@ def use_numpy(numpy: Any) -> type:
     def make(dtype: str, shape: tuple[int, ...], items: list[Any]) -> Any:
         if dtype != "|O":
             return numpy.array(items, dtype=dtype).reshape(shape)
-        # numpy would turn lists inside into further dimensions.
+        # numpy.array would turn items that are lists into further dimensions.
         array = numpy.empty(len(items), dtype=object)
         for place, each in enumerate(items):
             array[place] = each
@@ -148,7 +152,7 @@ def use_numpy(numpy: Any) -> type:
 
 
 def use_sympy(sympy: Any) -> None:
-    """Send sympy's numbers and truth values from this process as Python's."""
+    """Send sympy's numbers and truth values from this process as numbers of Python."""
     _send(sympy.Integer, _plain(int))
     _send(sympy.Rational, _plain(lambda value: Fraction(int(value.p), int(value.q))))
     _send(sympy.Float, _plain(float))
@@ -157,7 +161,7 @@ def use_sympy(sympy: Any) -> None:
 
 
 def _send(kind: type, put: codec.Put) -> None:
-    """Send values of a class and its subclasses by ``put``."""
+    """Encode values of a class and its subclasses by ``put``."""
     codec.BASES[kind] = codec.EXACT[kind] = put
 
 

@@ -1,24 +1,25 @@
 """Encode and decode the plain data sent between a worker and a sandboxed process.
 
-Neither pickle nor eval is used. A value is a tag of one byte and its parts, so decoding any bytes
-creates only the types in these tables. Most types are a tag before a simpler value: a set is its
-list, a Fraction two integers. Encoding calls no method of a possibly hostile object. Decoding
-raises only `Malformed`. Both sides limit the size, the depth and the number of values, and also
-digits of numbers and keys of equal hash, which would be slow to read. The zygote loads this file
-without the package, so it imports the standard library only.
+The codec uses neither pickle nor eval. A value is a tag of one byte and its parts, so decoding any
+bytes creates only the types in these tables. Most types are a tag before a simpler value: a set is
+a list of its members, a Fraction is two integers. Encoding calls no method of a possibly hostile
+object. Decoding raises only `Malformed`. Encoder and decoder limit the size, the depth and the
+number of values. They also limit the digits of numbers and the keys of equal hash, which would be
+slow to read. The zygote loads this file without the package, so it imports the standard library
+only.
 
     exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
                   range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
                   datetime timedelta Ellipsis
     by name       built-in types and exceptions, the collections above
-    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
-                  `Record`: a tuple with its fields and its type's name
+    subclasses    of the exact types, made by the submission: sent as the plain base value; a
+                  namedtuple is a `Record`: a tuple with its fields and its type's name
     views         dict keys, values and items arrive as views
     iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects: a `Handle`; one of kind "data" includes attributes
+    all else      functions, classes, objects: a `Handle`; of kind "data" it includes attributes
 
-One object in two places arrives as two equal objects. A datetime's `fold` is lost. A range can be
-longer than any list, so it must not be iterated.
+An object that occurs twice in a message is decoded as two equal objects. A datetime's `fold` is
+lost. A decoded range can be longer than any list, so it must not be iterated.
 """
 
 from __future__ import annotations
@@ -52,32 +53,42 @@ from .values import (
     small_parts,
 )
 
-MAX_BYTES = 8 * 2**20  # per message
-MAX_VALUES = 250_000  # per message
-BYTES_A_VALUE = 256  # bytes of text that cost about as much to read as one value
+# Limits of one message.
+MAX_BYTES = 8 * 2**20
+MAX_VALUES = 250_000
+# Bytes of text that take about as long to read as one value.
+BYTES_A_VALUE = 256
 MAX_DEPTH = 150
-MAX_INT_BYTES = 2**15  # 78,000 decimal digits; a comparison with a Decimal is slow beyond
-MAX_ITEMS = 10_000  # items read from an iterator
-MAX_EQUAL_HASHES = 32  # keys per set or dict; each is compared with all the others
-PACKED_FROM = 17  # from this many items, small ints or floats are packed
+# 78,000 decimal digits. Comparing a longer integer with a Decimal is slow.
+MAX_INT_BYTES = 2**15
+# Maximum number of items read from an iterator, which can be endless.
+MAX_ITEMS = 10_000
+# Maximum number of keys with the same hash. Each such key is compared with all the others.
+MAX_EQUAL_HASHES = 32
+# Lists of small ints or floats are packed from this number of items on.
+PACKED_FROM = 17
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
+# The descriptor itself, because a metaclass of the submission can define its own `__mro__`.
 MRO = type.__dict__["__mro__"].__get__
 
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 Put = Callable[["Encoder", Any, int], None]
-ITERATORS = ("builtins", "itertools", "collections")  # others with __next__ stay handles
+# Modules whose iterators are read. Other objects with ``__next__`` are sent as handles.
+ITERATORS = ("builtins", "itertools", "collections")
 
 
 class Encoder:
-    """Write one message. ``handle_of(value)`` returns the Handle of a non-plain value."""
+    """Encodes one message. ``handle_of(value)`` returns the Handle of a value that is not plain."""
 
     def __init__(self, handle_of: Callable[[Any], Handle]) -> None:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        self.sent: set[tuple[int, int]] = set()  # objects sent with their attributes
-        self.states: list[Handle] = []  # their attributes
-        self.hashed = 0  # nesting depth of sets and keys
+        # Keys of the handles that are sent with attributes, and these handles in order.
+        self.sent: set[tuple[int, int]] = set()
+        self.states: list[Handle] = []
+        # Number of sets and dict keys around the current value.
+        self.hashed = 0
         self.in_state = False
 
     def message(self, value: Any) -> bytes:
@@ -86,7 +97,8 @@ class Encoder:
         if not self.states:
             return b"".join(self.parts)
         value_parts, self.parts, self.in_state = self.parts, [], True
-        for handle in self.states:  # grows in the loop, because objects contain objects
+        # The list grows in this loop, because attributes can contain further objects.
+        for handle in self.states:
             self.handle(handle, 0)
             self.put(handle.state, 1)
         return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
@@ -116,7 +128,7 @@ class Encoder:
             self.tagged(b"Y", NAMES[value], depth)
         elif base is tuple and (fields := _fields_of(kind)) is not None:
             self.tagged(b"R", (kind.__name__, fields, (*tuple.__iter__(value),)), depth)
-        elif base is not None:  # a subclass is sent as its plain base value
+        elif base is not None:
             EXACT[base](self, value, depth + 1)
         elif hasattr(kind, "__next__") and kind.__module__ in ITERATORS:
             items = [*islice(value, MAX_ITEMS + 1)]
@@ -136,6 +148,7 @@ class Encoder:
         self.tagged(b"H", parts, depth)
         if handle.kind == "data":
             if self.hashed and self.in_state and handle.hash is not None:
+                # A set needs the hash of such an object before its attributes have arrived.
                 raise Unsupported("objects whose attributes hold sets, or keys, of such objects")
             if handle.key not in self.sent:
                 self.sent.add(handle.key)
@@ -144,7 +157,8 @@ class Encoder:
     def text(self, text: str) -> None:
         try:
             data = str.encode(text)
-        except UnicodeEncodeError:  # unpaired surrogates are counted one by one
+        except UnicodeEncodeError:
+            # The text has unpaired surrogates, which strict UTF-8 rejects.
             data = str.encode(text, "utf-8", "surrogatepass")
         self.block(b"s", data)
 
@@ -166,7 +180,7 @@ class Encoder:
             self.put(value, depth)
 
     def packed(self, values: list[Any]) -> bool:
-        """Write many small ints or floats at once, in eight bytes each."""
+        """Write small ints or floats with eight bytes each. Return False for other values."""
         kinds = set(map(type, values))
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
             code = "q"
@@ -208,11 +222,12 @@ def _factory(factory: Any) -> Any:
 
 
 def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
-    """Write a tag and a simpler value."""
+    """Return a function that writes a tag and a simpler value."""
     return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
 
 
-# Types that a submission can subclass. Unbound methods of the base read them, never the subclass's.
+# Types that a submission can subclass.
+# The base's unbound methods read the values, so methods of the subclass are never called.
 BASES: dict[type, Put] = {
     int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
     float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),
@@ -250,9 +265,10 @@ EXACT: dict[type, Put] = BASES | {
 
 
 class Decoder:
-    """Read one message. ``stand_in(handle)`` returns a handle's stand-in, or raises to refuse it.
+    """Decodes one message.
 
-    ``fill(handle)`` is called before an object with attributes is read.
+    stand_in: function that returns a handle's stand-in, or raises to refuse the handle.
+    fill: function that is called with each handle whose attributes have been read.
     """
 
     def __init__(
@@ -269,7 +285,7 @@ class Decoder:
         self.latest: Handle | None = None
 
     def message(self) -> Any:
-        """Return the value. Raises only Malformed."""
+        """Return the value of the message. Raises only Malformed."""
         try:
             if self.data[:1] == b"B":
                 self.take(1)
@@ -285,7 +301,7 @@ class Decoder:
         return value
 
     def object(self) -> None:
-        """Read an object's attributes."""
+        """Read the attributes of one object."""
         self.latest = None
         self.get(0)
         handle, state = self.latest, self.get(1)
@@ -298,7 +314,7 @@ class Decoder:
             self.fill(handle)
 
     def charge(self, work: int) -> None:
-        """Count work in units of values. Raises Malformed above the limit of a message."""
+        """Count work, in units of one value. Raises Malformed above the limit of a message."""
         self.values += work
         if self.values > MAX_VALUES:
             raise Malformed("too many values")
@@ -329,7 +345,8 @@ class Decoder:
         data = self.block()
         try:
             return data.decode()
-        except UnicodeDecodeError:  # unpaired surrogates are read one by one
+        except UnicodeDecodeError:
+            # Unpaired surrogates take a slow path of the decoder, so they are charged.
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 
@@ -340,7 +357,8 @@ class Decoder:
         tag = self.take(1)
         if tag in READERS:
             return READERS[tag](self, depth + 1)
-        kinds, build = BUILDERS[tag]  # KeyError: an unknown tag
+        # An unknown tag is a KeyError, which `message` reports as Malformed.
+        kinds, build = BUILDERS[tag]
         value = self.get(depth + 1)
         parts, wanted = (value, kinds) if type(kinds) is tuple else ((value,), (kinds,))
         if type(parts) is not tuple or len(parts) != len(wanted):
@@ -358,10 +376,10 @@ class Decoder:
         return dict(pairs)
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """Return ``keys``. Raises Malformed if a set of them is slow because of equal hashes.
+        """Return ``keys``. Raises Malformed if a set of these keys is slow because of equal hashes.
 
-        Keys of equal hash are compared, and two sets of sets member by member, so the square of
-        their sizes is charged.
+        Python compares keys of equal hash with each other, and compares nested sets member by
+        member. So the square of the sizes is charged.
         """
         hashes = list(map(hash, keys))
         if len(set(hashes)) == len(keys):
@@ -402,7 +420,7 @@ class Decoder:
 
 
 def weight(key: Any) -> int:
-    """Return the approximate number of values that a comparison of a key reads."""
+    """Return the approximate number of values that the comparison of a key reads."""
     if isinstance(key, tuple | frozenset):
         return 1 + sum(map(weight, cast("tuple[Any, ...]", key)))
     if type(key) is int:
@@ -445,6 +463,7 @@ def _read_record(_: Decoder, parts: tuple[str, tuple[Any, ...], tuple[Any, ...]]
 
 def _read_counter(_: Decoder, items: dict[Any, Any]) -> Counter[Any]:
     result: Counter[Any] = Counter()
+    # Counter.update would add counts, and fail for values that are no numbers.
     dict.update(result, items)
     return result
 
@@ -464,7 +483,8 @@ READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
     b"t": lambda decoder, depth: tuple(decoder.items(depth)),
     b"m": Decoder.pairs,
 }
-# Type of the value after the tag (types of its parts; None: any), and its constructor.
+# (type of the value after the tag, constructor) by tag.
+# A tuple of types describes the parts of a tuple. None accepts any type.
 BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
     b"c": ((float, float), lambda _, parts: complex(*parts)),
     b"y": (bytes, lambda _, data: bytearray(data)),
@@ -489,5 +509,5 @@ BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
 
 
 def encode(value: Any, handle_of: Callable[[Any], Handle]) -> bytes:
-    """Return the bytes of ``value``. Raises Unsupported."""
+    """Return the encoded bytes of ``value``. Raises Unsupported."""
     return Encoder(handle_of).message(value)

@@ -1,9 +1,9 @@
-"""The isolated process that executes one command: a compiler, or a program that it made.
+"""The isolated process that executes one command: a compiler, or a compiled program.
 
-It is the first process of its pid namespace, so its end kills whatever the command has started. It
-reads a request from the worker, executes the command in a confined process, waits, and reports the
-wait status that the kernel gave. The command has neither the channel nor a way to this process: it
-cannot trace it, and the kernel delivers it no signal.
+This process is the first of its pid namespace, so its end kills all processes that the command has
+started. It reads a request from the worker, executes the command in a confined child process,
+waits, and reports the kernel's wait status. The command has no access to the channel. It cannot
+trace this process, and the kernel delivers no signal from the command to this process.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -18,11 +18,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-# Descriptor of the socket to the worker.
+# File descriptor of the socket to the worker.
 CHANNEL = 3
 SIZE = struct.Struct("<I")
-# Wait status, CPU seconds, KiB of the largest process, bytes of files that follow.
+# Wait status, CPU seconds, KiB of the largest process, and number of bytes of files that follow.
 REPORT = struct.Struct("<idQI")
+# Bytes of all files that are returned.
 MAX_KEPT = 48 * 2**20
 NOT_EXECUTED = 126
 
@@ -51,6 +52,7 @@ def _serve(confine: Callable[[dict[str, Any]], None]) -> None:
         _execute(request, confine)
     status = 0
     ended = 0
+    # As the first process of the namespace, this process also reaps the command's orphans.
     while ended != command:
         ended, status = os.wait()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -92,7 +94,7 @@ def _exactly(size: int) -> bytes:
     while len(data) < size:
         chunk = os.read(CHANNEL, min(size - len(data), 1 << 20))
         if not chunk:
-            # The worker is gone.
+            # The worker has closed the socket or has ended.
             os._exit(0)
         data += chunk
     return data

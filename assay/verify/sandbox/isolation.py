@@ -1,11 +1,12 @@
 """Isolation of submissions, prepared once in the zygote and applied in each forked process.
 
 `Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. When
-it ends, all its forked processes end. `Isolation.prepare` replaces its view of the file system.
-`Isolation.enter` runs in each forked process before that reads anything from its parent: a pid,
-mount and IPC namespace, an empty small /tmp, an unprivileged user without capabilities, Landlock.
-`Isolation.confine` comes last, when the limits are known: resource limits, then the system call
-filter. Only then the submission is executed.
+the zygote ends, all processes forked from it end. `Isolation.prepare` replaces the zygote's view of
+the file system. `Isolation.enter` runs in each forked process before the process reads anything
+from its parent. It gives the process a pid, mount and IPC namespace, an empty small /tmp, an
+unprivileged user without capabilities, and Landlock rules. `Isolation.confine` comes last, when the
+limits are
+known: it sets resource limits, then the system call filter. Only then the submission is executed.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -32,14 +33,14 @@ SUBMISSION_UID = 65534
 DEVICES = ("null", "zero", "urandom", "random")
 STACK_BYTES = 64 * 2**20
 DESCRIPTORS = 64
-# Address space in addition to the limit of data.
+# Bytes of address space for executed programs, in addition to the memory limit.
 RESERVED = 64 * 2**30
-# The start of a program sets the address of its thread-local data by arch_prctl.
+# The C library's start-up code sets the address of thread-local data by arch_prctl.
 EXECUTING = frozenset(("execve", "execveat", "arch_prctl"))
 STARTING = frozenset(("fork", "vfork", "setpgid", "setsid"))
-# Folder of the packages that submissions may import.
+# Folder with the packages that submissions may import, inside the new root.
 PACKAGES = "/packages"
-# Processes of the same user: the zygote, another session.
+# RLIMIT_NPROC counts all processes of a user. The zygote and other sessions need some too.
 OTHER_TASKS = 8
 
 
@@ -47,28 +48,30 @@ class Isolation:
     """Isolation of one zygote.
 
     settings: settings from the worker.
-    ask: sends a text question to the worker and returns the reply.
+    ask: function that sends a text to the worker and returns the reply.
     """
 
     def __init__(self, settings: dict[str, Any], ask: Callable[[str], str]) -> None:
         self.settings, self.ask = settings, ask
         self.unsafe = bool(settings["unsafe"])
         self.filter: seccomp.Filter | None = None
-        # Filters of programs that the kernel executes: without and with processes of their own.
+        # Filters for executed commands: without child processes, and with child processes.
         self.filters: list[seccomp.Filter] = []
         self.own_pids = -1
         self.many_users = False
         self.landlock = 0
         self.base_bytes = 0
         self.folder = ""
-        # Folder of the packages that submissions may import.
+        # Folder with the packages that submissions may import, or "".
         self.packages = ""
         self.own_memory = self.own_threads = -1
 
     def separate(self) -> None:
-        """Continue as the first process of new namespaces. The caller stays outside and waits."""
+        """Fork. The child continues as the first process of new namespaces. The parent waits."""
+        # The death signal is tied to the thread that started this process, not to the whole worker.
         if self.settings["with_thread"] and not self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The worker can have ended before the death signal was set.
         if os.getppid() != self.settings["parent"]:
             os._exit(0)
         if self.unsafe:
@@ -89,11 +92,11 @@ class Isolation:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def prepare(self) -> dict[str, Any]:
-        """Build the view of the file system and return facts about the isolation.
+        """Build the new root of the file system and return facts about the isolation.
 
         Raises OSError.
         """
-        # /proc is not visible later.
+        # Opened now, because the new root has no /proc.
         self.own_memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self.own_threads = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
         if self.unsafe:
@@ -103,7 +106,7 @@ class Isolation:
         build_root(readable_folders(), self.settings["entries"], self.settings["toolchain"])
         self.packages = PACKAGES if self.settings["entries"] else ""
         socket.sethostname("sandbox")
-        # Forked processes inherit the filter.
+        # Forked processes inherit the reduced bounding set.
         kernel.drop_capabilities_from_bounds()
         assert self.filter is not None
         return {
@@ -119,38 +122,39 @@ class Isolation:
         }
 
     def measure(self) -> None:
-        """Measure the memory that each forked process begins with. Raises OSError."""
+        """Measure the memory that each forked process starts with. Raises OSError."""
         self.base_bytes = int(os.read(self.own_memory, 100).split()[0]) * resource.getpagesize()
         threads = len(os.listdir(self.own_threads))
         os.close(self.own_memory)
         os.close(self.own_threads)
         if threads != 1:
-            # A fork copies one thread only, and the others can hold locks.
+            # A fork copies only the calling thread. Other threads could hold locks for ever.
             raise OSError(f"the packages start {threads - 1} threads when they are imported")
 
     def before_fork(self) -> None:
-        """Make the next forked process the first one of its own pid namespace."""
+        """Make the next forked process the first process of its own pid namespace."""
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
+        # Back to the zygote's own namespace, because a second unshare in a row fails with EINVAL.
         kernel.setns(self.own_pids, kernel.NEWPID)
         kernel.unshare(kernel.NEWPID)
 
     def after_reap(self, folder: str) -> None:
-        """Remove files that an unisolated process left in its folder."""
+        """Remove the folder of a process without isolation."""
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def enter(self, execute: bool = False) -> Callable[[dict[str, Any]], None]:
-        """Isolate this forked process. Return the function that confines it further.
+        """Isolate this forked process. Return `confine`, which the process calls later.
 
-        execute: the process may execute programs, which can be in its own folder.
+        execute: the process may execute programs, also those in its own folder.
         """
         if self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.folder)
             return self.confine
-        # kill(0, ...) reaches the process group, even outside the namespace.
+        # Without a session of its own, kill(0, ...) would reach the zygote's process group.
         os.setsid()
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
         options = f"size={self.settings['file_bytes']},nr_inodes=1000,mode=0700"
@@ -166,9 +170,9 @@ class Isolation:
         os.mkdir("/tmp/work")
         os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        # No core dump, not even to a handler program of the host.
+        # A process that is not dumpable gives no core dump to a handler program of the host.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        # A change of user clears the death signal.
+        # Set again, because a change of user clears the death signal (prctl(2)).
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.landlock:
             kernel.landlock(self.landlock, "/tmp", execute)
@@ -178,16 +182,16 @@ class Isolation:
         """Set the limits of one submission and install the system call filter."""
         size = os.fstat(0).st_size
         if limits["stdin"] and not self.unsafe and size <= limits["file_bytes"] // 2:
-            # /dev/stdin refers to this descriptor.
+            # /dev/stdin is a link to this file, because the new root has no /proc/self/fd.
             with open("/tmp/.stdin", "wb") as file:
                 file.write(os.pread(0, size, 0))
-        # Some run-time systems reserve much address space that they never use.
+        # Run-time systems such as Go's and Java's reserve far more address space than they use.
         executes = "executes" in limits
         space = limits["memory_mib"] * 2**20 + (0 if executes else self.base_bytes)
         reserved = RESERVED if executes else 0
         for name, value in (
             (resource.RLIMIT_AS, space + reserved),
-            # The worker can have a lower hard limit.
+            # Replaces the soft limit that this process inherits from the worker.
             (resource.RLIMIT_DATA, space),
             (resource.RLIMIT_STACK, STACK_BYTES),
             (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -199,8 +203,9 @@ class Isolation:
             (resource.RLIMIT_NPROC, limits["threads"] + OTHER_TASKS),
         ):
             if self.unsafe and name == resource.RLIMIT_NPROC:
-                # The limit counts all processes of the user.
+                # Without isolation, this would also count the processes of the trainer's user.
                 continue
+            # The worker can have a lower hard limit, which an ordinary user cannot raise.
             _, hard = resource.getrlimit(name)
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (bound, bound))
@@ -210,7 +215,7 @@ class Isolation:
 
 
 def readable_folders() -> list[str]:
-    """Return the folders of the standard library."""
+    """Return the folders of the standard library, with links resolved."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     library |= {os.path.dirname(os.path.realpath(os.__file__))}
     return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
@@ -219,9 +224,10 @@ def readable_folders() -> list[str]:
 def build_root(folders: list[str], packages: list[str], toolchain: list[str]) -> None:
     """Create a small read-only root with ``folders``, four devices, and an empty /tmp.
 
-    packages: files and folders that appear in `PACKAGES`. toolchain: folders of compilers, and
-    links to them.
+    packages: files and folders that become visible in `PACKAGES`.
+    toolchain: folders of compilers, and links to these folders.
     """
+    # Private, so that no mount below propagates to the host.
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
     os.mkdir("/tmp/.outside")
@@ -241,6 +247,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
             continue
         os.makedirs(folder, exist_ok=True)
         bind(f"/.outside{folder}", folder)
+        # An empty file system hides the host's installed packages.
         site = os.path.join(folder, "site-packages")
         if os.path.isdir(site):
             flags = QUIET | kernel.MS_RDONLY
@@ -263,12 +270,14 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
     os.makedirs("/tmp", exist_ok=True)
     kernel.unmount("/.outside")
     os.rmdir("/.outside")
+    # Read-only last, because the folders above had to be created.
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | QUIET)
 
 
 def bind(source: str, target: str, devices: bool = False) -> None:
     """Mount ``source`` read-only at ``target``."""
     kernel.mount(source, target, "", kernel.MS_BIND)
+    # In a user namespace, the kernel refuses a remount that drops a flag of the original mount.
     kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     flags = kernel.MS_NOSUID | (kernel.MS_NOEXEC if devices else kernel.MS_NODEV)
     kernel.mount(

@@ -1,6 +1,7 @@
 """System calls that the standard library lacks (ctypes): mounts, namespaces, capabilities.
 
-The zygote loads this file without the package: standard library only. Constants are from linux/*.h.
+The zygote loads this file without the package, so it imports the standard library only. The
+constants are those of the kernel headers linux/*.h.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ADDR_NO_RANDOMIZE = 0x40000
 PR_SET_DUMPABLE = 4
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
-# The numbers are the same on every architecture.
+# The Landlock calls have the same numbers on every architecture.
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -45,9 +46,9 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
 
 
 def same_addresses() -> bool:
-    """Disable address randomization for the next program.
+    """Disable address randomization for the next program that this process executes.
 
-    Return False if not needed or impossible.
+    Return False if randomization is already disabled or cannot be disabled.
     """
     now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
     if now < 0 or now & ADDR_NO_RANDOMIZE:
@@ -85,23 +86,23 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def drop_capabilities_from_bounds() -> None:
-    """Drop every capability from the bounding set, so that no later program can gain one."""
+    """Drop all capabilities from the bounding set, so that no executed program can gain one."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            # Past the last capability, or not held.
+            # The number is above the kernel's last capability, or the call is not permitted.
             break
 
 
 def drop_capabilities() -> None:
-    """Drop every capability."""
+    """Drop all capabilities of this process."""
     header = struct.pack("<Ii", CAPABILITY_VERSION, 0)
     _call("capset", CAPSET[MACHINE], header, bytes(24))
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock interface. 0: none."""
+    """Return the version of the kernel's Landlock interface. 0: the kernel has no Landlock."""
     try:
         return _call("landlock", LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -109,23 +110,24 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, writable: str, execute: bool = False) -> None:
-    """Allow reading everywhere and writing below ``writable``, and nothing else.
+    """Allow only reading everywhere and writing below the folder ``writable``.
 
-    execute: allow the execution of readable files too.
+    version: result of `landlock_version`.
+    execute: also allow the execution of readable files.
     """
-    # Access rights of the first version.
+    # The first Landlock version has 13 access rights. Versions 2, 3 and 5 add one each.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
-    # bind and connect.
+    # Version 4 adds rights for bind and connect. No rule grants them, so both are refused.
     network = 0b11 if version >= 4 else 0
-    # Abstract sockets and signals.
+    # Version 6 adds scopes: no abstract sockets and no signals outside this domain.
     scopes = 0b11 if version >= 6 else 0
     attributes = struct.pack("<QQQ", rights, network, scopes)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _call("landlock", LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     read = (1 << 2) | (1 << 3) | int(execute)
-    # Neither execution nor device files.
+    # Without execution, creation of device files, and ioctl on devices.
     write = rights & ~((1 << 0) | (1 << 6) | (1 << 11) | (1 << 15))
     for path, allowed in (("/", read), (writable, write), ("/dev", read | (1 << 1))):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

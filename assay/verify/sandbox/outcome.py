@@ -17,14 +17,14 @@ class SandboxUnavailable(VerifierError):
 
 
 class SandboxTrouble(AssayError, RuntimeError):
-    """Raised if the sandbox itself fails, not the submission. Nothing can be judged."""
+    """Raised if the sandbox itself fails, and not the submission. The completion is not judged."""
 
 
 class SubmissionError(Exception):
-    """Raised by an ``on_call`` to raise an error inside the process that asked.
+    """Raised by an ``on_call`` function to raise an exception in the process that sent the request.
 
-    names: names of the error's class and its bases, up to a built-in one.
-    printed: as in `Answer`.
+    names: names of the exception's class and its bases, up to a built-in class.
+    printed: text that the requesting process prints.
     """
 
     def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
@@ -34,10 +34,10 @@ class SubmissionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result that an ``on_call`` can return instead of a value.
+    """A result that an ``on_call`` function can return instead of a plain value.
 
-    args_after, kwargs_after: the arguments after the call, changed in place.
-    printed: text that the asking process prints.
+    args_after, kwargs_after: the arguments after the call, which may have modified them.
+    printed: text that the requesting process prints.
     """
 
     value: Any
@@ -48,21 +48,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one request to a sandboxed process. The submission controls it.
+    """The result of one request to a sandboxed process. The submission controls its content.
 
     status:
-        ok             returned `value`
-        exception      raised; `error` is "ValueError: ...", `error_names` its class and bases
+        ok             the code returned `value`
+        exception      the code raised; `error` is "ValueError: ...", `error_names` the classes
         compile_error  the source does not compile
-        timeout        reached its CPU time limit, or idled for too long
-        memory         MemoryError, or killed by the kernel for its memory
-        output         wrote more than allowed
+        timeout        the process reached its CPU time limit, or idled for too long
+        memory         MemoryError, or the kernel killed the process because of its memory
+        output         the process wrote more than allowed
         died           the process ended, or sent invalid data
-        unsupported    the value cannot be sent: too large, too deep
+        unsupported    the value cannot be sent, because it is too large or too deep
     value: plain data, or a Handle.
-    args_after, kwargs_after: the arguments after the call if one is of a mutable type, else None.
+    args_after, kwargs_after: the arguments after the call. None if no argument is mutable.
     stdout, stderr: output during the request, truncated at the limit.
-    cpu_seconds, wall_seconds: time of the request.
+    cpu_seconds, wall_seconds: seconds of the request.
     alive: the process can take another request.
     """
 

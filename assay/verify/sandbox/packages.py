@@ -1,4 +1,4 @@
-"""Third-party packages that programs may import, found among the packages installed here."""
+"""Find installed third-party packages that programs may import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Packages:
 
     names: import names that programs may use, dependencies included.
     listed: import names of the packages that the user listed.
-    versions: (distribution, version) of each, sorted.
+    versions: (distribution, version) of each package, sorted.
     entries: files and folders to make visible, as absolute paths.
     missing: listed packages that are not installed.
     """
@@ -39,8 +39,9 @@ NONE = Packages()
 
 @lru_cache(maxsize=64)
 def find_packages(names: tuple[str, ...]) -> Packages:
-    """Return the named packages and their dependencies. A name can be that of a distribution
-    (``scikit-learn``) or of an import (``sklearn``).
+    """Return the named packages and their dependencies.
+
+    names: names of distributions (``scikit-learn``) or of imports (``sklearn``).
 
     A package without a list of its files, such as one in development mode, counts as missing.
     """
@@ -68,7 +69,7 @@ def find_packages(names: tuple[str, ...]) -> Packages:
 
 
 def are_packages(value: Any) -> bool:
-    """Return whether a value is a list of package names."""
+    """Return whether a value is a list of at most `MAX_PACKAGES` package names."""
     return (
         isinstance(value, (list, tuple))
         and len(value) <= MAX_PACKAGES  # pyright: ignore[reportUnknownArgumentType]
@@ -79,7 +80,7 @@ def are_packages(value: Any) -> bool:
 def check_packages(names: Sequence[str], where: str) -> None:
     """Raise VerifierError for a name that is probably a mistake.
 
-    A package that is only not installed is accepted: rows that do not need it can be judged.
+    A package that is not installed is accepted, because rows that do not need it can be judged.
     """
     for name in names:
         if name in sys.stdlib_module_names:
@@ -106,8 +107,8 @@ def _add(distribution: Any, chosen: dict[str, Any]) -> None:
         return
     chosen[key] = distribution
     for line in distribution.requires or ():
-        # Extras are optional. Other markers only describe the platform, and a requirement of
-        # another platform is not installed.
+        # Extras are optional, so their requirements are not part of the package.
+        # Markers of another platform need no check, because such a requirement is not installed.
         name, _, marker = line.partition(";")
         match = NAME.match(name.strip())
         needed = None if match is None or "extra" in marker else _distribution(match[0])
@@ -116,7 +117,7 @@ def _add(distribution: Any, chosen: dict[str, Any]) -> None:
 
 
 def _distribution(name: str) -> Any:
-    # Importing importlib.metadata takes a sixth of a worker's start, so it is imported here.
+    # Importing importlib.metadata takes a sixth of a worker's start-up time, so it is deferred.
     from importlib import metadata
 
     try:
@@ -130,11 +131,12 @@ def _distribution(name: str) -> Any:
 def _entries(distribution: Any) -> list[str]:
     """Return the files and folders of a distribution at the top of site-packages."""
     parts = {file.parts[0] for file in distribution.files or () if not file.is_absolute()}
-    # Start files run at the start of an interpreter only, and scripts cannot be started.
+    # Scripts in ``..`` cannot be executed, and .pth files run only when an interpreter starts.
     parts = {part for part in parts if part not in ("..", "__pycache__")}
     kept = sorted(part for part in parts if not part.endswith((".pth", ".egg-link")))
     paths = [distribution.locate_file(part) for part in kept]
     info = (".dist-info", ".egg-info")
+    # An editable installation lists only its metadata. Its code is in a folder elsewhere.
     if all(part.endswith(info) for part in kept):
         return []
     return [str(path.resolve()) for path in paths if path.exists()]

@@ -1,7 +1,7 @@
 """Test the isolation from inside, as the first program of a sandbox.
 
-Capabilities and kernel versions are weak evidence of what a host really allows. So `PROGRAM` tries
-to break each isolation measure and prints the names of those that fail.
+Kernel versions and capabilities do not show what a host really allows. So `PROGRAM` tries to break
+each isolation measure, and prints the names of the broken measures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from assay.verify.sandbox.outcome import Outcome
 MEMORY_MIB = 64
 LIMITS = Limits(cpu_seconds=10.0, memory_mib=MEMORY_MIB, output_kib=16, processes=4)
 
-# measure: attempt. The measure holds if the attempt raises or returns False.
+# `tries` maps each measure to an attempt to break it.
+# A measure holds if its attempt raises or returns a false value.
 PROGRAM = r"""
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -82,7 +83,7 @@ def program() -> str:
 
 
 def isolation_faults(outcome: Outcome) -> str:
-    """Return the isolation failures in the probe's outcome, or "" if all measures hold."""
+    """Return the broken isolation measures in the probe's outcome, or "" if all measures hold."""
     if outcome.status != "ok":
         return f"the probe ended with {outcome.status}: {outcome.error} {outcome.stderr[-300:]}"
     names = outcome.stdout.split("\n")[:-1]

@@ -1,4 +1,4 @@
-"""One sandboxed process as seen by the worker: frames, clocks, output and termination."""
+"""One sandboxed process as the worker sees it: frames, clocks, output and termination."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import time
 from assay.verify.sandbox.codec import MAX_BYTES, U32
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-# Longest pause between two checks of the clocks.
+# Maximum seconds between two checks of the clocks.
 POLL_SECONDS = 0.1
-# A shorter time between two checks can be the delay of waking up.
+# Shorter idle intervals do not count, because waking up a process takes time.
 MIN_IDLE_SECONDS = 0.01
-# Bytes of output per process. An honest process cannot write more.
+# Maximum bytes of output read per process: two streams of 16 MiB (FILE_BYTES).
 MAX_OUTPUT = 32 * 2**20
 
 
 class Ended(Exception):
-    """The process has ended or must end. ``status`` and ``text`` go into the Outcome.
+    """The process has ended or must end. ``status`` and ``text`` become fields of the Outcome.
 
-    by_itself: the process ended without a kill from this side, so its wait status has the reason.
+    by_itself: the worker did not kill the process, so its wait status has the reason.
     """
 
     def __init__(self, status: str, text: str, by_itself: bool = False) -> None:
@@ -33,9 +33,12 @@ class Ended(Exception):
 
 
 class Process:
-    """A forked process: ``pidfd`` and ``pid`` here, ``number`` in its zygote's namespace.
+    """A forked process.
 
-    output: files of its standard output and standard error.
+    number: its pid in the zygote's namespace.
+    pidfd: its descriptor in the worker. `pid` is its number there.
+    channel: socket to the process.
+    output: descriptors of the files with its standard output and standard error.
     """
 
     def __init__(
@@ -45,52 +48,52 @@ class Process:
         self.pid = _pid_here(pidfd)
         self.channel.setblocking(False)
         self.buffer = bytearray()
-        # The channel was closed.
+        # Whether the process has closed the channel.
         self.at_end = False
         self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
-        # Wall time and CPU seconds at the start of an interval.
+        # Wall time and CPU seconds at the start of the current interval.
         self.mark = (time.monotonic(), 0.0)
-        # Seconds of waiting for a processor, by the process and by the worker.
+        # Seconds in which the process, and the worker, waited for a processor.
         self.waited = [0.0, _waited_here()]
         self.cpu_limit = self.cpu_start = 0.0
         self.idle_limit = 10.0
         self.output_limit = 2**20
-        # Bytes of output already reported.
+        # Number of bytes of each output file that were already reported.
         self.seen = [0, 0]
-        # Bytes of output read. A file can be truncated and written again.
+        # Number of output bytes read. A process can truncate a file and write it again.
         self.taken = 0
         self.next_look = 0.0
         self.poller = select.poll()
         self.poller.register(self.pidfd, select.POLLIN)
 
-    # Time.
+    # Accounts of time.
 
     def cpu(self) -> float:
-        """CPU seconds of the process so far, by the kernel's clock."""
+        """Return the CPU seconds of the process so far, by the kernel's clock."""
         try:
             return time.clock_gettime(self.clock)
         except OSError:
-            # The process was reaped.
+            # The clock of a reaped process does not exist any more.
             return 0.0
 
     def begin(
         self, cpu_seconds: float, idle_seconds: float, output_bytes: int, used: float = 0.0
     ) -> None:
-        """Start the account of one request. ``used``: CPU seconds before the request."""
+        """Start the account of one request. used: CPU seconds of the process before the request."""
         self.cpu_start, self.cpu_limit = used, cpu_seconds
         self.idle_limit, self.output_limit = idle_seconds, output_bytes
         self.resume()
 
     def resume(self) -> None:
-        """Start measuring. Time before belongs to the worker."""
+        """Start an interval. The time before it belongs to the worker."""
         self.mark = (time.monotonic(), self.cpu())
         self.next_look = self.mark[0] + self.pause()
 
     def count_idle(self) -> None:
-        """Count the time in which the process neither ran nor waited for a processor.
+        """Add the time in which the process neither ran nor waited for a processor to `idle`.
 
-        Time in which the worker waited for a processor is excluded, because the reply may have
+        Time in which the worker waited for a processor does not count, because the reply may have
         arrived meanwhile.
         """
         now, cpu = time.monotonic(), self.cpu()
@@ -100,8 +103,7 @@ class Process:
             return
         before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
         quiet -= max(0.0, sum(self.waited) - before)
-        # The machine may have been suspended. An interval counts twice the time between two checks
-        # at most.
+        # The machine may have been suspended, so an interval counts at most two regular pauses.
         self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)
 
     def check_idle(self) -> None:
@@ -109,7 +111,7 @@ class Process:
             raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
 
     def _waited(self) -> float:
-        """Seconds in which a thread of the process waited for a processor."""
+        """Return the seconds in which threads of the process waited for a processor."""
         try:
             tasks = os.listdir(f"/proc/{self.pid}/task")
             return sum(_waited(f"/proc/{self.pid}/task/{task}/schedstat") for task in tasks)
@@ -117,7 +119,8 @@ class Process:
             return 0.0
 
     def look(self) -> None:
-        """Check the limits if a check is due, also while data arrives. Raises Ended."""
+        """Check the limits if a check is due. Raises Ended."""
+        # Also called while data arrives: a process could otherwise avoid the checks by writing.
         if time.monotonic() >= self.next_look:
             self.check()
             self.next_look = time.monotonic() + self.pause()
@@ -139,15 +142,15 @@ class Process:
                 raise Ended("output", f"wrote more than {self.output_limit} bytes")
 
     def pause(self) -> float:
-        """Return the seconds until the next check, which are short near a limit."""
-        # The process can use its time up between two checks, so they become more frequent.
+        """Return the seconds until the next check. The pause is short near the CPU limit."""
+        # A process near its limit could exceed the limit by a whole pause.
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
         return min(POLL_SECONDS, max(0.002, left / 4))
 
-    # Frames.
+    # Frames of the channel.
 
     def send(self, data: bytes) -> None:
-        """Write one frame, even to a slow reader. Raises Ended."""
+        """Write one frame. The process may read slowly. Raises Ended."""
         view = memoryview(U32.pack(len(data)) + data)
         while view:
             self.look()
@@ -167,8 +170,7 @@ class Process:
             self.look()
             if len(self.buffer) >= 4:
                 size = U32.unpack(bytes(self.buffer[:4]))[0]
-                # The process can write any length. Without a limit, it could fill the worker's
-                # memory.
+                # The submission can write any length, and could fill the worker's memory.
                 if size > MAX_BYTES:
                     raise Ended("died", "its channel spoke nonsense")
                 if len(self.buffer) >= size + 4:
@@ -181,7 +183,7 @@ class Process:
                 self.wait(select.POLLIN)
 
     def read(self) -> bool:
-        """Read arrived data. Return False if there is none."""
+        """Read the data that has arrived. Return False if no data has arrived."""
         if self.at_end:
             return False
         try:
@@ -195,17 +197,18 @@ class Process:
         return bool(chunk)
 
     def wait(self, events: int) -> None:
-        """Wait for the channel or the end of the process, at most until the next check."""
+        """Wait until the channel is ready or the process ends, at most until the next check."""
         if not self.at_end:
             self.poller.register(self.channel, events)
         ready = dict(self.poller.poll(1000 * self.pause()))
         if not self.at_end:
             self.poller.unregister(self.channel)
+        # The last data of an ended process is read before its end counts.
         if self.pidfd in ready and not self.read():
             raise self.end()
 
     def silent(self) -> bool:
-        """Return whether no unrequested data has arrived."""
+        """Return whether the channel is open and no unrequested data has arrived."""
         return not self.buffer and not self.read() and not self.at_end
 
     def end(self) -> Ended:
@@ -232,7 +235,7 @@ class Process:
     def kill(self) -> None:
         """Kill the process and its namespace, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            # By descriptor: a process number can belong to another process by now.
+            # By descriptor, because the kernel can have given the pid to another process.
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         waiter = select.poll()
         waiter.register(self.pidfd, select.POLLIN)
@@ -246,13 +249,13 @@ class Process:
 
 
 def _pid_here(pidfd: int) -> int:
-    """Return the pid of a descriptor's process in this process's namespace."""
+    """Return the pid of a pidfd's process in the namespace of this process."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
 
 def _waited(path: str) -> float:
-    """Return a thread's seconds of waiting for a processor (kernel docs: sched-stats)."""
+    """Return the seconds that a thread waited for a processor (kernel docs: sched-stats)."""
     try:
         with open(path) as file:
             return int(file.read().split()[1]) * 1e-9
@@ -265,21 +268,21 @@ def _waited_here() -> float:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the CPU clock of a process with all its threads (clock_getcpuclockid(3))."""
-    # The kernel's encoding of a process's clock, which Python has no function for.
+    """Return the id of a process's CPU clock, which counts all its threads."""
+    # The kernel's encoding, because Python lacks clock_getcpuclockid(3) for other processes.
     return (~pid << 3) | 2
 
 
 def memory_file(name: str, data: bytes | None = None) -> int:
     """Return a descriptor of an anonymous file in memory.
 
-    With ``data``, it has this fixed content.
+    data: content that nobody can change. None: an empty file that can be written.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     if data is not None:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        # Sealed, so that no process can change the content that another one reads.
+        # Sealed, so that no process can change the content that another process reads.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor

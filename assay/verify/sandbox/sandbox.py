@@ -34,12 +34,14 @@ _PRELOAD = """
 PRELOAD = tuple(_PRELOAD.split())
 FILE_BYTES = 16 * 2**20
 ENVIRONMENT = {
+    # Hashes of strings decide the order of sets, which a program can print.
     "PYTHONHASHSEED": "0",
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
     "HOME": "/tmp",
     "PATH": "/nowhere",
+    # Each malloc arena and each BLAS thread reserves address space, which RLIMIT_AS limits.
     "MALLOC_ARENA_MAX": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -60,16 +62,16 @@ _origins = itertools.count(1)
 class Sandbox:
     """Run untrusted Python. A context manager, for one thread at a time.
 
-    unsafe: run without isolation, if the user waived it. Only limits of CPU time, memory and output
-        apply.
-    packages: packages that programs may import, already loaded in each process.
-    toolchain: folders that are readable and executable for commands (`toolchain.execute`).
+    unsafe: run without isolation, if the user waived isolation. Only limits of CPU time, memory and
+        output apply then.
+    packages: packages that programs may import. Each process has them loaded at its start.
+    toolchain: folders that commands may read and execute from (`toolchain.execute`).
     facts: description of the isolation.
 
-    In `Limits`, ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB) apply to each
-    request. ``seconds`` limits the idle time of a process over its life: time neither running nor
-    waiting for a processor or for the worker. ``memory_mib`` limits its address space above the
-    bare interpreter's. ``processes`` limits its threads.
+    The limits are those of `Limits`. ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB)
+    apply to each request. ``seconds`` limits the total idle time of a process. A process is idle
+    while it neither runs nor waits for a processor or for the worker. ``memory_mib`` limits the
+    address space of a process in addition to the interpreter's. ``processes`` limits its threads.
 
     Raises SandboxUnavailable.
     """
@@ -94,7 +96,7 @@ class Sandbox:
         self._probe()
 
     def _start(self) -> None:
-        # Packets keep their borders, and each can carry the descriptors of a new process.
+        # SOCK_SEQPACKET keeps messages apart, and a message can carry file descriptors.
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "control": theirs.fileno(),
@@ -123,7 +125,7 @@ class Sandbox:
 
     def _spawn(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
         program = str(Path(__file__).with_name("zygote.py"))
-        # The option -I would ignore the hash seed.
+        # -I would be shorter, but it ignores PYTHONHASHSEED.
         options = ["-s", "-S", "-P", "-X", "utf8", "-W", "ignore"]
         return subprocess.Popen(
             [sys.executable, *options, program, json.dumps(settings)],
@@ -136,17 +138,17 @@ class Sandbox:
         )
 
     def _probe(self) -> None:
-        """Test the isolation from inside, once per process."""
+        """Test the isolation from inside, once per worker process and set of packages."""
         key = (os.getpid(), os.geteuid(), self.packages)
-        # The probe is a program of Python, which sees all folders of a toolchain. Its commands have
-        # attempts of their own (tests).
+        # The probe would report the folders of a toolchain as visible files of the host.
+        # The tests try to break the isolation of commands separately.
         if self.unsafe or self.toolchain or key in _probed:
             return
         wrong = probe.isolation_faults(self.run(probe.program(), "", probe.LIMITS))
         if wrong:
             self.close()
             raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))
-        # The test takes part of a second, and a machine does not change while a process runs.
+        # Not repeated, because the probe takes a part of a second and the machine stays the same.
         _probed.add(key)
 
     def __enter__(self) -> Sandbox:
@@ -156,8 +158,8 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End the zygote and everything forked from it."""
-        # The launcher reads the end of its socket, and its namespace ends with it.
+        """End the zygote and all processes forked from it."""
+        # The zygote ends when it reads the end of this socket, and its namespace ends with it.
         self.control.close()
         if self.zygote is None:
             return
@@ -170,14 +172,14 @@ class Sandbox:
             self.zygote.stderr.close()
 
     def run(self, source: str, stdin: str, limits: Limits) -> Outcome:
-        """Execute a script as ``__main__`` in a fresh process. `stdout` has its output.
+        """Execute a script as ``__main__`` in a fresh process. `Outcome.stdout` has its output.
 
-        A script that exits with code 0 is ``ok``, like one that runs to its end.
+        A script that exits with code 0 has the status ``ok``, like a script that runs to its end.
         """
         session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
             outcome = session.request(("run", self._settings(session, True), source))
-            # The script ended itself by os._exit(0).
+            # The script called os._exit(0), so no reply was sent.
             if outcome.status == "died" and session.wait_status == 0:
                 return dataclasses.replace(outcome, status="ok", error="")
         return outcome
@@ -192,8 +194,8 @@ class Sandbox:
     ) -> Session:
         """Execute a module in a fresh process and keep the process for calls.
 
-        on_call: ``(verb, target, args, kwargs) -> value or Answer``. Answers calls of ``call_out``
-            with the same parameters, a built-in function that the process then has.
+        on_call: function ``(verb, target, args, kwargs) -> value or Answer``. The process gets a
+            built-in function ``call_out`` with these parameters, which calls it.
         shared: names of the module's classes whose objects are sent with their attributes.
         """
         session = self._session(limits, b"", on_call)
@@ -215,6 +217,7 @@ class Sandbox:
 
     def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
         process = self.fork(stdin)
+        # RLIMIT_CPU ends the process if the worker is gone. A request's own limit is far lower.
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
         return Session(process, next(_origins), limits, total, self.reap, on_call)
 
@@ -249,7 +252,7 @@ class Sandbox:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):
                 self.control.send(f"reap {process.number}".encode())
                 return int(self._reply().removeprefix("status "))
-        # The zygote and all its forked processes ended. The next request starts a new zygote.
+        # The zygote ended, and with it all forked processes. The next fork starts a new zygote.
         self.broken = True
         return signal.SIGKILL
 
@@ -274,7 +277,7 @@ class Sandbox:
 
 
 def sandbox_report() -> list[tuple[str, bool, str]]:
-    """Return (name, is working, detail) of the sandbox for ``assay doctor``."""
+    """Return rows (name, whether it works, detail) about the sandbox for ``assay doctor``."""
     started = time.perf_counter()
     try:
         with Sandbox() as sandbox:
@@ -291,13 +294,17 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
 
 
 def _map_users(pid: int) -> str:
-    """Map users into a process's namespace: two if permitted, else only this user, as "nobody"."""
+    """Map users into a process's user namespace.
+
+    Root maps itself and "nobody". Another user can only map itself, as "nobody".
+    """
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         with contextlib.suppress(OSError):
             for name in ("uid_map", "gid_map"):
                 Path(f"/proc/{pid}/{name}").write_text("0 0 1\n65534 65534 1\n")
             return "many"
+    # The kernel lets an ordinary user write gid_map only after setgroups is denied.
     Path(f"/proc/{pid}/setgroups").write_text("deny")
     Path(f"/proc/{pid}/uid_map").write_text(f"65534 {user} 1\n")
     Path(f"/proc/{pid}/gid_map").write_text(f"65534 {group} 1\n")

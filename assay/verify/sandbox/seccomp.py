@@ -1,9 +1,9 @@
 """The system call filter for submissions (seccomp, classic BPF, assembled here).
 
-ALLOWED calls pass and CHECKED calls pass depending on their arguments. REFUSED calls fail with "not
-permitted". All other calls, including newer ones, fail with "does not exist", so that a C library
-falls back. The tables are in ``system_calls.txt``. The zygote loads this file without the package:
-standard library only.
+ALLOWED calls are permitted, and CHECKED calls are permitted for some arguments. REFUSED calls fail
+with EPERM ("not permitted"). All other calls, including newer ones, fail with ENOSYS ("does not
+exist"), so that a C library falls back to older calls. The tables are in ``system_calls.txt``. The
+zygote loads this file without the package, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 _TEXT = Path(__file__).with_name("system_calls.txt").read_text(encoding="ascii")
 ALLOWED, REFUSED, CHECKED = (part.partition("\n")[2] for part in _TEXT.split("# ")[1:])
-# (column of the table, AUDIT_ARCH).
+# (column of the table, AUDIT_ARCH constant) by architecture.
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -24,30 +24,30 @@ OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
 X32_BIT = 0x40000000
 
 CLONE_THREAD = 0x00010000
-# Every flag that creates a namespace.
+# All flags of clone that create a namespace.
 CLONE_NEW = 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
-# TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX.
+# Permitted ioctl requests: TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX.
 IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
-# Duplicate, flags, pipe size. Locks are excluded, because they use kernel memory.
+# Permitted fcntl commands: duplicate, flags, pipe size. Locks would use kernel memory.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
-# Names and queries, but never the death signal or dumpable.
+# Permitted prctl options: thread names and queries, but not the death signal or dumpable.
 PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 
-# (code, jump if true, jump if false, constant).
+# A BPF instruction: (code, jump if true, jump if false, constant).
 Instruction = tuple[int, int, int, int]
 
 
 def numbers(table: str, column: int) -> dict[str, int]:
-    """Return the call numbers of one architecture. Calls that it lacks are omitted."""
+    """Return {name: number} of a table's system calls that an architecture has."""
     rows = (entry.split(":") for entry in table.split())
     return {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}
 
 
 def argument(index: int) -> Instruction:
-    """Return the instruction that loads the low half of an argument."""
+    """Return the instruction that loads the low 32 bits of a call's argument."""
     return (LOAD, 0, 0, OFFSET_ARGS + 8 * index)
 
 
@@ -56,7 +56,10 @@ def refuse(code: int) -> Instruction:
 
 
 def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruction]:
-    """Return instructions that allow the call if an argument is one of ``values``."""
+    """Return instructions that allow a call if one argument is in ``values``.
+
+    otherwise: error number for all other values.
+    """
     steps = [argument(index)]
     for value in values:
         steps += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
@@ -64,13 +67,13 @@ def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruct
 
 
 def checks(processes: bool = False) -> dict[str, list[Instruction]]:
-    """Return the instructions for each CHECKED call, which run once its number is known.
+    """Return the instructions for the arguments of each CHECKED call.
 
-    processes: allow new processes, in the same namespaces.
+    processes: clone may also create processes, in the same namespaces.
     """
     eperm = errno.EPERM
     return {
-        # Threads only: never a namespace, and a process only if allowed.
+        # clone may create threads, processes if allowed, and never namespaces.
         "clone": [
             argument(0),
             (AND, 0, 0, CLONE_NEW | (0 if processes else CLONE_THREAD)),
@@ -78,7 +81,8 @@ def checks(processes: bool = False) -> dict[str, list[Instruction]]:
             (RETURN, 0, 0, ALLOW),
             refuse(eperm),
         ],
-        # Event loops wake themselves up through a socket pair. Other sockets could reach something.
+        # Event loops wake themselves up through a socket pair of AF_UNIX.
+        # All other sockets are refused, because they could reach other processes.
         "socketpair": [
             argument(0),
             (EQUAL, 1, 0, AF_UNIX),
@@ -101,17 +105,21 @@ def program(
 ) -> list[Instruction]:
     """Return the filter's instructions for an architecture in `MACHINES`.
 
-    more: refused calls that are allowed. processes: see `checks`.
+    more: names of REFUSED calls that this filter allows.
+    processes: see `checks`.
 
-    They are a binary search over the numbers, because the kernel runs the filter at every call.
+    The instructions are a binary search over the call numbers, because the kernel runs the filter
+    at every call.
     """
     column, architecture = MACHINES[machine]
     steps: list[Instruction] = [
         (LOAD, 0, 0, OFFSET_ARCH),
         (EQUAL, 1, 0, architecture),
+        # Calls of another architecture have other numbers, so none of them can be checked.
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, OFFSET_NR),
     ]
+    # The x32 interface sets a high bit in the numbers, which would escape the search.
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     actions: dict[int, list[Instruction]] = {}
@@ -127,7 +135,7 @@ def program(
 
 
 def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
-    """Return (first number, action) of each run of numbers with the same action."""
+    """Return (first number, action) of each run of consecutive numbers with the same action."""
     unknown = [refuse(errno.ENOSYS)]
     found: list[tuple[int, list[Instruction]]] = []
     for number in range(max(actions) + 2):
@@ -138,7 +146,10 @@ def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Inst
 
 
 def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """Return instructions that find a number's run. A jump spans at most 255 instructions."""
+    """Return instructions that find the run of a call number by binary search.
+
+    Raises ValueError if a jump spans more than 255 instructions, the limit of classic BPF.
+    """
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2

@@ -1,4 +1,4 @@
-"""Requests to one sandboxed process. Each request has an Outcome."""
+"""Requests to one sandboxed process. Each request returns an Outcome."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Submis
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
-# This constant and the next three are the defaults of `Limits`.
+# Defaults for the fields of `Limits` that a caller leaves None.
 CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
-# Time to isolate a process. A longer time is a failure of the sandbox.
+# Limits for the isolation of a process. Exceeding them is a failure of the sandbox.
 START_CPU_SECONDS = 30.0
 START_IDLE_SECONDS = 60.0
-# Values in all replies of one session.
+# Maximum number of values in all replies of one session.
 MAX_DECODED = 1_000_000
-# CPU seconds of the worker for a session's replies. The counts end a session long before.
+# Maximum CPU seconds of the worker for decoding a session's replies.
+# MAX_DECODED normally ends a session long before.
 MAX_READING = 10.0
 VERBS = ("call", "method", "get", "next")
 OUT_OF_TURN = "it spoke out of turn"
@@ -36,9 +37,10 @@ OnCall = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 class Session:
     """A loaded module in its own process, made by ``Sandbox.load``. A context manager.
 
-    loaded: the Outcome of executing the module. Requests to an ended process have the status
+    loaded: the Outcome of executing the module. Later requests to an ended process have the status
         ``died``.
-    decoded: number of values read so far. It is limited, because reading uses the worker's time.
+    decoded: number of values decoded so far. It is limited, because decoding uses the worker's
+        time.
     """
 
     loaded: Outcome
@@ -53,21 +55,22 @@ class Session:
         on_call: OnCall | None,
     ) -> None:
         self.process, self.origin, self.limits = process, origin, limits
-        # CPU seconds of all requests, at which the kernel ends the process.
+        # CPU seconds of all requests together, at which the kernel ends the process.
         self.total_cpu = total_cpu
         self.on_call, self._reap = on_call, reap
-        # Objects of the other process that this process has received.
+        # Handles of the other process's objects that were sent to this process.
         self.foreign: dict[tuple[int, int], Handle] = {}
-        # Nonce of the current request.
+        # Nonce of the current request, which its reply must repeat.
         self.nonce = b""
         self.ended: str | None = None
-        # None while the process runs.
+        # Wait status of the ended process. None while the process runs.
         self.wait_status: int | None = None
         self.closed = False
-        # CPU seconds accounted for. Threads continue between requests.
+        # CPU seconds at the end of the last request.
+        # Threads can run between requests, so the next request starts its account here.
         self.settled = 0.0
         self.reading = 0.0
-        # The process has not sent its first message yet.
+        # Whether no request was sent so far.
         self.fresh = True
         self.decoded = 0
 
@@ -78,7 +81,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the process with everything in it."""
+        """End the process and its namespace."""
         if self.closed:
             return
         self.closed = True
@@ -94,7 +97,7 @@ class Session:
             self.wait_status = self._reap(self.process)
         return self.wait_status
 
-    # Requests.
+    # Requests to the process.
 
     def call(
         self,
@@ -106,9 +109,10 @@ class Session:
     ) -> Outcome:
         """Call a global of the module, or an object, with plain data.
 
-        verb: ``method``: call the method that the first argument names. ``get``: return the
-            attribute that it names, or the object itself without a name. ``next``: return (has
-            another item, item) of an iterator.
+        verb: ``call``: call the target. ``method``: call the target's method that the first
+            argument names. ``get``: return the attribute that the first argument names, or the
+            target itself without arguments. ``next``: return (whether the target, an iterator, has
+            another item, the item).
         """
         return self.request((verb, target, tuple(args), dict(kwargs or {})), limits)
 
@@ -150,7 +154,7 @@ class Session:
         )
 
     def ask(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-        """Send a request to the process while it waits for a reply.
+        """Call a function of the process while the process waits for a reply to its own request.
 
         Raises SubmissionError if the call raises.
         """
@@ -165,7 +169,10 @@ class Session:
         return Answer(fields["value"], fields["args_after"], fields["kwargs_after"])
 
     def _reason_of_end(self, end: Ended, used: float) -> dict[str, Any]:
-        """Return the reason for an end, from the kernel's data if the process ended by itself."""
+        """Return the fields of an Outcome for an ended process.
+
+        If the process ended by itself, the kernel's wait status gives the reason.
+        """
         status = self._end()
         if not end.by_itself:
             return {"status": end.status, "error": end.text}
@@ -175,22 +182,21 @@ class Session:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
             return {"status": "timeout", "error": "its CPU time over all requests"}
-        # The process did not send it to itself: the first process of a namespace ignores its own
-        # SIGKILL.
+        # The kernel sent SIGKILL. The first process of a pid namespace cannot kill itself with it.
         if number == signal.SIGKILL:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
-        # Real-time signals have only a number.
+        # Python has no name for most real-time signals.
         known = number in set(signal.Signals)
         name = signal.Signals(number).name if known else f"signal {number}"
         return {"status": "died", "error": f"its process ended by {name}"}
 
     def _begin(self, data: bytes, limits: Limits) -> None:
-        """Send a request and start its account."""
+        """Send a request and start its accounts of time."""
         process = self.process
         if self.fresh:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
             used = self._start(data)
-            # The time before belongs to the worker.
+            # Idle time during the isolation is not charged to the submission.
             process.idle = 0.0
         elif process.silent():
             used = self.settled
@@ -206,7 +212,8 @@ class Session:
     def _start(self, data: bytes) -> float:
         """Send the first request and return the CPU seconds of the isolation.
 
-        The process reports them before it reads the code to execute. Raises SandboxTrouble.
+        The process reports these seconds before it reads the code to execute. Raises
+        SandboxTrouble.
         """
         trouble = OUT_OF_TURN
         try:
@@ -221,11 +228,12 @@ class Session:
         raise SandboxTrouble(f"the sandbox did not start a process: {trouble}")
 
     def _replied(self, message: tuple[Any, ...]) -> dict[str, Any]:
-        """Answer the process's questions until its reply arrives.
+        """Answer the process's own requests until its reply arrives.
 
         Return the fields of an Outcome.
         """
-        # Whether data arrived before the last question was answered.
+        # Whether the process sent more data before its last request was answered.
+        # An honest process waits for the answer.
         ahead = False
         while True:
             reply = self.decode(self.process.receive())
@@ -237,7 +245,7 @@ class Session:
                         raise Ended("died", NONSENSE)
                     ahead = not self.process.silent()
                     answer = self.encode(self._answer(verb, target, args, kwargs))
-                    # The time since the question belongs to the worker.
+                    # The time since the process's request belongs to the worker.
                     self.process.resume()
                     self.process.send(answer)
                 case (bytes(nonce), str(status), *rest) if nonce == self.nonce and status != "out":
@@ -255,7 +263,7 @@ class Session:
             value = Answer(value)
         return "answer", value.printed, value.value, value.args_after, value.kwargs_after
 
-    # Handles.
+    # Handles of objects.
 
     def encode(self, value: Any) -> bytes:
         return encode(value, self._sent)
@@ -283,16 +291,16 @@ class Session:
         return value
 
     def _received(self, handle: Handle) -> Handle:
-        """Return a received handle: of the process's own object, or of one that it was given."""
+        """Return a received handle. It must name an object of the process, or one sent to it."""
         if handle.origin != self.origin and self.foreign[handle.key].kind != handle.kind:
             raise KeyError(handle.key)
         return handle
 
 
 def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
-    """Check and return the fields of a reply, which the submission could have forged.
+    """Check a reply, which the submission could have forged, and return the fields of an Outcome.
 
-    Raises Ended.
+    Raises Ended for an invalid reply.
     """
     match reply:
         case "ok", value, args, kwargs if _fits(args, kwargs, message):
@@ -311,7 +319,7 @@ def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _fits(args: Any, kwargs: Any, message: tuple[Any, ...]) -> bool:
-    """Return whether returned arguments have the same form as the sent ones."""
+    """Return whether a reply has as many arguments, and the same keywords, as the request."""
     if message[0] not in ("call", "method"):
         return args is None and kwargs is None
     sent, named = message[-2:]
@@ -326,5 +334,5 @@ def _named(value: Any) -> bool:
 
 
 def _printed(text: str, size: int = 1000) -> str:
-    """Return a text of the submission that any file encoding and type name can hold."""
+    """Return a text of the submission that UTF-8 can encode, truncated to ``size`` characters."""
     return text[:size].encode("utf-8", "replace").decode()

@@ -1,8 +1,9 @@
 """The worker's side of commands: execute a compiler or a compiled program in the sandbox.
 
-The limits are those of Python programs. CPU time counts all processes of a command. Time in which
-they neither run nor wait for a processor is limited too, so that the load of the machine changes
-nothing. Memory limits the writable data of each process.
+The limits are those of Python programs. The CPU time of all processes of a command is added up.
+Idle time, in which the processes neither run nor wait for a processor, is limited too. So the load
+of the machine does not change a result. The memory limit applies to the writable data of each
+process.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from assay.verify.sandbox.sandbox import FILE_BYTES, Sandbox
 
 CPU_SECONDS = 4.0
 IDLE_SECONDS = 5.0
-# Time to isolate the process.
+# Seconds to isolate the process.
 START_SECONDS = 30.0
+# Ticks per second in /proc/PID/stat.
 TICK = os.sysconf("SC_CLK_TCK")
 FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 ENVIRONMENT = {
@@ -42,7 +44,8 @@ ENVIRONMENT = {
 class Command:
     """A command and its files, which appear in its working folder.
 
-    kept: suffixes of the files to return. processes: the command may start other processes.
+    kept: suffixes of the files to return.
+    processes: the command may start other processes.
     """
 
     arguments: tuple[str, ...]
@@ -56,8 +59,9 @@ class Command:
 class Ran:
     """The result of a command.
 
-    status: ``ok``, ``failed`` (with an exit code or signal), ``timeout``, ``memory``, ``output``.
-    files: the kept files.
+    status: ``ok``, ``failed`` (exit code or signal in `error`), ``timeout``, ``memory`` or
+        ``output``.
+    files: contents of the returned files, by name.
     """
 
     status: str
@@ -105,7 +109,7 @@ def execute(sandbox: Sandbox, command: Command, stdin: str, limits: Limits) -> R
 
 
 def _wait(process: Process, cpu_limit: float, idle_limit: float) -> tuple[bytes, str]:
-    """Return (report of the process, "") or (b"", reason why it was stopped)."""
+    """Return (report of the process, ""), or (b"", why the process must be stopped)."""
     data = bytearray()
     poller = select.poll()
     poller.register(process.channel, select.POLLIN)
@@ -144,18 +148,18 @@ def _writes_too_much(process: Process) -> bool:
 
 
 def _times(pid: int) -> tuple[float, float]:
-    """Return CPU seconds, and seconds of waiting for a processor, of a process's descendants."""
+    """Return (CPU seconds, seconds of waiting for a processor) of a process's descendants."""
     used = waited = 0.0
     for child in _children(pid):
         try:
             stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            # utime, stime, cutime, cstime (proc(5)).
+            # utime, stime, cutime, cstime of proc(5). The last two are of reaped children.
             used += sum(map(int, stat[11:15])) / TICK
             for thread in os.listdir(f"/proc/{child}/task"):
                 delay = Path(f"/proc/{child}/task/{thread}/schedstat").read_text().split()[1]
                 waited += int(delay) * 1e-9
         except (OSError, ValueError, IndexError):
-            # It has ended meanwhile.
+            # The process has ended meanwhile. The final report includes its seconds.
             continue
         more = _times(child)
         used, waited = used + more[0], waited + more[1]
@@ -173,7 +177,7 @@ def _ran(report: bytes, why: str, cpu_limit: float, memory_mib: int, stderr: str
     if not report:
         return Ran("timeout", why)
     status, seconds, peak_kib, _ = REPORT.unpack_from(report)
-    # Written by `commands`, not by the command: it maps names to bytes.
+    # Safe to unmarshal, because `commands` wrote it and the command has no access to the channel.
     files = marshal.loads(report[REPORT.size :])
     if seconds > cpu_limit:
         return Ran("timeout", f"more than {cpu_limit:g} s of CPU time", cpu_seconds=seconds)
@@ -193,7 +197,7 @@ def _ran(report: bytes, why: str, cpu_limit: float, memory_mib: int, stderr: str
     return Ran("failed", error, cpu_seconds=seconds)
 
 
-# What run-time systems write when an allocation fails.
+# Messages of run-time systems on standard error after a failed allocation.
 OUT_OF_MEMORY = (
     "std::bad_alloc",
     "java.lang.OutOfMemoryError",

@@ -1,6 +1,6 @@
-"""Types that `codec` decodes besides plain data, and types that it identifies by name.
+"""Types that `codec` decodes besides plain data, and types that `codec` sends by name.
 
-The zygote loads this file without the package: standard library only.
+The zygote loads this file without the package, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fractions import Fraction
 from types import NoneType
 from typing import Any, cast
 
-# Class names per handle or error, bases included.
+# Maximum number of class names per handle or error, bases included.
 MAX_NAMES = 32
-# Digits of a Fraction's parts. Reducing them takes quadratic time.
+# Maximum bytes of a Fraction's numerator or denominator. Reducing a Fraction takes quadratic time.
 MAX_FRACTION_BYTES = 2**9
-# Digits of a Decimal, which could be converted to an int.
+# Maximum exponent of a Decimal. Converted to an int, 1e20000 has 20,001 digits.
 MAX_EXPONENT = 20_000
-# Exponent of a Decimal.
+# Maximum number of digits of a Decimal.
 MAX_DIGITS = 20_000
 
 KINDS = ("function", "class", "exception", "object", "data")
@@ -45,7 +45,7 @@ NAMES = {each: name for name, each in TYPES.items()}
 
 
 class Malformed(ValueError):
-    """Raised for bytes that no encoder of this module wrote, or for too many."""
+    """Raised for bytes that are no valid message, or a message above a limit."""
 
 
 class Unsupported(ValueError):
@@ -55,13 +55,14 @@ class Unsupported(ValueError):
 class Handle:
     """Identifies an object in a sandboxed process.
 
-    origin: number of its session.
-    id: its number in the session.
-    kind: one of `KINDS`. ``data`` is an object of a class that both sides have. Its attributes,
-        `state`, are sent with it.
-    names: names of its class and bases, or of the function or class itself. For an exception class,
-        the last one is built in.
-    hash: the object's hash, if it has one. For data, if its class defines one.
+    origin: number of the object's session.
+    id: number of the object in its session.
+    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. Its attributes,
+        `state`, are sent with the handle.
+    names: names of the object's class and bases. A function has its own name only. A class has its
+        own name and those of its bases. The last name of an exception class is a built-in class.
+    hash: the object's hash. None: the object is not hashable, or is data whose class defines no
+        hash.
     """
 
     __slots__ = ("hash", "id", "kind", "names", "origin", "state")
@@ -87,9 +88,11 @@ class Handle:
 
 
 class Iterator:
-    """The first items of a submission's iterator, and whether these are all.
+    """The first items of a submission's iterator.
 
-    It is an iterator itself, so that tests can loop over it or call next().
+    complete: the iterator had no further items.
+
+    Instances are iterators, so that tests can loop over them or call next().
     """
 
     __slots__ = ("complete", "items", "kind", "position")
@@ -114,7 +117,7 @@ class Iterator:
 class Record(tuple[Any, ...]):
     """A namedtuple of the submission.
 
-    It equals the plain tuple and has its fields as attributes.
+    A Record equals the plain tuple, and its fields are attributes.
     """
 
     _fields: tuple[str, ...]
@@ -139,7 +142,7 @@ def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Reco
 
 
 def are_names(value: Any) -> bool:
-    """Return whether a value is valid as the names of a Handle."""
+    """Return whether a value is valid for the attribute `names` of a Handle."""
     return (
         type(value) is tuple
         and all(type(each) is str for each in value)
@@ -148,7 +151,7 @@ def are_names(value: Any) -> bool:
 
 
 def small_decimal(value: Decimal) -> Decimal:
-    """Return a Decimal that is fast to compare. Raises Unsupported for others."""
+    """Return a Decimal unchanged. Raises Unsupported if the Decimal is slow to compare."""
     _, digits, exponent = value.as_tuple()
     if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
         raise Unsupported("a Decimal of too many digits")
@@ -156,7 +159,7 @@ def small_decimal(value: Decimal) -> Decimal:
 
 
 def small_parts(parts: tuple[int, int]) -> tuple[int, int]:
-    """Return the parts of a Fraction that is fast to reduce. Raises Unsupported for others."""
+    """Return (numerator, denominator) unchanged. Raises Unsupported if they are slow to reduce."""
     if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
         raise Unsupported("a Fraction of too many digits")
     return parts

@@ -1,15 +1,15 @@
 """The process that submissions are forked from: ``python -s -S -P zygote.py SETTINGS``.
 
-A fresh interpreter with one thread, started before any test exists. A forked process can read its
-parent's memory, so the zygote must hold nothing secret. It imports modules that submissions
-commonly use and then answers the worker over a socket:
+The zygote is a fresh interpreter with one thread, started before any test exists. A forked process
+can read the memory that it shares with the zygote, so the zygote must have no secrets. The zygote
+imports modules that submissions commonly use, and then answers the worker over a socket:
 
-    "map" (its only question)             -> which users its namespace has
-    "facts {...}"                         when it is ready
-    b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N", with a descriptor of it
+    "map" (the zygote's only question)    -> which users its namespace has
+    "facts {...}"                         when the zygote is ready
+    b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N", with a pidfd
     b"execute" + 4 descriptors: the same, for a process that executes a command (`commands`)
-    b"reap N" -> b"status S"      the exit status, as of wait; N has ended, or is about to
-    end of file -> this process ends, and with it everything forked from it
+    b"reap N" -> b"status S"      the wait status of N, which has ended or is about to end
+    end of file -> this process ends, and with it all processes forked from it
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Package name of the sibling files.
+# Name of the package under which the sibling files are loaded.
 PACKAGE = "inside"
 SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent", "commands")
-# These modules need shared libraries of the host, which are not visible later.
+# Modules that need shared libraries of the host, which the new root does not contain.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
-# Shared libraries of the host that packages are linked with (PEP 600), which are not visible later.
+# Shared libraries of the host that packages may be linked with (PEP 600).
+# They are loaded before the new root hides them.
 HOST_LIBRARIES = """
     libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2 libgcc_s.so.1
     libstdc++.so.6 libz.so.1 libgomp.so.1
 """
-# Modules that are loaded with a package, because programs that use it often need them.
+# Submodules that are loaded with a package, because many programs use them.
 COMMON = {
     "numpy": ("numpy.random", "numpy.linalg", "numpy.testing"),
     "scipy": ("scipy.special", "scipy.linalg", "scipy.optimize", "scipy.stats"),
 }
-# Descriptors from this number on are closed in a forked process.
+# A forked process closes all descriptors from this number on.
 FIRST_CLOSED = 4
 
 
 def load(name: str) -> Any:
-    """Import the sibling file ``name`` with its own copy of the built-in names."""
+    """Import the sibling file ``name``, with a copy of the built-in names for this file alone."""
     full = f"{PACKAGE}.{name}"
     spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
@@ -61,9 +62,10 @@ def load(name: str) -> Any:
 
 
 def add_site_names() -> None:
-    """Add exit() and quit(), which scripts call and which the module site defines."""
+    """Add exit() and quit(), which scripts call and which the module `site` defines."""
     import site
 
+    # The interpreter runs with -S, so `site` has not run.
     site.setquit()
     site.setcopyright()
     site.sethelper()
@@ -72,10 +74,10 @@ def add_site_names() -> None:
 def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str) -> None:
     """Import the packages that submissions may use, so that forked processes have them loaded.
 
-    folder: folder of the packages, or "" if they are in a folder with others.
+    folder: folder that contains only these packages. "": they are in site-packages with others.
     """
     if folder:
-        # At the end, because a package must not replace a standard module.
+        # At the end of the path, because a package must not replace a standard module.
         sys.path.append(folder)
     else:
         sys.meta_path.append(Listed(settings["packages"], settings["entries"]))
@@ -92,14 +94,14 @@ def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str)
 
 
 class Listed:
-    """Importer that finds the listed packages only, in folders that hold other packages too."""
+    """Importer that finds only the listed packages, in folders that contain other packages too."""
 
     def __init__(self, names: list[str], entries: list[str]) -> None:
         self.names = frozenset(names)
         self.folders = sorted({os.path.dirname(entry) for entry in entries})
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's spec, or None for other packages."""
+        """Return the spec of a listed package's module, or None for any other module."""
         if path is not None or name not in self.names:
             return None
         return importlib.machinery.PathFinder.find_spec(name, self.folders, target)
@@ -109,7 +111,7 @@ def load_host_libraries() -> None:
     import ctypes
 
     for name in HOST_LIBRARIES.split():
-        # A package that needs a missing library fails to import, and says so.
+        # If a package needs a missing library, its own import fails with a clear message.
         with suppress(OSError):
             ctypes.CDLL(name)
 
@@ -119,7 +121,8 @@ def child(
 ) -> None:
     """Become the process of one submission. Never returns.
 
-    commands: the module, if this process executes a command.
+    streams: descriptors of stdin, stdout and stderr.
+    agent, commands: the modules. commands is None unless this process executes a command.
     """
     if commands is None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,6 +130,7 @@ def child(
     for number, descriptor in enumerate([*streams, channel]):
         os.dup2(descriptor, number)
     os.closerange(FIRST_CLOSED, 1024)
+    # Hide the sandbox's modules from a submission that looks through sys.modules by name.
     for name in (*(f"{PACKAGE}.{each}" for each in SIBLINGS), PACKAGE, "__main__"):
         del sys.modules[name]
     sys.argv[:] = ["main.py"]
@@ -164,7 +168,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> 
         else:
             break
     for pid, folder in folders.items():
-        # Without isolation, nothing else removes the folder.
+        # Without isolation there is no namespace whose end removes processes and files.
         if folder:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -182,12 +186,13 @@ def main() -> None:
 
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
-    # The iteration order of sets of objects depends on their addresses.
+    # Sets of objects are iterated in an order that depends on the objects' addresses.
+    # So the zygote starts again with fixed addresses.
     if modules["kernel"].same_addresses():
         os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()
-    # The worker decides which users are mapped.
+    # Ctrl-C in a terminal must not end the zygote before its worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     add_site_names()
     for name in settings["preload"]:
@@ -202,7 +207,7 @@ def main() -> None:
         add_packages(settings, modules, isolation.packages)
     isolation.measure()
     gc.collect()
-    # Forked processes then share these pages.
+    # The collector does not write to frozen objects, so forked processes share their pages.
     gc.freeze()
     control.send(("facts " + json.dumps(facts)).encode())
     serve(control, modules["agent"], isolation, modules["commands"])
@@ -212,6 +217,5 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:  # importing runs foreign code
-        # A module to preload can be third-party code.
-        # The worker reads this message.
+        # The worker reads the last line of standard error.
         sys.exit(f"{type(error).__name__}: {error}")

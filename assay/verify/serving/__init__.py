@@ -1,1 +1,1 @@
-"""Internals of the service: scheduling, worker processes and threads, cache, statistics."""
+"""Internals of `VerifierService`: jobs, worker processes and threads, cache, statistics."""

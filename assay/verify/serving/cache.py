@@ -1,7 +1,7 @@
 """Cache of verdicts, keyed by every input of a verifier.
 
-Used only for verifiers with `Verifier.cached`, and only for judgments: completions that were not
-judged are tried again. A cached part has `seconds` 0.
+Only verifiers with `Verifier.cached` use the cache. A part that was not judged is never cached, so
+its completion is judged again. A cached part has `seconds` 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.serving.configured import Configured, canonical, options_digest
 
-# Bytes of a part and its key, without texts and components.
+# Approximate bytes of a part and its key, without the part's texts and components.
 ENTRY_BYTES = 600
 COMPONENT_BYTES = 120
 
 
 class VerdictCache:
-    """Parts by key. The least recently used are removed above the size limit. Not thread-safe."""
+    """Parts by key. The least recently used parts are removed above the limit. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -55,16 +55,17 @@ def size_of(part: Part) -> int:
 
 
 def problem_key(one: Configured, problem: Problem) -> bytes | None:
-    """Return the part of a verifier's cache keys that is common to a problem's completions.
+    """Return the prefix of the cache keys of a problem's completions for one verifier.
 
-    Returns None if the verifier does not allow caching or is faster than a cache (inline), or if
-    the spec has values that are not plain. The prompt is included, because a judge without a spec
-    still reads the question.
+    Returns None if the verifier does not allow caching, or is inline and so faster than a cache.
+    Also returns None if the spec has values that are not plain. The key includes the prompt,
+    because some verifiers read the question.
     """
     if not one.verifier.cached or one.whole or one.verifier.executor == "inline":
         return None
     digest = options_digest(one.options)
     try:
+        # The hash is part of the key, because an edited verifier can keep its version.
         text = canonical([one.label, one.hash, digest, one.reads(problem).spec, problem.prompt])
     except TypeError:
         return None
@@ -74,7 +75,7 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
 def completion_key(prefix: bytes, completion: Completion) -> bytes:
     """Return the key of one completion, given the problem's prefix."""
     think = completion.think
-    # The same text can have another verdict if it was truncated or if its think tags differ.
+    # Truncation and other think tags can change the verdict of an equal text.
     form = f"{think.mode}\0{think.open_tag}\0{think.close_tag}\0{completion.finish_reason}\0"
     form += f"{completion.said}\0" if completion.said else ""
     # Rows of JSON can contain lone surrogates, which strict UTF-8 rejects.

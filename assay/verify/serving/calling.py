@@ -1,4 +1,4 @@
-"""Call a verifier and return a part for every completion, whatever the verifier does."""
+"""Call a verifier and return a part for every completion, even if the verifier raises."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from assay.types import Completion, Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
 WHOLE_GROUP = -1
-# Identical failures after which the rest of a batch is not tried.
+# Consecutive identical failures after which the rest of a batch is not tried.
 MAX_ALIKE = 8
-# Maximum number of listed keys of a row.
+# Maximum number of a row's keys in a hint.
 MAX_KEYS = 12
 NO_KEY = "this row has no key "
-"""Start of a hint that the row lacks a key, so that the completion is not at fault."""
+"""Start of a hint that the row lacks a key. The completion is then not at fault."""
 
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
-"""Exceptions that a verifier may raise in the main thread. KeyboardInterrupt belongs to the
-caller."""
+"""Exceptions of a verifier in the main thread. KeyboardInterrupt passes through to the caller."""
 ANY_ERROR: Errors = (BaseException,)
-"""Exceptions where KeyboardInterrupt is not delivered: in a worker, and in other threads."""
+"""Exceptions of a verifier in workers and other threads, which get no KeyboardInterrupt."""
 
 
 class Row(dict[str, Any]):
-    """A row's keys for a verifier. Records the missing keys that were requested."""
+    """A row's keys for a verifier. `missed` is the last missing key that the verifier looked up."""
 
     missed: object = None
 
@@ -45,9 +44,11 @@ def judge_unit(
     firsts: Sequence[Part] | None = None,
     errors: Errors = FOREIGN_ERRORS,
 ) -> list[Part]:
-    """Return the part of one sibling, or the parts of the whole group (`WHOLE_GROUP`).
+    """Judge one completion of a group, or the whole group (`WHOLE_GROUP`), and return the parts.
 
+    sibling: index of the completion in the group.
     firsts: parts of the expression's first term, for verifiers that take verdicts.
+    errors: exceptions that become parts without a judgment.
     """
     problem, completions = group.problem, group.completions
     chosen = completions if sibling == WHOLE_GROUP else (completions[sibling],)
@@ -63,12 +64,14 @@ def judge_unit(
 def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
     """Return one part per unit for a verifier that takes a batch. Units can be of different groups.
 
-    If a batch fails, each unit is judged alone, so that only the faulty one is not judged. After
-    `MAX_ALIKE` identical failures the remaining units are not tried.
+    units: (group, index of a completion). If the batch fails, each unit is judged alone, so that
+        only the faulty unit is not judged. After `MAX_ALIKE` identical failures the remaining units
+        are not tried.
     """
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
     completions = [completion for _, completion in pairs]
     parts = _parts(lambda: verifier.judge(pairs), completions, ANY_ERROR)
+    # A failed call gives the same `Part` object for every unit, unlike a successful call.
     if len(pairs) == 1 or parts[0].value is not None or any(p is not parts[0] for p in parts):
         return parts
     alone: list[Part] = []
@@ -86,14 +89,14 @@ def _parts(
     errors: Errors,
     problem: Problem | None = None,
 ) -> list[Part]:
-    """Return the parts of one call. If it fails, return the same part for all."""
+    """Return the parts of one call. If the call fails, return the same part for all completions."""
     started, count = time.perf_counter(), len(completions)
     try:
         results = list(call())
         if len(results) != count:
             raise ValueError(f"returned {len(results)} results for {count} completions")
     except errors as error:
-        # Foreign code runs here.
+        # Any verifier can raise here, including a user's function.
         words = in_words(error) if problem is None else _explained(error, problem)
         return [Part.not_judged("error", words, _share(started, count))] * count
     seconds = _share(started, count)
@@ -102,10 +105,10 @@ def _parts(
 
 
 def _within(part: Part, completion: Completion) -> Part:
-    """Return the part; *not judged* if a step ends outside the completion."""
+    """Return the part, or a part that is *not judged* if a step ends outside the completion."""
     num_tokens = len(completion.tokens)
     for step in part.step_scores:
-        # The text of a stored row has no tokens to compare with.
+        # A completion from a stored row has no tokens. Step ends are then character indices.
         if step.end < 0 or step.end >= num_tokens > 0:
             found = f"a step ends at token {step.end} of {num_tokens}"
             return replace(Part.not_judged("error", found), seconds=part.seconds)
@@ -118,17 +121,17 @@ def _share(started: float, count: int) -> float:
 
 def in_words(error: BaseException) -> str:
     """Return an error's type and message."""
-    # The error's own methods may raise.
+    # The `__str__` of a foreign exception may raise.
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
 
 
 def _explained(error: BaseException, problem: Problem) -> str:
-    """Return an error's message, its line, and a hint."""
+    """Return an error's message, the line of code that raised it, and a hint."""
     words = in_words(error)
     with suppress(Exception):
-        # As above.
+        # The exception's own attributes may raise too.
         line = line_of(error, __file__)
         words += f" ({line})" if line else ""
         words += _keys_hint(error, problem)
@@ -136,7 +139,7 @@ def _explained(error: BaseException, problem: Problem) -> str:
 
 
 def _keys_hint(error: BaseException, problem: Problem) -> str:
-    """Return a hint if the code looked up a row's key in the wrong place or by a wrong name."""
+    """Return a hint if the verifier looked up a row's key on a wrong object or by a wrong name."""
     keys, missed = list(problem.spec), getattr(problem.spec, "missed", None)
     here = ", ".join(keys[:MAX_KEYS]) or "none"
     if isinstance(error, KeyError) and missed is not None and error.args == (missed,):

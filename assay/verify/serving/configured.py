@@ -1,9 +1,9 @@
 """A verifier with the options of a configuration.
 
-A user's verifier is described by a worker in plain values, because user code never runs in this
-process. Options and rows are checked before a run. Values in ``[verification.options.NAME]`` are
-defaults for the keys of rows. A field that only the configuration may set (``from_row=False``) is
-not read from a row. Such a key of a row is metadata.
+A worker describes a user's verifier in plain values, because user code never runs in this process.
+Options and rows are checked before a run. Values in ``[verification.options.NAME]`` are defaults
+for the keys of rows. A field with ``from_row=False`` is read only from the configuration. A row's
+key with the name of this field is metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXECUTOR_OPTIONS: Mapping[str, Mapping[str, int]] = {
     "thread": {"concurrency": 8},
     "device": {"batch_size": 64},
 }
-"""Options of every verifier in an executor, with their defaults. They change no verdict."""
+"""Options of an executor's verifiers, with defaults. These options change no verdict."""
 
 _SPEED = frozenset(name for options in EXECUTOR_OPTIONS.values() for name in options)
 _STATED = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
@@ -40,8 +40,8 @@ def _elsewhere(*_: Any) -> None:
 class Configured:
     """A verifier and its options.
 
-    error: reason why it cannot be used, or "".
-    source: the text of each module of a user's verifier.
+    error: reason why the verifier cannot be used, or "".
+    source: text of each module of a user's verifier.
     """
 
     verifier: Verifier
@@ -57,9 +57,9 @@ class Configured:
 
     @classmethod
     def built_in(cls, name: str, options: Mapping[str, Any]) -> Configured:
-        """Return a built-in verifier.
+        """Return a built-in verifier with options.
 
-        Its `error` describes faults of the verifier or its options.
+        The result's `error` describes a fault of the name or of the options.
         """
         try:
             verifier = resolve(name)
@@ -79,7 +79,7 @@ class Configured:
     def described(
         cls, name: str, facts: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Configured:
-        """Return a user's verifier from a worker's `facts_of`. It runs in workers only.
+        """Return a user's verifier, given a worker's `facts_of`. The verifier runs only in workers.
 
         A verifier without declared fields, such as a plain function, accepts any options.
         """
@@ -91,6 +91,7 @@ class Configured:
                 Field(one, accepts, needed=needed, from_row=from_row)
                 for one, accepts, needed, from_row in facts["fields"]
             )
+            # The facts come from a process with user code, so each value is checked.
             if stated["takes"] not in get_args(Takes) or not math.isfinite(stated["weight"]):
                 raise ValueError(f"takes {stated['takes']!r}, weight {stated['weight']!r}")
             stated["bounds"] = stated["bounds"] and tuple(stated["bounds"])
@@ -115,7 +116,7 @@ class Configured:
 
     @property
     def whole(self) -> bool:
-        """Whether one call judges the whole group."""
+        """Whether one call of the verifier judges a whole group."""
         batch = self.verifier.takes == "batch" and self.verifier.executor == "device"
         return self.verifier.takes != "completion" and not batch
 
@@ -128,10 +129,10 @@ class Configured:
         return frozenset(one.name for one in self.verifier.fields if not one.from_row)
 
     def reads(self, problem: Problem) -> Problem:
-        """Return the problem for the verifier: the row's keys, and options for missing keys.
+        """Return the problem as the verifier reads it, with options in place of missing keys.
 
-        None in a row counts as missing. Keys that only the configuration may set are not read from
-        the row.
+        A value of None in a row counts as missing. Keys that only the configuration may set are
+        never read from the row.
         """
         hidden = self._not_from_rows
         if not self.options and hidden.isdisjoint(problem.spec):
@@ -162,10 +163,10 @@ def _versions(verifier: Verifier, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 class RowCheck:
-    """Checks rows against the verifiers of one expression, in microseconds."""
+    """Checks rows against the fields of an expression's verifiers, in microseconds per row."""
 
     def __init__(self, verifiers: Sequence[Configured]) -> None:
-        # (field, is needed).
+        # (field, whether a row must have its key).
         self._checked: list[tuple[Field, bool]] = []
         self._whole = [one for one in verifiers if one.verifier.check_spec is not None]
         for one in verifiers:
@@ -174,14 +175,14 @@ class RowCheck:
                 if needed or (each.check is not None and each.from_row):
                     self._checked.append((each, needed))
         fields = [each for one in verifiers for each in one.verifier.fields if each.from_row]
-        # Keys that are read, or that are metadata.
+        # Keys that verifiers read, and unknown keys that were found to be metadata.
         self._fine = {each.name for each in fields}
         self._names = self._fine - {each.name for each, needed in self._checked if needed}
-        # Misspelled key -> the similar key that is read.
+        # The key that a misspelled key stands for, by misspelled key.
         self._meant: dict[str, str] = {}
 
     def __call__(self, problem: Problem) -> None:
-        """Raise VerifierError with the key, its value and the accepted values."""
+        """Raise VerifierError for an invalid row, with the key, value and accepted values."""
         get = problem.spec.get
         if not self._fine.issuperset(problem.spec):
             self._check_names(problem)
@@ -200,17 +201,16 @@ class RowCheck:
                 raise VerifierError(_place(problem, str(error))) from error
 
     def _check_names(self, problem: Problem) -> None:
-        """Raise VerifierError for a misspelled key: similar to the name of a missing key.
+        """Raise VerifierError for a misspelled key, which resembles the name of a missing key.
 
-        Other unknown keys are metadata. Short names are not compared, because similar short words
-        are common.
+        All other unknown keys are metadata. Names of fewer than six characters are not compared,
+        because similar short words are common.
         """
         for key in problem.spec:
             if key not in self._fine and key not in self._meant:
                 long = (name for name in self._names if len(name) >= 6 <= len(str(key)))
                 if meant := slip_of(str(key), long):
-                    # Compared once for each key, because all rows of a file have nearly the same
-                    # keys.
+                    # Compared once per key, because the rows of a file have nearly the same keys.
                     self._meant[key] = meant
                 else:
                     self._fine.add(key)
@@ -232,14 +232,14 @@ def _place(problem: Problem, key: str) -> str:
 
 
 def facts_of(verifier: Verifier) -> dict[str, Any]:
-    """Return a worker's description of a user's verifier.
+    """Return the description of a user's verifier that a worker sends.
 
-    Raises TypeError if it is not plain data.
+    Raises TypeError if the description is not plain data.
     """
     facts = {key: getattr(verifier, key) for key in _STATED}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
-    # The owner decodes JSON only, so anything else would fail there with a worse message.
+    # Replies of workers are JSON. Encoding here gives an error with a better message.
     return json.loads(json.dumps(facts, allow_nan=False))
 
 
@@ -269,16 +269,17 @@ def options_digest(options: Mapping[str, Any]) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a text that is equal for equal plain values, whatever the order of keys.
+    """Return a text that is equal for equal plain values, independent of the order of keys.
 
     Raises TypeError for a value that is not plain.
     """
-    # The exact type: a subclass can have any `repr`. And True and 1 must have different texts.
+    # Exact types, because a subclass can have any `repr`.
+    # `repr` also gives True and 1 different texts, although they are equal keys of a dict.
     if value is None or type(value) in (str, int, float, bool):
         return repr(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
-        # Sorted as texts, because keys of different types cannot be compared.
+        # Sorted as texts, because keys of different types have no order.
         return "{" + ",".join(sorted(f"{canonical(k)}:{canonical(v)}" for k, v in pairs)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(canonical, cast("Sequence[Any]", value))) + "]"
@@ -294,6 +295,6 @@ def accepts(field: Field, value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a value in the form used in messages."""
+    """Return the `repr` of a value for a message, truncated above 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

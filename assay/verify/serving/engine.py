@@ -1,4 +1,4 @@
-"""Engine of a process's verifier service: executors, cache, statistics and one lock."""
+"""Engine of a verifier service: executors, cache, statistics, and one lock for all of them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class JobEngine:
-    """Takes jobs, sends their calls to executors, and collects the parts.
+    """Sends the calls of jobs to executors, and collects the parts.
 
-    Safe to use from any thread. The executors' threads return parts by `deliver`.
+    Safe to use from any thread. The executors' threads return parts by calling `deliver`.
 
-    on_event: called by the threads that wait for verdicts, so it need not be thread-safe.
+    on_event: function that the threads waiting for verdicts call, so it need not be thread-safe.
     options: configured options by verifier.
     spawn_worker: as in `Pool`.
-    closed: no further calls are accepted.
+    closed: the engine accepts no further calls.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class JobEngine:
         cache_bytes: int,
         spawn_worker: SpawnWorker = Worker,
     ) -> None:
+        # Reentrant, because `submit` calls executors, which use the same lock.
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}
@@ -84,16 +85,17 @@ class JobEngine:
             self._look()
 
     def deliver(self, call: Call, parts: Any) -> None:
-        """Store the parts of a call. Called from the executors' threads."""
+        """Store the parts of a call. The executors' threads call this method."""
         with self.lock:
             if not call.job.cancelled:
                 call.job.answer(call, parts)
                 self._advance(call.job)
+                # Only the last part of an awaited job wakes the waiting threads.
                 if call.job.awaited and not call.job.num_missing:
                     self._news.notify_all()
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Drop jobs whose verdicts are no longer needed. Their queued calls are never made."""
+        """Drop jobs whose verdicts are no longer needed, and their queued calls."""
         with self.lock:
             for job in jobs:
                 job.cancelled = job.num_missing > 0
@@ -112,7 +114,10 @@ class JobEngine:
             return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
     def keep_only(self, used: Mapping[str, str]) -> None:
-        """Close idle executors and drop statistics of verifiers not in ``used``: {name: label}."""
+        """Close idle executors and drop statistics of unused verifiers.
+
+        used: {name: label} of the verifiers that are still in use.
+        """
         with self.lock:
             labels = set(used.values())
             for label, executor in list(self._executors.items()):
@@ -124,7 +129,7 @@ class JobEngine:
 
     def close(self) -> None:
         """Close the executors. No effect in a forked child."""
-        # A forked child has the same objects, but the workers belong to its parent.
+        # A forked child has copies of these objects, but its parent owns the workers.
         if self._process == os.getpid():
             for executor in self._all_executors():
                 executor.close()
@@ -138,7 +143,8 @@ class JobEngine:
             stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
-        """Make the job's calls that are now possible: inline calls here, others in executors."""
+        """Make the calls of a job that are now possible. Inline calls run in this thread."""
+        # Inline parts can make further calls possible, such as those of a later alternative.
         while calls := job.calls():
             by_executor: dict[tuple[str, str], list[Call]] = {}
             for call in calls:

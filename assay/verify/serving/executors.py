@@ -1,7 +1,7 @@
 """Threads for verifiers that wait for a network or a device.
 
-A call that exceeds the verifier's limit is abandoned. Its completions are not judged. Its thread,
-which cannot be killed, is left running and counted.
+A call that exceeds the verifier's limit is abandoned, and its completions are not judged. Python
+cannot kill the call's thread, so the thread is left running and counted.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from assay.verify.serving.calling import ANY_ERROR, judge_batch, judge_unit
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Call
 
-# Seconds for one network call, if its verifier has no limit.
+# Seconds for one network call, if the verifier has no limit.
 THREAD_SECONDS = 300.0
-# Seconds for one batch, including loading a model.
+# Seconds for one batch on the device. The first batch also loads the model.
 DEVICE_SECONDS = 1800.0
-# Seconds to collect a batch.
+# Seconds to wait for a further call, while a batch is not full.
 LINGER = 0.002
-# Number of lost threads after which an executor is disabled.
+# Number of abandoned threads after which an executor is disabled.
 MAX_LOST = 64
-# Seconds that closing waits for a device's batch.
+# Seconds that `close` waits for the device's current batch.
 JOIN_SECONDS = 1.0
 
 Deliver = Callable[[Call, Any], None]
 
 
 class Executor:
-    """A queue of calls.
+    """A queue of calls, and the threads that make them.
 
     lock: the service's lock.
-    deliver: takes a call's parts, from any thread.
+    deliver: function that stores the parts of a call. Any thread may call it.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver) -> None:
@@ -48,7 +48,7 @@ class Executor:
     def spawn(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
         """Start a thread.
 
-        An exception in it becomes `failure`, which is raised in waiting threads.
+        An exception in the thread becomes `failure`, which is raised in the threads that wait.
         """
 
         def run() -> None:
@@ -67,24 +67,24 @@ class Executor:
             self.queue = deque(call for call in self.queue if not call.job.cancelled)
 
     def close(self) -> None:
-        """Accept no more calls, and let the waiting threads end."""
+        """Accept no more calls, and wake the threads of this executor so that they end."""
         with self.changed:
             self.closed = True
             self.queue.clear()
             self.changed.notify_all()
 
     def wait_for_calls(self) -> bool:
-        """Wait, with the lock held, for a call. Return False if the executor was closed."""
+        """Wait for a call. Return False if the executor was closed. Needs the lock."""
         while not self.queue and not self.closed:
             self.changed.wait()
         return not self.closed
 
 
 class ThreadExecutor(Executor):
-    """Calls one verifier in a few threads of this process, started when needed.
+    """Calls one verifier in threads of this process. Threads start when they are needed.
 
-    The device's executor has one thread and combines many units in one call if its verifier takes
-    batches.
+    The executor of a device has one thread. It combines many completions in one call if the
+    verifier takes batches.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:
@@ -97,18 +97,18 @@ class ThreadExecutor(Executor):
         elif one.verifier.takes == "batch":
             self.batch_size = one.executor_option("batch_size")
         limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
-        # A judge that retries for `patience` seconds needs longer than its own limit.
+        # A judge retries for `patience` seconds, and its last request may end after that.
         patience = 1.25 * float(one.options.get("patience", 0.0))
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
         self._threads: list[threading.Thread] = []
-        # Start time by call number.
+        # (start time, calls) by number of the batch.
         self._running: dict[int, tuple[float, list[Call]]] = {}
         self._num_begun = 0
         self._num_idle = 0
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Queue calls. An executor that has lost too many threads answers ``unavailable``."""
+        """Queue calls. A disabled executor returns parts with the reason ``unavailable``."""
         if self.num_lost >= MAX_LOST:
             detail = f"{self.num_lost} calls of {self.verifier.name} never came back"
             for call in calls:
@@ -123,7 +123,7 @@ class ThreadExecutor(Executor):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the executor has no calls. The lock must be held."""
+        """Whether the executor has no calls. Needs the lock."""
         return not self.queue and not self._running
 
     def give_up_overdue(self) -> int:
@@ -133,7 +133,7 @@ class ThreadExecutor(Executor):
             late = [n for n, (since, _) in self._running.items() if now - since > self.seconds]
             for number in late:
                 since, calls = self._running.pop(number)
-                # Any thread may be removed, because they are only counted.
+                # Any thread may be removed from the list, because only its length matters.
                 self._threads.pop()
                 self.num_lost += 1
                 detail = f"no reply after {now - since:.1f} s; the call was given up"
@@ -145,7 +145,7 @@ class ThreadExecutor(Executor):
         return len(late)
 
     def close(self) -> None:
-        """Accept no more calls. A device's batch may finish, and network calls are abandoned."""
+        """Accept no more calls. A device gets a second to finish. Network calls are abandoned."""
         super().close()
         for thread in self._threads if self.is_device else ():
             thread.join(JOIN_SECONDS)
@@ -164,7 +164,7 @@ class ThreadExecutor(Executor):
                 parts = [judge_unit(self.verifier, call.group, call.sibling, errors=ANY_ERROR)]
             with self.changed:
                 if self._running.pop(number, None) is None:
-                    # The call was abandoned, and another thread has taken this thread's place.
+                    # The call was abandoned. Another thread may already have replaced this one.
                     return
             for call, each in zip(calls, parts, strict=True):
                 self.deliver(call, each)
@@ -173,9 +173,9 @@ class ThreadExecutor(Executor):
         with self.changed:
             self._num_idle += 1
             there = self.wait_for_calls()
-            # Completions end one by one. A device judges a batch in nearly the time of one.
+            # Completions end one by one, but a device judges a batch in nearly the time of one.
             while there and len(self.queue) < self.batch_size and self.changed.wait(LINGER):
-                # More calls arrived, so wait for further ones.
+                # A call arrived within LINGER, so another call may follow.
                 there = self.wait_for_calls()
             self._num_idle -= 1
             if not there or not self.queue:

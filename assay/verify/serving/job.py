@@ -1,4 +1,4 @@
-"""One group that is being judged: the calls that are possible now, and the parts so far."""
+"""One group that is being judged: its possible calls, and the parts that have arrived."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from assay.verify.serving.sums import NOT_ASKED, Sum
 class Call:
     """One call of a verifier, for one completion of a group or for all (`WHOLE_GROUP`).
 
-    key: cache key, if the verdict is cached.
+    index: index of the verifier in the sum.
+    sibling: index of the completion in the group, or `WHOLE_GROUP`.
+    key: cache key. None: the verdict is not cached.
     """
 
     job: Job
@@ -43,7 +45,7 @@ class Call:
 
     @property
     def group(self) -> Group:
-        """The group with the configured options applied."""
+        """The group, with the configured options in the problem's spec."""
         group = self.job.group
         problem = self.one.reads(group.problem)
         return group if problem is group.problem else replace(group, problem=problem)
@@ -53,10 +55,10 @@ class Call:
 class Job:
     """The parts of one group's completions as they arrive.
 
-    A place is (index of a verifier, sibling).
+    A *cell* is a pair (index of a verifier, index of a completion). Each cell gets one part.
 
-    count: called with each part and its verifier's name, whether it came from the cache, and for a
-        later alternative whether it accepted.
+    count: function that is called with each part: its verifier's name, the part, whether the cache
+        had the part, and whether a later alternative accepted.
     cancelled: the verdicts are no longer needed.
     awaited: a thread waits for the last part.
     """
@@ -70,9 +72,11 @@ class Job:
     num_missing: int = field(init=False)
     _siblings: range = field(init=False)
     _parts: list[list[Part | None]] = field(init=False)
-    # Places without a call so far.
+    # Cells without a call and without a part.
     _open: set[tuple[int, int]] = field(init=False)
+    # Result of `problem_key` by index of the verifier.
     _prefixes: dict[int, bytes | None] = field(default_factory=dict[int, bytes | None])
+    # Completions with an equal text, which wait for the part of a running call, by cache key.
     _equal: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
 
     def __post_init__(self) -> None:
@@ -84,11 +88,12 @@ class Job:
     def calls(self) -> list[Call]:
         """Return the calls that are possible now and were not returned before.
 
-        Places that need no call are filled here: from the cache, an equal sibling, or a verifier's
-        error.
+        Cells that need no call are filled here: from the cache, from an equal completion, or with
+        a verifier's error.
         """
         found: list[Call] = []
         num_open = -1
+        # Repeated, because a part from the cache can decide whether a later alternative is needed.
         while self._open and len(self._open) != num_open and not self.cancelled:
             num_open = len(self._open)
             for index in range(len(self._parts)):
@@ -96,10 +101,10 @@ class Job:
         return found
 
     def answer(self, call: Call, parts: Sequence[Part]) -> None:
-        """Store the parts of a call: one, or those of all siblings."""
+        """Store the parts of a call: one part, or one part per completion of the group."""
         siblings = self._siblings if call.sibling == WHOLE_GROUP else (call.sibling,)
         for sibling, part in zip(siblings, parts, strict=True):
-            # A group can need only some of the parts.
+            # A call for the whole group also returns parts for cells that are filled already.
             if self._parts[call.index][sibling] is None:
                 self._put(call.index, sibling, part)
         if call.key is not None and self.cache is not None:
@@ -109,11 +114,11 @@ class Job:
 
     @cached_property
     def firsts(self) -> list[Part]:
-        """The first term's parts, for verifiers that take verdicts. All parts must have arrived."""
+        """Parts of the first term, one per completion. They must have arrived."""
         return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return one verdict per completion, once all parts have arrived."""
+        """Return one verdict per completion. All parts must have arrived."""
         assert not self.num_missing
         return tuple(
             self.sum.verdict(column, one.policy_version)
@@ -125,7 +130,10 @@ class Job:
         return [[part or NOT_ASKED for part in column] for column in zip(*self._parts, strict=True)]
 
     def _calls_of(self, index: int) -> list[Call]:
-        """Return the calls of one verifier. A whole group needs every sibling's decision first."""
+        """Return the possible calls of one verifier.
+
+        A verifier of whole groups is called once it is known which completions need it.
+        """
         one = self.sum.verifiers[index]
         open_ones = [sibling for sibling in self._siblings if (index, sibling) in self._open]
         wishes = {sibling: self._is_wanted(index, sibling) for sibling in open_ones}
@@ -146,7 +154,10 @@ class Job:
         return [call for sibling in wanted if (call := self._call(index, sibling)) is not None]
 
     def _call(self, index: int, sibling: int) -> Call | None:
-        """Return the call for one completion. None: the cache or an equal sibling has the part."""
+        """Return the call for one completion.
+
+        None: the cache has the part, or a running call for an equal completion provides it.
+        """
         if self.cache is None:
             return Call(self, index, sibling)
         if index not in self._prefixes:
@@ -165,7 +176,7 @@ class Job:
         return None
 
     def _is_wanted(self, index: int, sibling: int) -> bool | None:
-        """Return whether a term needs a verifier's part for a completion. None: not known yet."""
+        """Return whether a term needs a verifier's part for a completion. None: not yet known."""
         if self.sum.verifiers[index].verifier.takes == "verdicts":
             known = all(None not in self._parts[first] for first in self.sum.chains[0])
             return True if known or self.sum.verifiers[index].error else None

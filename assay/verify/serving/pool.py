@@ -1,4 +1,4 @@
-"""Worker processes with a hard deadline: an overdue worker is killed, replaced and counted."""
+"""Worker processes with a hard deadline: an overdue worker is killed, counted and replaced."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3
-# Calls per request to a worker, unless they are fast.
+# Maximum number of calls per request to a worker. Fast calls may exceed this number.
 MOST_AT_ONCE = 64
-# Bytes of a request above which no further group is added.
+# Size of a request in bytes above which no further group is added.
 BYTES_AT_ONCE = 1 << 16
-# Seconds of overhead per call: encoding the request and decoding the reply.
+# Seconds of overhead per call, for encoding the request and decoding the reply.
 QUICKEST = 1e-4
-# Seconds of work. Sharing less costs more than it gains.
+# Seconds of queued work above which several workers share the queue.
+# Waking a second thread for less work costs more than it gains.
 WORTH_SHARING = 0.02
 
 SpawnWorker = Callable[[str], Worker]
 
 
 class Pool(Executor):
-    """One thread per worker. It lets its worker answer the calls of one group after the other.
+    """Worker processes, each with a thread that sends it calls and receives the parts.
 
-    notify: called as ``notify(kind, **facts)`` when a worker is killed or dies.
+    notify: function that is called as ``notify(kind, **facts)`` when a worker is killed or dies.
     options: configured options by verifier.
-    spawn_worker: starts a worker; its argument is the prefix of the mark by which orphaned
-        processes are found.
+    spawn_worker: function that starts a worker. Its argument is a prefix of the environment mark by
+        which orphaned processes are found.
 
     Workers start at the first call or by `start`.
     """
@@ -63,10 +64,10 @@ class Pool(Executor):
         self.options = {name: dict(table) for name, table in options.items()}
         self.kills = 0
         self.deaths = 0
-        # Recent seconds per call, estimated high.
+        # Estimate of the seconds per call. It decreases slowly, so it is rather too high.
         self.pace = 1.0
         self.workers: list[Worker] = []
-        # Seconds of calls per worker, numbered from 1.
+        # Busy seconds by worker. Workers are numbered from 1.
         self.busy: dict[int, float] = {}
         self.watcher: subprocess.Popen[bytes] | None = None
         self._family = new_family()
@@ -88,15 +89,15 @@ class Pool(Executor):
                 self.start()
             if len(self.queue) * self.pace > WORTH_SHARING:
                 self.changed.notify(len(calls))
-            # Otherwise a thread is awake and takes these calls too.
+            # With older calls in the queue, a thread is awake and takes these calls too.
             elif is_first:
                 self.changed.notify()
 
     def describe(self, name: str) -> Mapping[str, Any]:
-        """Let a worker import a user's verifier. Return its `facts_of`, or ``error``.
+        """Let a worker import a user's verifier. Return its `facts_of`, or a dict with ``error``.
 
-        The worker is fresh and stays if the pool has room. Raises WorkerDied if workers are lost
-        for another reason than this import.
+        The worker is new, and it joins the pool if the pool has room. Raises WorkerDied if workers
+        are lost for another reason than this import.
         """
         num_lost = 0
         while True:
@@ -108,6 +109,7 @@ class Pool(Executor):
                 break
             except Lost as lost:
                 detail, code = self._end(worker, lost, name)
+                # The import can only end a started worker that was asked for it.
                 if worker.ready and not lost.idle:
                     return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
                 num_lost += 1
@@ -138,7 +140,7 @@ class Pool(Executor):
             self.watcher = None
 
     def abandon(self) -> None:
-        """Release the parent's workers in a forked child without affecting them."""
+        """Release the parent's workers in a forked child. The workers keep running."""
         for worker in self.workers:
             worker.release()
 
@@ -153,7 +155,10 @@ class Pool(Executor):
         self.spawn("assay-worker", self._work, worker, len(self.workers))
 
     def _work(self, worker: Worker | None, place: int) -> None:
-        """Drive a worker and its replacements until the pool is closed."""
+        """Send calls to a worker and its replacements until the pool is closed.
+
+        place: number of the worker, for `busy`.
+        """
         while worker is not None and (calls := self._take()):
             while worker is not None and calls:
                 started = time.monotonic()
@@ -162,20 +167,20 @@ class Pool(Executor):
                     self.busy[place] = self.busy.get(place, 0.0) + time.monotonic() - started
 
     def _take(self) -> deque[Call]:
-        """Wait for calls and take one worker's share."""
+        """Wait for calls, and remove one worker's share from the queue."""
         with self.changed:
-            # A closed executor has none.
+            # A closed executor has an empty queue, so the result is then empty.
             self.wait_for_calls()
-            # An equal share keeps all workers busy. Fast calls are taken together, because sending
-            # them costs more than making them.
+            # An equal share of the queue keeps all workers busy.
+            # Fast calls are sent together, because a request costs more than the calls.
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
             count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
-        """Let a worker answer calls until all are answered or it is lost.
+        """Send calls to a worker and deliver its parts, until all calls are done or it is lost.
 
-        Return the worker to use next.
+        Return the worker to use next: this one, a replacement, or None if the pool was closed.
         """
         try:
             worker.greet(self.options)
@@ -191,17 +196,17 @@ class Pool(Executor):
                 seconds += sum(part.seconds for part in parts)
                 calls.popleft()
                 self.deliver(call, parts)
-            # One slow call raises the estimate at once, and it decreases slowly. A low estimate
-            # would put many slow calls into one request, where no other worker can take them.
+            # Slow calls raise the estimate at once, and fast calls lower it slowly.
+            # A low estimate would put many slow calls into one request to a single worker.
             self.pace = max(0.7 * self.pace, seconds / num_calls, QUICKEST)
             return worker
         except Lost as lost:
             return self._replace(worker, lost, calls)
 
     def _ask(self, worker: Worker, calls: Iterable[Call]) -> None:
-        """Send a request for the first calls: those of one job, and more if they are small.
+        """Send a request for the calls of the first job, and of further jobs if they are small.
 
-        The request is built just before sending, so that waiting calls hold no copy of their
+        The request is built just before it is sent, so that queued calls have no copy of their
         groups.
         """
         groups: list[tuple[Any, ...]] = []
@@ -215,15 +220,18 @@ class Pool(Executor):
         worker.send(num_calls, "judge", groups)
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
-        """Kill a worker, fail its current call, and start a replacement. None: none is needed."""
+        """Kill a worker, fail its current call, and return a replacement.
+
+        None: the pool is closed.
+        """
         with self.changed:
             if self.closed:
                 return None
-        # Only the call that was running can have killed the worker. A worker that dies while it
-        # starts or waits was lost for another reason, for example memory.
+        # Only the call that was running can have killed the worker.
+        # A worker that dies while it starts or is idle was lost for another reason, such as memory.
         is_blamed = worker.ready and not lost.idle and lost.kind != "stale"
         culprit = calls.popleft() if is_blamed else None
-        # The other calls of the request were not running, so the next worker makes them.
+        # The request's other calls were not running, so the next worker makes them.
         kept = [call for call in calls if not call.job.cancelled]
         calls.clear()
         calls.extend(kept)
@@ -234,7 +242,7 @@ class Pool(Executor):
             if self._failed_starts >= MAX_FAILED_STARTS:
                 with self.changed:
                     self.workers.remove(worker)
-                # A broken installation would otherwise start workers for ever.
+                # Without this limit, a broken installation would start workers for ever.
                 raise WorkerDied(f"a verifier worker does not start ({code}): {detail}")
         if culprit is not None:
             reason = "timeout" if lost.kind == "overdue" else "error"
@@ -248,7 +256,7 @@ class Pool(Executor):
             return new
 
     def _end(self, worker: Worker, lost: Lost, name: str) -> tuple[str, str]:
-        """Kill and count a worker and its child processes. Return (reason, cause of its end)."""
+        """Kill and count a lost worker with its children. Return (detail, cause of its death)."""
         seconds, said = time.monotonic() - worker.since, worker.last_words()
         code = cause_of(worker.kill())
         end_orphans([worker.mark])
@@ -263,11 +271,11 @@ class Pool(Executor):
 
 
 def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
-    """Return the request for calls of one job, with the completions that they judge."""
+    """Return the request for calls of one job, with only the completions that the calls judge."""
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):
-        # Workers share the calls of a job. Each receives only the completions that it judges.
+        # Workers share the calls of a job. Each worker receives only the completions it judges.
         siblings = sorted({call.sibling for call in calls})
     place = {sibling: n for n, sibling in enumerate(siblings)} | {WHOLE_GROUP: WHOLE_GROUP}
     chosen = tuple(job.group.completions[sibling] for sibling in siblings)
@@ -283,7 +291,7 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
 
 
 def _read(call: Call, data: Any) -> list[Part]:
-    """Return the parts in a reply. Raises Lost for an invalid reply."""
+    """Return the parts of a call's reply. Raises Lost for an invalid reply."""
     try:
         if data is None:
             return [Part.not_judged("error", "the group cannot be read by a worker")] * call.size

@@ -1,4 +1,4 @@
-"""A worker process of verifiers."""
+"""The worker process that judges completions, as its owner sees it."""
 
 from __future__ import annotations
 

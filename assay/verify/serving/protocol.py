@@ -1,10 +1,13 @@
 """Messages between the service and its workers. `host.worker_process` transports them.
 
-Requests: ``("judge", [(names, units, blob), ...])``, where a blob is a pickled group
-    (`encode_group`) and a unit is (index into names, completion or -1 for the whole group).
-    ``("describe", name)``. ``("options", options by verifier)``, sent once, without a reply.
+A request is one of these tuples:
 
-Replies: one per unit, in order: a list of `encode_part`.
+- ``("judge", [(names, units, blob), ...])``. A blob is a pickled group (`encode_group`). A unit is
+  (index into names, index of a completion), with index -1 for the whole group.
+- ``("describe", name)``.
+- ``("options", options by verifier)``, sent once. It has no reply.
+
+The reply to ``judge`` is one list of `encode_part` results per unit, in order.
 """
 
 from __future__ import annotations
@@ -27,13 +30,17 @@ def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = 
     """
     parts = None if firsts is None else [encode_part(part) for part in firsts]
     prompt, completions = group.prompt, group.completions
+    # A group of long completions is mostly token ids, which few verifiers read.
     slim = [(c.text, c.id, c.think, c.finish_reason, c.said, c.policy_version) for c in completions]
     content = (None, slim) if text_only else (prompt, completions)
     return pickle.dumps((group.problem, *content, parts), pickle.HIGHEST_PROTOCOL)
 
 
 def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
-    """Decode `encode_group`: (group, parts of the first term). A reduced group has no tokens."""
+    """Decode `encode_group`: (group, parts of the first term).
+
+    A group that was encoded with ``text_only`` has no tokens.
+    """
     problem, prompt, completions, parts = cast(
         "tuple[Problem, Prompt | None, Sequence[Any], Sequence[Any] | None]", pickle.loads(blob)
     )

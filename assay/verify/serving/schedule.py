@@ -1,7 +1,7 @@
 """Weights that depend on the policy version only.
 
-A verdict's reward is therefore the same whenever it is computed: after a resume, in a replay, or
-when a rollout log is judged again.
+Because no other state matters, a verdict's reward is the same after a resume, in a replay, and when
+a rollout log is judged again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ ACCEPTED = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0
 class Schedule:
     """Multipliers of terms' weights, piecewise linear in policy_version.
 
-    Keys are terms as in the expression, without versions. Raises VerifierError.
+    points: {term: [[policy_version, multiplier], ...]}. A term is written as in the expression,
+        without versions. Raises VerifierError for invalid points.
     """
 
     def __init__(self, points: Mapping[str, Sequence[Any]]) -> None:
         self.points = {name: _read(name, given) for name, given in points.items()}
 
     def key_of(self, term: Term) -> str | None:
-        """Return a term's key: its whole name, or the name of its first verifier."""
+        """Return a term's key in `points`: its whole name, or that of its first verifier."""
         keys = (unpinned(term.name), unpinned(term.names[0]))
         return next((key for key in keys if key in self.points), None)
 
@@ -39,6 +40,7 @@ class Schedule:
             return 1.0
         points = self.points[key]
         after = bisect_right(points, policy_version, key=lambda point: point[0])
+        # Constant before the first point and after the last point.
         if after == 0 or after == len(points):
             return points[max(0, after - 1)][1]
         (start, low), (end, high) = points[after - 1 : after + 1]
@@ -51,7 +53,7 @@ class Schedule:
 
 
 def unpinned(name: str) -> str:
-    """Return ``math|judge`` for ``math@2|judge@1``."""
+    """Return a term's name without versions: ``math|judge`` for ``math@2|judge@1``."""
     return "|".join(one.partition("@")[0] for one in name.split("|"))
 
 

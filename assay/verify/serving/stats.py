@@ -9,9 +9,9 @@ from typing import Any
 
 from assay.verify.base import Part
 
-# Number of recent latencies for the percentiles.
+# Number of recent latencies from which percentiles are computed.
 KEPT = 4096
-# Number of verifiers in a step's metrics, the busiest first.
+# Maximum number of verifiers in a step's metrics. The busiest verifiers are kept.
 MAX_VERIFIERS = 16
 
 
@@ -19,8 +19,9 @@ MAX_VERIFIERS = 16
 class VerifierStats:
     """Counts of one verifier's parts, and recent latencies in seconds.
 
-    cache_hits: cached parts. They are excluded from latencies.
-    rescues_asked, rescues_accepted: calls as a later alternative.
+    cache_hits: number of parts from the cache, which are excluded from latencies.
+    rescues_asked: number of parts of the verifier as a later alternative.
+    rescues_accepted: number of these parts that accepted the completion.
     """
 
     count: int = 0
@@ -32,7 +33,11 @@ class VerifierStats:
     latencies: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT))
 
     def add(self, part: Part, hit: bool = False, accepted: bool | None = None) -> None:
-        """Count a part. accepted: whether a later alternative accepted."""
+        """Count a part.
+
+        hit: the part came from the cache.
+        accepted: whether a later alternative accepted. None: the verifier is no later alternative.
+        """
         self.count += 1
         self.cache_hits += hit
         if not hit:
@@ -44,9 +49,9 @@ class VerifierStats:
         self.rescues_accepted += bool(accepted)
 
     def summary(self) -> dict[str, Any]:
-        """Return counts, percentiles of seconds, and judgments per second of its own time.
+        """Return counts, percentiles of latencies, and judgments per second of the verifier's time.
 
-        asked, accepted: of an alternative.
+        The keys ``asked`` and ``accepted`` exist only for a later alternative.
         """
         ordered = sorted(self.latencies)
         found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Evaluate an expression: its terms, their verifiers, and the verdict from their parts."""
+"""Evaluate an expression: combine the parts of its verifiers into a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.verify.serving.configured import Configured, RowCheck
 from assay.verify.serving.schedule import Schedule, unpinned
 
 NOT_ASKED = Part.not_judged("unavailable", "not asked")
-"""The part of an alternative that was not called."""
+"""The part of an alternative that was not called, because an earlier alternative accepted."""
 
 
 def names_in(expression: str) -> tuple[str, ...]:
@@ -26,9 +26,9 @@ def names_in(expression: str) -> tuple[str, ...]:
 class Sum:
     """The weighted terms of an expression, and its verifiers without duplicates.
 
-    verifiers: by their names in the expression.
-    chains: for each term, the indices of its alternatives.
-    later: indices of verifiers that are called only after others.
+    verifiers: the verifiers, aligned with `names`.
+    chains: for each term, the indices of its alternatives in `verifiers`.
+    later: indices of the verifiers that are called only after another alternative.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Sum:
         self.verifiers = tuple(
             self._placed(index, one) for index, one in enumerate(verifiers.values())
         )
+        # The first term measures correctness, so its verifier's default weight is ignored.
         weights = [1.0, *(self.verifiers[c[0]].verifier.weight for c in self.chains[1:])]
         self.terms = tuple(term.resolved(own) for term, own in zip(terms, weights, strict=True))
         firsts = {chain[0] for chain in self.chains}
@@ -50,12 +51,15 @@ class Sum:
 
     @classmethod
     def of_error(cls, expression: str, error: str) -> Sum:
-        """Return the sum for an unusable expression. It judges nothing."""
+        """Return the sum of an unusable expression. Every verdict of this sum is *not judged*."""
         one = Configured.unusable(expression, error)
         return cls((Term(expression, 1.0),), {expression: one}, Schedule({}))
 
     def _placed(self, index: int, one: Configured) -> Configured:
-        """Reject a verifier that needs the first term's verdicts in a place without them."""
+        """Return the verifier, with an error if it takes verdicts but is in the first term.
+
+        A verifier that takes verdicts must not be an alternative either.
+        """
         is_alternative = any(index in chain and len(chain) > 1 for chain in self.chains)
         placed_well = not is_alternative and index not in self.chains[0]
         if one.verifier.takes != "verdicts" or one.error or placed_well:
@@ -67,7 +71,7 @@ class Sum:
         return replace(one, error=error)
 
     def _label(self) -> str:
-        """Return ``math@1`` for a single term, else the sum with versions."""
+        """Return ``math@1`` for one term of weight 1, else the sum with versions and weights."""
         labels = ["|".join(self.verifiers[n].label for n in chain) for chain in self.chains]
         if len(self.terms) == 1 and self.terms[0].weight == 1.0:
             return labels[0]
@@ -86,9 +90,9 @@ class Sum:
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
         """Return the verdict from one completion's parts, in the order of `names`.
 
-        Score, status, extracted and detail are those of the first term. reward = sum of weight *
-        value. The verdict has status 'not judged' if its first part, or any part of nonzero
-        weight, was not judged.
+        Score, status, extracted and detail are those of the first term. The reward is the sum of
+        weight * value over the terms. The verdict is *not judged* if the first term, or any term of
+        nonzero weight, was not judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
         found = [self._part_of(chain, parts) for chain in self.chains]
@@ -105,6 +109,7 @@ class Sum:
             return Verdict.not_judged("error", self.label, detail=detail, **rest)
         weights = self.weights_at(policy_version)
         for index, (name, part) in enumerate(zip(terms, found, strict=True)):
+            # A term of weight 0 is a metric only, so its failure costs no verdict.
             if part.value is None and (weights[index] != 0.0 or index == 0):
                 many = len(self.names) > 1 or len(terms) > 1
                 detail = f"{name}: {part.detail}" if many else part.detail
@@ -124,7 +129,7 @@ class Sum:
         )
 
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
-        """Return the parts of alternatives by name. Later ones report whether they accepted."""
+        """Return (name, part) of each alternative. Later ones get the component ``rescued``."""
         found: list[tuple[str, Part]] = []
         for chain in self.chains:
             for place, index in enumerate(chain if len(chain) > 1 else ()):
@@ -136,10 +141,11 @@ class Sum:
         return found
 
     def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
-        """Return the combined part of alternatives: the first that accepts, else the last one.
+        """Return the part of a term, which combines the parts of its alternatives.
 
-        If none accepts and the last was not judged, the result is not judged, because the last
-        should review the rejections. If all reject, the highest score counts.
+        The first part that accepts is the result. If no part accepts and the last alternative did
+        not judge, the result is *not judged*, because the last alternative reviews the rejections.
+        If all alternatives reject, the part with the highest score is the result.
         """
         if len(chain) == 1:
             return parts[chain[0]]
@@ -158,7 +164,7 @@ class Sum:
         return replace(best, detail=last.detail or best.detail, components={})
 
     def warnings(self) -> list[str]:
-        """Return warnings about the sum: shaping that can outweigh the correctness."""
+        """Return warnings: shaping that can outweigh correctness, and schedules without a term."""
         total, unbounded = 0.0, list[str]()
         for term, chain in zip(self.terms[1:], self.chains[1:], strict=True):
             weight = abs(term.weight or 0.0) * self._schedule.largest(term)

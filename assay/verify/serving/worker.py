@@ -1,6 +1,7 @@
 """A worker process of verifiers: ``python -m assay.verify.serving.worker SOCKET PARENT``.
 
-A fresh interpreter without torch. It judges, and answers one unit at a time.
+A worker is a fresh interpreter without torch. It judges the units of a request one after another,
+and replies after each unit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from assay.verify.serving.protocol import decode_group, encode_part
 
 
 class VerifierLoop(WorkerLoop):
-    """The loop of one worker process. `protocol` describes its requests and replies."""
+    """The request loop of a worker process. `protocol` describes its requests and replies."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__(channel)
@@ -48,7 +49,7 @@ class VerifierLoop(WorkerLoop):
             return {"error": (str(error) or in_words(error))[:2000]}
 
     def verifier(self, name: str) -> Configured:
-        """Return a verifier with its options. It is imported at its first use."""
+        """Return a verifier with its options. Its module is imported at the first use."""
         if name not in self.verifiers:
             with slow_import():
                 verifier = resolve(name)
@@ -59,9 +60,9 @@ class VerifierLoop(WorkerLoop):
     def judge(
         self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes | str
     ) -> None:
-        """Answer the units of one group in order.
+        """Judge the units of one group in order, and reply after each unit.
 
-        A string instead of a part is the reason for its absence.
+        blob: a pickled group, or the reason why the service could not pickle it.
         """
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
@@ -79,6 +80,7 @@ class VerifierLoop(WorkerLoop):
                 one = self.verifier(name)
                 if name not in groups:
                     problem = one.reads(group.problem)
+                    # `Row` records missing keys, for the hint in an error message.
                     problem = replace(problem, spec=Row(problem.spec))
                     groups[name] = Group(problem, group.prompt, group.completions)
             except BaseException as error:  # foreign code runs here
@@ -90,7 +92,7 @@ class VerifierLoop(WorkerLoop):
             self.answer([encode_part(part) for part in parts])
 
     def limit_memory(self, verifier: Verifier) -> None:
-        """Limit this process's memory. Excess raises MemoryError here and spares the trainer."""
+        """Limit the memory of this process. A judgment above the limit raises MemoryError."""
         mib = verifier.limits.memory_mib
         if mib == self.memory_mib:
             return
@@ -100,6 +102,7 @@ class VerifierLoop(WorkerLoop):
             import resource
 
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            # Only the soft limit: a lowered hard limit could not be raised for the next verifier.
             soft = hard if mib is None else mib * 2**20
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
