@@ -1,7 +1,7 @@
 r"""Verifiers: judge completions in worker processes with deadlines, and in sandboxes.
 
-This package can be used by any trainer. It imports only `assay.types`, `assay.errors`, `assay.host`
-and `assay.endpoint` from the rest of Assay.
+Any trainer can use this package. From the rest of Assay, `assay.verify` imports only `assay.types`,
+`assay.errors`, `assay.host` and `assay.endpoint`.
 
     is_right = checker("math")                   # a plain function of (text, gold answer)
     is_right("so it is \\boxed{5}", "5").reward  # 1.0; None: not judged
@@ -10,8 +10,8 @@ and `assay.endpoint` from the rest of Assay.
         verdicts = service.judge(groups)         # whole groups, in any number of processes
 
 A user-defined verifier is a function of ``(problem, completion)`` or ``(problem, group)``, named
-``package.module:function``, or a `Verifier` with options and limits. It returns a number, a dict, a
-`Part`, or None for *not judged*.
+``package.module:function``, or a `Verifier` with options and limits. Such a function returns a
+number, a dict, a `Part`, or None for *not judged*.
 
 `assay.verify` is a package and cannot be called. `assay.judge` judges completions.
 """

@@ -63,7 +63,7 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
         try:
             read(Problem("", "", spec))
         except VerifierError as error:
-            # The placeholder problem has no id. `RowCheck` names the row in its message instead.
+            # The placeholder problem has no id. `RowCheck` adds the row's name to the message.
             raise VerifierError(str(error).removeprefix("problem : spec.")) from error
 
     return check
@@ -160,12 +160,12 @@ class Verifier:
     evidence: function of the options. Returns facts that a run records, such as the hash of a
         model.
     versions: function of the options. Returns the versions of programs and packages on which
-        verdicts depend. They are part of the content hash, and a run records them.
+        verdicts depend. The versions are part of the content hash, and a run records them.
     lacks: function of a row's spec. Returns why this machine cannot judge the row, or "". A run is
         refused at its start if this machine can judge none of its rows.
 
     ``judge`` gets a problem whose spec also contains the configured options. A row's own keys
-    override them.
+    override these options.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Verifier:
         """Twelve hexadecimal digits over the verifier's source and the versions of `packages`."""
         digest = hashlib.sha256()
         module = str(getattr(self.judge, "__module__", ""))
-        # A built-in verifier uses the files beside its own, so the hash covers its whole package.
+        # A built-in verifier uses other files of its package, so the hash covers the whole package.
         home = module.rpartition(".")[0] if module.startswith("assay.") else module
         # Every verifier gets the answer text that `assay.types` and `assay.think` extract.
         for module in (home, *self.modules, "assay.types", "assay.think"):
@@ -251,7 +251,7 @@ def resolve(name: str) -> Verifier:
     """Return the built-in verifier or the object named by ``package.module:object``.
 
     The object is a `Verifier`, or a function of ``(problem, completion)`` or ``(problem, group)``.
-    The name of the function's second parameter decides between these two. Raises VerifierError.
+    A function with a second parameter called ``group`` gets whole groups. Raises VerifierError.
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
@@ -278,7 +278,7 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        # Functions written in C can lack a signature. They are accepted, and a wrong call fails.
+        # Functions written in C can lack a signature. Such a function is accepted unchecked.
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = not parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters)
@@ -392,7 +392,7 @@ def _number(value: Any) -> float:
 
 
 def _components(components: Mapping[Any, Any]) -> dict[str, float]:
-    # Each component becomes a metric, so a verifier that counts words would flood the log.
+    # Each component becomes a metric. A component per word, for example, would flood the log.
     if len(components) > MAX_COMPONENTS:
         raise ValueError(f"accepted: at most {MAX_COMPONENTS} components")
     return {_text(str(name))[:100]: _number(value) for name, value in components.items()}

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from assay.errors import VerifierError, did_you_mean, message
 
-# Built-in verifiers by name. They are strings, so that parsing imports no verifier.
+# Built-in verifiers by name. The values are strings, so that parsing imports no verifier.
 # All other verifiers are named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
@@ -103,7 +103,7 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     ``|``. Without a number the first term gets weight 1, and a later term gets its verifier's
     default weight.
 
-    Raises VerifierError. Its message contains ``where`` and the column.
+    Raises VerifierError with ``where`` and the column in its message.
     """
     if len(text) > MOST_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"

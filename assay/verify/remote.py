@@ -102,7 +102,7 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
 
 
 def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Part]:
-    """Read a server's reply. Raises EndpointFailure unless it has one verdict per completion."""
+    """Return the parts of a server's reply. Raises EndpointFailure unless their number fits."""
     found = reply.get("verdicts") if isinstance(reply, dict) else None
     if not isinstance(found, list) or len(cast("list[Any]", found)) != len(completions):
         count = len(cast("list[Any]", found)) if isinstance(found, list) else "no"
@@ -184,7 +184,7 @@ def _check(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _facts(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return version and hash of the server's verifier. A resumed run detects changes by them."""
+    """Return version and hash of the server's verifier, by which a resumed run detects changes."""
     if find_spec("httpx2") is None:
         raise VerifierError("remote: needs httpx2: install it with  pip install 'assay-rl[judge]'")
     known = {field.name: field.of(options, OPTIONS) for field in FIELDS}

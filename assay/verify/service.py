@@ -38,7 +38,7 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 
-# More worker processes are probably a typing error. Each process needs memory for numpy.
+# More worker processes are probably a typing error. Each worker process imports numpy.
 WORKERS_A_CORE = 16
 # Seconds until a message says that a verifier's module is still being imported.
 NOTICE_SECONDS = 10.0
@@ -97,15 +97,17 @@ class VerifierService:
     deadline: seconds for one completion in a worker, unless its verifier has its own limit.
     on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
         dies (``worker_died``), and when a thread's call is abandoned (``verifier_call_lost``).
-    options: options by verifier name. Their keys are keys that a row can have too.
+    options: options by verifier name. A row can have the same keys.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
     cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
-    give_up_after: number of completions at the start. If errors and deadlines leave all of them
-        without a verdict, judging raises VerifierError with the verifier's message. None: never.
-    allow: Python modules, or ``module:object``, that a problem may name in addition to those of the
-        default expression. No other code is imported for a problem.
-    max_open: maximum number of problems' expressions that stay open. Above it, the least recently
-        used expression is closed. A server needs this limit, because clients send many expressions.
+    give_up_after: number of completions. If errors and deadlines leave the first ``give_up_after``
+        completions without a verdict, judging raises VerifierError with the verifier's message.
+        None: judging never raises for this reason.
+    allow: Python modules, or ``module:object``, that a problem may name in addition to the names in
+        the default expression. No other code is imported for a problem.
+    max_open: maximum number of problems' expressions that stay open. Above this number, the least
+        recently used expression is closed. A server needs this limit, because clients send many
+        expressions.
         None: no limit, so that `describe` covers each verifier that was used.
     spawn_worker: function that starts a worker, for example as a Ray actor.
 
@@ -165,7 +167,7 @@ class VerifierService:
                 raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
-        # Start the workers now, so that they import while the caller still loads its model.
+        # Workers start now, so that their imports run while the caller still loads its model.
         asked = [self._verifier(name) for name in names if is_built_in(name)]
         if any(one.verifier.executor == "worker" and not one.error for one in asked):
             self.engine.pool.start()
@@ -174,7 +176,7 @@ class VerifierService:
     def _open(self) -> None:
         # Held while a verifier is built, which can take the minute of a user's slow import.
         self._building = threading.RLock()
-        # Guards `_sums` only, so that known expressions are found during such an import.
+        # Guards `_sums` only, so that known expressions are found during a slow import.
         self._ordering = threading.Lock()
         self.engine = JobEngine(*self._settings)
         self._finalizer = weakref.finalize(self, self.engine.close)
@@ -306,7 +308,8 @@ class VerifierService:
     def lacks(self, problem: Problem) -> str:
         """Return why this machine cannot judge any completion of a problem, or "".
 
-        Only the first term decides. If it has alternatives, each of them must lack something.
+        Only the first term decides. If the first term has alternatives, all alternatives must lack
+        something.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
@@ -456,8 +459,8 @@ class VerifierService:
 def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]:
     """Return a verifier as a plain function ``(text, gold=None, **spec)`` that returns a `Verdict`.
 
-    gold: the accepted answer. It is stored in the spec under the key by which the verifier compares
-        answers. A verifier without such a key gets it under ``answer``.
+    gold: the accepted answer. The spec has this answer under the key by which the verifier compares
+        answers, or under ``answer`` if the verifier has no such key.
     settings: parameters of `VerifierService`.
 
     The returned function applies deadlines and can be called from any thread. Its workers end when

@@ -54,7 +54,7 @@ def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
         return _inconclusive(votes, "too many votes are missing for a majority")
-    # The median, because a single judge with an extreme score cannot move it.
+    # The median, because a single judge with an extreme score cannot move the median.
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -72,7 +72,7 @@ def _inconclusive(votes: Sequence[Vote], tie: str) -> Part:
     missing = [vote for vote in votes if vote.finding is None]
     if not missing:
         return Part.not_judged("error", tie)
-    # ``unavailable`` comes first, because it does not count as a failure of the reward itself.
+    # ``unavailable`` comes first, because this reason does not count as a failure of the reward.
     rank: dict[NotJudgedReason, int] = {"unavailable": 0, "timeout": 1, "error": 2}
     worst = min(missing, key=lambda vote: rank[vote.reason])
     return Part.not_judged(worst.reason, worst.detail)

@@ -1,8 +1,9 @@
 """Compare two completions with judges in both orders, and estimate win rates.
 
 A judge with a position bias contradicts itself when the order is swapped. A pair with contradictory
-outcomes is a tie. Win rates count a tie as half a win. Their standard errors are clustered by
-problem. The length-controlled win rate estimates the win rate for texts of equal length.
+outcomes is a tie. Win rates count a tie as half a win. The standard errors of win rates are
+clustered by problem. The length-controlled win rate estimates the win rate for texts of equal
+length.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Outcome = Literal["first", "second", "tie"]
 # Outcomes by the sign of the votes' lead for the first completion. Index -1 is the last entry.
 OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
-# Ridge penalty on both coefficients. It keeps the fit finite if one side wins every comparison.
+# Ridge penalty on both coefficients, which keeps the fit finite if one side wins all pairs.
 RIDGE = 1e-3
 MAX_ITERATIONS = 100
 # Largest change of a coefficient at which the fit ends.
@@ -151,10 +152,10 @@ def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the win rate at equal lengths, by a logistic regression on the length difference.
 
     The fitted log-odds of the first side are theta + phi * tanh(difference / standard deviation of
-    the differences). The rate uses theta alone. Its standard error follows from the delta method
-    with a covariance that is robust and clustered by problem. This is the generalized linear model
-    of Dubois et al., arXiv:2404.04475, without the term for instruction difficulty, which needs
-    many models.
+    the differences). The rate uses theta alone. The standard error of the rate follows from
+    the delta method with a covariance that is robust and clustered by problem. The model is the
+    generalized linear model of Dubois et al., arXiv:2404.04475, without the term for instruction
+    difficulty, which needs many models.
 
     Raises ValueError if no comparison was judged.
     """
@@ -181,7 +182,7 @@ def fit_logistic(features: Array, points: Array) -> Array:
     points: [rows], each in [0, 1]. The value 0.5 counts as half a win.
 
     Maximizes sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A
-    step is halved until it does not decrease the objective.
+    step is halved until the step does not decrease the objective.
     """
 
     def likelihood(coefficients: Array) -> float:

@@ -1,4 +1,4 @@
-"""A panel of judges that vote. They share a store of replies and a budget."""
+"""A panel of judges that vote. The judges share a store of replies and a budget."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Panel:
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
         """Return all votes on the quoted texts, in the order of the judges."""
         deadline = time.monotonic() + self.settings.patience
-        # A model can be listed several times. Its votes are numbered, so that each has its own key.
+        # A model can be listed several times, so its votes are numbered to get different keys.
         asked: Counter[str] = Counter()
         found: list[Vote] = []
         for client in self.clients:
@@ -131,7 +131,7 @@ _replies_path: Path | None = None
 
 
 def panel_for(options: Mapping[str, Any]) -> Panel:
-    """Return the panel for some options. Equal options share a panel. Raises VerifierError."""
+    """Return the panel for a judge's options. Equal options share a panel. Raises VerifierError."""
     settings = read_settings(options)
     with _lock:
         if settings not in _panels:

@@ -1,11 +1,11 @@
-r"""Quote texts for a judge so that they cannot end their block, start a line, or become a token.
+r"""Quote texts for a judge so that no text can end its block, start a line, or become a token.
 
 A quoted text is one JSON string on one line, between two lines with a code. The code is a hash over
 all quoted texts, and it is regenerated until no text contains it. So a text cannot predict the
 code. A JSON string has no line break, so a text cannot start a line. ``\u`` escapes replace
-sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). They also replace
-invisible characters (zero width, direction marks). `json.loads` of the line returns the original
-text.
+sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). ``\u`` escapes also
+replace invisible characters (zero width, direction marks). `json.loads` of the line returns the
+original text.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def code_for(quotes: Sequence[Quote], *salt: object) -> str:
 
 
 def blocks(quotes: Sequence[Quote], code: str) -> str:
-    """Return the quoted texts, each between its two lines with the code."""
+    """Return the quoted texts, each between two lines with the code."""
     found: list[str] = []
     for quote in quotes:
         note = f" ({quote.note})" if quote.note else ""

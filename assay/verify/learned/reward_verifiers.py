@@ -178,7 +178,7 @@ def judge_reward_model(pairs: Pairs) -> list[Part]:
 
 
 def check_reward_model(options: Mapping[str, Any]) -> None:
-    """Load the checkpoints. Raises VerifierError if the options do not fit them."""
+    """Load the checkpoints. Raises VerifierError if the options do not fit the checkpoints."""
     scorers.open_scorer("reward_model", options).load()
 
 
@@ -198,7 +198,7 @@ REWARD_MODEL = Verifier(
     bounds=None,
     packages=("transformers",),
     check_options=check_reward_model,
-    # `inject` has run before this import, so the content hash covers the scorers' source.
+    # `scorers.inject` has run before this import, so the content hash covers the scorers' source.
     modules=scorers.modules,
     evidence=partial(_evidence, "reward_model"),
 )
@@ -212,14 +212,15 @@ def judge_process_reward_model(pairs: Pairs) -> list[Part]:
     ``bad_token`` (Math-Shepherd, arXiv:2312.08935). With ``style = "classifier"`` a token
     classification head scores, with one logit or two labels. Steps are split at ``split`` or at the
     row's ``step_ends``. `StepScore.end` is the index of the token at which the step ends. For a
-    completion without tokens, it is the index of the character. A completion without steps fails.
-    Only the prompt is cut to fit ``max_tokens``. A text that still does not fit is not judged.
+    completion without tokens, `StepScore.end` is the index of a character. A completion without
+    steps fails. Only the prompt is cut to fit ``max_tokens``. A text that still does not fit is not
+    judged.
     """
     return _judge("process_reward_model", pairs)
 
 
 def check_process_reward_model(options: Mapping[str, Any]) -> None:
-    """Load the checkpoint. Raises VerifierError if the options do not fit it."""
+    """Load the checkpoint. Raises VerifierError if the options do not fit the checkpoint."""
     scorers.open_scorer("process_reward_model", options).load()
 
 

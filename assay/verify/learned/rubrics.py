@@ -205,7 +205,7 @@ def render(rubric: Rubric, quotes: Sequence[Quote], code: str) -> list[dict[str,
     lines = [rubric.task]
     if any(quote.name == "criterion" for quote in quotes):
         lines.append("Each criterion that is given to you counts as part of the task.")
-    # The instructions end after the data. Otherwise an instruction inside the data would come last.
+    # The instructions end after the data, so that an instruction inside the data is not the last.
     lines += [
         f"The texts follow as data. Every line around them carries the code {code}.",
         blocks(quotes, code),

@@ -18,7 +18,7 @@ class RewardScorer(Protocol):
     """A reward model with its options. The checkpoints are loaded at the first use."""
 
     def load(self) -> None:
-        """Load the checkpoints. Raises VerifierError if the options do not fit them."""
+        """Load the checkpoints. Raises VerifierError if the options do not fit the checkpoints."""
         ...
 
     def judge(self, pairs: Sequence[tuple[Problem, Completion]]) -> list[Part]:

@@ -39,9 +39,9 @@ def reply_key(
 class JudgeStore:
     """Replies by key, in a JSON Lines file. Without a path, the most recent replies in memory.
 
-    Each reply is one line, which one write appends. So threads, and processes on one file system,
-    can share a file. Memory has only the positions of the lines. Unreadable lines, such as the last
-    line after a crash, are skipped and counted in `num_unreadable`.
+    Each reply is one line, which one write appends. Therefore threads, and processes on one file
+    system, can share a file. Memory has only the positions of the lines. Unreadable lines, such as
+    the last line after a crash, are skipped and counted in `num_unreadable`.
 
     read_only: new replies stay in memory and the file is unchanged.
 
@@ -123,7 +123,7 @@ class JudgeStore:
 
     @contextmanager
     def asking(self, key: str, deadline: float) -> Generator[bool]:
-        """Let one thread at a time request the reply of a key, so that it is paid for once.
+        """Let one thread at a time request the reply of a key, so that each reply is paid for once.
 
         Yields False if ``time.monotonic()`` reached ``deadline`` first.
         """
@@ -143,7 +143,7 @@ class JudgeStore:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file. Afterwards, its replies are not found, and new replies stay in memory."""
+        """Close the file. A closed store finds no old replies, and keeps new replies in memory."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)

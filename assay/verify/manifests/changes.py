@@ -1,6 +1,7 @@
 """Completions that list changes to given manifests, instead of whole manifests.
 
-A completion is then a YAML mapping of ``Kind/name path`` to the new value. null removes a value:
+Such a completion is a YAML mapping of ``Kind/name path`` to the new value. The value null removes
+the old value:
 
     Service/web spec.selector.app: web
     Deployment/web spec.template.spec.hostNetwork: null

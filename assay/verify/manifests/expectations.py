@@ -22,7 +22,7 @@ from assay.verify.manifests.values import quantity
 TESTS = ("equals", "one_of", "matches", "exists", "at_least", "at_most")
 # Seconds for matching one value with one pattern. Backtracking can take exponential time.
 PATTERN_SECONDS = 0.2
-# Not None, which is a value that YAML can contain.
+# Marker for a missing value. None would be ambiguous, because YAML can contain null.
 ABSENT = object()
 
 
@@ -127,13 +127,13 @@ def _matches(pattern: str, text: str) -> bool:
     try:
         found = regex.fullmatch(pattern, text[:2000], flags=regex.V0, timeout=PATTERN_SECONDS)
     except TimeoutError:
-        # The pattern comes from the row. A value that makes it backtrack for so long fails.
+        # A value that makes the row's pattern backtrack for so long does not match.
         return False
     return found is not None
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal. Unlike in Python, true is not 1."""
+    """Return whether two JSON values are equal. Unlike in Python, true is different from 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

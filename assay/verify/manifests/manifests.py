@@ -243,7 +243,7 @@ def read_manifest_spec(problem: Problem) -> ManifestSpec:
     """Return the spec of a problem. Raises VerifierError for a malformed one."""
     where = f"problem {problem.id}: spec"
     read = {each.name: each.of(problem.spec, where) for each in FIELDS}
-    # Cached by its text, because all completions of a group have the same spec.
+    # `_spec` caches by this text, because all completions of a group have the same spec.
     return _spec(json.dumps([where, read], sort_keys=True))
 
 

@@ -1,7 +1,7 @@
 """Validate resources by the JSON schemas of the Kubernetes API.
 
-The package ``kubernetes-validate`` contains the schemas. Assay reads only its files, because its
-functions parse two megabytes of JSON at each call.
+The package ``kubernetes-validate`` contains the schemas. Assay reads the package's files but does
+not call its functions, which parse two megabytes of JSON at each call.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def images(bundle: Bundle) -> Iterator[RuleCheck]:
         for where, container in pod.containers():
             image = str(container.get("image") or "")
             name, _, digest = image.partition("@")
-            # Only after the last slash: a registry can have a port, as in host:5000/app.
+            # A tag follows the last slash, because host:5000/app has a port but no tag.
             tag = name.rpartition("/")[2].partition(":")[2]
             fixed = bool(digest) or tag not in ("", "latest")
             yield RuleCheck(f"{where}.image", "" if fixed else f"{image[:60]!r} has no fixed tag")

@@ -116,7 +116,7 @@ class _Builder:
             self.finished = True
         elif kind == "Alias":
             if event.anchor not in self.anchors:
-                # An alias inside its own anchor also ends here. It would be an endless value.
+                # An alias inside its own anchor also ends here, because its value would be endless.
                 raise BadYaml(f"line {line}: alias *{event.anchor} has no anchor before it")
             self._put(*self.anchors[event.anchor], line)
         elif kind == "Scalar":

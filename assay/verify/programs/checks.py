@@ -46,7 +46,7 @@ def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
 
 def _unsafe(tree: ast.Module) -> Iterator[str]:
     modules = {"os": "os", "sys": "sys"}
-    # All imports first, because a function can use an alias that a later line imports.
+    # Imports are collected first, because a function can use an alias that a later line imports.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -91,10 +91,10 @@ def _opens_file(node: ast.Call) -> bool:
 def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
     """Return whether a program contains the answers of the public tests instead of computing them.
 
-    A public test is contained if its input is compared with or used as a key, and its answer is a
-    literal. At least two contained tests (or the only test) make the program hard-coded. Small
-    inputs such as 0 and "" do not count, because they are common base cases. A function that only
-    returns the answer of a public test is hard-coded too.
+    A program contains a public test if it has the test's input in a comparison or as a dict key,
+    and the test's answer as a literal. A program that contains two tests, or the only test, is
+    hard-coded. Small inputs such as 0 and "" do not count, because they are common base cases. A
+    function that only returns the answer of a public test is hard-coded too.
     """
     pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
     if not pairs:
@@ -160,7 +160,7 @@ class _ABSENT:
 
 
 def _value(node: ast.expr) -> Any:
-    # The type first, because literal_eval would convert every expression of a large program.
+    # The node's type is checked first, because literal_eval is slow for a large program.
     if not isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp)):
         return _ABSENT()
     try:

@@ -61,7 +61,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
         except BaseException:  # the sandbox's state is unknown after an error
             _discard(_key(spec))
             raise
-    # Checked after a failure only: a program can pass without a package that it may import.
+    # Checked only after a failure, because a program can pass without an optional import.
     if not all(each.passed for each in results) and (
         why := missing_for_program(spec, program.tree)
     ):
@@ -94,7 +94,7 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _key(spec: CodeSpec) -> Key:
-    # The process id, because a forked process must not use its parent's sandbox.
+    # The key has the process id, because a forked process must not use its parent's sandbox.
     return os.getpid(), spec.unsafe_no_sandbox, spec.packages
 
 

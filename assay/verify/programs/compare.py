@@ -101,7 +101,7 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
         if kinds[0] not in (list, tuple, dict) or not isinstance(actual, accepted):
             return False
     if isinstance(expected, range) or isinstance(actual, range):
-        # Not iterated, because a range can be longer than any list.
+        # A range is not iterated, because it can be longer than any list.
         return bool(expected == actual)
     if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
         if isinstance(expected, float) or isinstance(actual, float):

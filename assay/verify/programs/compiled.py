@@ -2,8 +2,8 @@
 
 All languages (`languages`) have the same steps: compile, run once per test, compare the output. A
 row can have a ``driver``, code that is compiled with the program, calls its functions and prints.
-So a program that only defines functions can be judged. Expected outputs never enter the sandbox, so
-a program can read neither expected outputs nor the verdict.
+With a driver, a program that only defines functions can be judged. Expected outputs never enter the
+sandbox, so a program can read neither expected outputs nor the verdict.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sandbox() -> Sandbox:
     """Return this process's sandbox with the toolchains."""
-    # The process id, because a forked process must not use its parent's sandbox.
+    # The key is the process id, because a forked process must not use its parent's sandbox.
     key = os.getpid()
     if key not in _sandboxes:
         # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.

@@ -48,10 +48,10 @@ def find_program(
     """Return the program outside the think block, or None if there is none.
 
     The program is the last fenced block that is labeled as Python or unlabeled. An unclosed block
-    extends to the end. A text without a fence is the program if the whole text is Python. If not,
-    the program is the last indented block. With ``prompt_code`` the program continues the prompt's
-    code. A text that does not define ``entry_point`` is then the body of the function that the
-    prompt leaves open.
+    extends to the end. A text without a fence is the program if the whole text is Python. A text
+    that is not Python has its program in its last indented block. With ``prompt_code`` the program
+    continues the prompt's code. A text that does not define ``entry_point`` is then the body of the
+    function that the prompt leaves open.
     """
     text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
@@ -146,7 +146,7 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
         with warnings.catch_warnings():
             # An invalid escape sequence in the program would print a SyntaxWarning.
             warnings.simplefilter("ignore")
-            # Not compiled, because compilation can take time exponential in the nesting depth.
+            # Parsed only, because compilation can take time exponential in the nesting depth.
             tree = ast.parse(text)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"

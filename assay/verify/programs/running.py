@@ -1,9 +1,9 @@
 """Run the tests of one completion in two sandboxed processes, controlled by this process.
 
 The submission's process receives arguments and returns plain data. No expected value, test or
-verdict ever enters this process. Test code runs in the other process (`test_process`), with
-stand-ins for the submission's objects. Each use of a stand-in is a request to the worker, which
-forwards it to the submission's process.
+verdict ever enters the submission's process. Test code runs in the other process (`test_process`),
+with stand-ins for the submission's objects. Each use of a stand-in is a request to the worker,
+which forwards it to the submission's process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_RELOADS = 3
 # Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
 # Number of values received from a process after which it is replaced.
-# A session ends at its own, higher limit.
+# The limit of a session, MAX_DECODED in `session`, is higher.
 MAX_DECODED = 400_000
 # Maximum calls of the submission in one test.
 MAX_CALLS = 40_000
@@ -59,7 +59,7 @@ TEST_IDLE = 15.0
 OUTPUT_KIB = 4096
 # Seconds for which a submission may sleep in all its tests together.
 MAX_IDLE = 10.0
-# Wall time of all tests: these seconds and three times the limit of CPU time.
+# Limit of wall time of all tests: MAX_WALL plus three times the limit of CPU time.
 MAX_WALL = 30.0
 # A call whose share of CPU time is lower has slept, even on a busy machine.
 IDLE_SHARE = 0.1
@@ -235,7 +235,7 @@ class ProgramRun:
         if loaded.status != "ok":
             self.submission.close()
             self.submission = None
-            # No further attempt, because a new process would fail in the same way.
+            # No further process is started, because it would fail in the same way.
             self.num_loads = MAX_RELOADS + 1
             self.load_fault = Fault(kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
@@ -336,7 +336,7 @@ class ProgramRun:
     def _stdin(self, test: CodeTest) -> Result:
         longest = max(map(len, test.outputs))
         limits = replace(self._limits(), output_kib=max(OUTPUT_KIB, longest // 256))
-        # A fresh process for each input, because a script can change its globals.
+        # Each input gets a fresh process, because a script reads standard input at its top level.
         outcome = self._spend(self.sandbox.run(self.program.text, test.stdin, limits))
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.stdout))
@@ -445,7 +445,7 @@ class ProgramRun:
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
     def _forward_to_test(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Forward a request of the submission's process. It may only call functions of the test."""
+        """Forward a call of a test's function by the submission's process to the tests' process."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
         if verb != "call" or target.origin != self.bench.origin or target.kind != "function":

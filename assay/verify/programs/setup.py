@@ -21,7 +21,8 @@ class TestCode:
 
     parts: the prompt's code, and the setup's code.
     names: names that the two parts define.
-    shared: names of classes that the program has too. Their objects are sent with their attributes.
+    shared: names of classes that the program has too. Objects of these classes are sent with their
+        attributes.
     """
 
     # pytest would otherwise collect this class, because of its name.
@@ -116,8 +117,8 @@ def closed(prompt_code: str) -> str:
 def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
-    The code is the whole prompt or its last fenced block. It must be Python that ends with the
-    entry point as a function without a body (HumanEval's format).
+    The code is the whole prompt or its last fenced block. The code must be Python that ends with
+    the entry point as a function without a body (HumanEval's format).
     """
     if not entry or entry not in prompt:
         return ""
@@ -183,8 +184,8 @@ class DirectCall:
 def direct_call(source: str) -> DirectCall | None:
     """Return the call of a test such as ``assert name(1) == 2``. None: any other test.
 
-    Most tests of MBPP have this form. The worker compares the plain data itself, without the tests'
-    process.
+    Most tests of MBPP are such asserts. The worker compares the plain data itself, without the
+    tests' process.
     """
     match tree_of(source).body:
         case [

@@ -135,7 +135,7 @@ def _kind(row: dict[str, Any] | None) -> Kind | None:
 def _code(text: str, where: str) -> str:
     """Return a row's code with normalized line ends.
 
-    Raises VerifierError if it does not compile.
+    Raises VerifierError if the code does not compile.
     """
     code = text.replace("\r\n", "\n")
     if fault := _fault(code):

@@ -8,14 +8,14 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
   to its object.
 - A stand-in never equals plain data, and the submission never sees the plain data. Otherwise a
   class of the submission could claim to equal everything, or could read the expected value. The
-  class of two stand-ins decides whether they are equal. It must deny that its object equals an
-  unknown object.
+  submission's class decides whether two stand-ins are equal. The class must deny that its object
+  equals an unknown object.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
   data. The result of such an operation is an object again, never plain data.
 
-Objects of the row's own classes need no stand-ins. They are sent with their attributes, become
-objects of the row's class in this process, and are compared by this class. Functions that a test
-passes to the submission run in this process.
+Objects of the row's own classes need no stand-ins. Such objects are sent with their attributes,
+become objects of the row's class in this process, and are compared by this class. Functions that a
+test passes to the submission run in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 agent: Any = call_out.__self__  # type: ignore[name-defined] # noqa: F821 # pyright: ignore
-# A dict, so that other modules of this process can count requests too.
+# Number of requests so far. A dict, so that other modules of this process can change it.
 ASKED = {"calls": 0}
 TEST_MODULE = "__main__"
 JUDGING = frozenset(
@@ -60,10 +60,10 @@ class Opaque:
         _put(self, "opaque_computed", False)
         _put(self, "opaque_since", ASKED["calls"])
 
-    # isinstance also reads this property, if the type itself does not match.
+    # isinstance also reads the property `__class__`, if the type itself does not match.
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class that isinstance sees. It is a subclass of a row's class, if the object's is."""
+        """The class that isinstance sees: a subclass of a row's class, if the object has one."""
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]
         return type(name, (shared[0],), {}) if shared else type(self)
@@ -158,9 +158,9 @@ for _name in (
 
 
 class OpaqueClass(Opaque):
-    """Stand-in for a class of the submission. A call creates an object in its process.
+    """Stand-in for a class of the submission. A call creates an object in the submission's process.
 
-    The object counts as made by the test if the class has a capitalized name. A submission could
+    An object counts as made by the test if its class has a capitalized name. A submission could
     replace a function by a class whose objects claim to equal everything.
     """
 

@@ -1,4 +1,4 @@
-"""Main module of the process that runs tests. Its source is sent to this process.
+"""Main module of the process that runs tests. The module's source is sent to the process.
 
 No code of the submission runs in this process. A test can use names that neither the test, its
 setup nor Python defines. Such a name is a tool (`standard_names`), or it belongs to the submission
@@ -43,7 +43,7 @@ class Names(dict[str, Any]):
         if isinstance(found, Opaque):
             self[name] = found
         # Plain data counts as a request, because the test can judge it.
-        # It is not stored, because calls can change a global of the submission.
+        # Plain data is not stored, because calls can change a global of the submission.
         else:
             ASKED["calls"] += 1
         return found
@@ -100,7 +100,7 @@ def tests_not_run(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[
 
 
 def _run_case(case: Any) -> None:
-    # Imported here, because the import is slow and the test's own code has done it.
+    # unittest is imported here, because the import is slow and the test's own code has done it.
     import unittest
 
     result = unittest.TestResult()
@@ -136,7 +136,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
             said, why = "broken" if own else "failed", _error_line(error, plan["source"])
     if agent.refused:
         return "unsent", agent.refused
-    # Such a test would pass for every program.
+    # A test that never uses the program would pass for every program.
     if said == "passed" and not ASKED["calls"]:
         return "broken", "a test that neither calls the program nor asks for a value of it"
     return said, why

@@ -3,8 +3,8 @@
 A suite is a file ``attacks/NAME.toml`` with these optional keys:
 
 - ``also``: names of other files whose attacks and controls are included.
-- ``attacks``: completions by family. Each is designed to be rewarded without solving the problem.
-- ``framed``: attacks by family. Each text is inserted into all ``frames`` in place of ``«text»``.
+- ``attacks``: completions by family, designed to be rewarded without solving the problem.
+- ``framed``: attacks by family, which are inserted into all ``frames`` in place of ``«text»``.
 - ``controls``: honest completions, which must pass.
 - ``problems``: tables with ``id``, ``question``, ``spec`` and ``values``, and with attacks and
   controls for this problem only.
@@ -115,7 +115,7 @@ def _pieces(template: str | list[Any]) -> list[Any]:
 
 
 def _written(pieces: Sequence[Any], values: Values) -> str | None:
-    """Return the text of a completion, or None if it names a missing value."""
+    """Return the text of a completion, or None if the completion names a missing value."""
     text = "".join(each if isinstance(each, str) else each[1] * each[0] for each in pieces)
     if not values.keys() >= {*_NAME.findall(text)}:
         return None
@@ -138,7 +138,7 @@ def _of_answer(problem: Problem) -> Values | None:
 
 
 def _gold(problem: Problem) -> Values:
-    """Return the first expected answer as ``gold``. Empty: it is neither text nor a number."""
+    """Return {gold: first expected answer}, or {} if the answer is neither text nor a number."""
     answer = problem.spec.get("answer")
     if isinstance(answer, list | tuple):
         answer = next(iter(cast("Sequence[Any]", answer)), None)

@@ -273,7 +273,7 @@ def _with_answer(problem: Problem, key: str) -> Problem:
 
 
 def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:
-    """Yield the cases of every problem, as problems of this verifier."""
+    """Yield the cases of every problem, with ``verifier`` as the expression of each problem."""
     found = chain.from_iterable(map(suite.cases, suite.problems if problems is None else problems))
     if problems is None:
         found = chain(found, labelled_cases(suite.name))
@@ -317,8 +317,9 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
     """Return whether a completion was rewarded.
 
-    floors: lowest rewards of honest controls, for a learned verifier. An attack is then rewarded if
-        its reward reaches the floor of its problem. None: a completion is rewarded if it passed.
+    floors: lowest rewards of honest controls, for a learned verifier. With floors, an attack is
+        rewarded if its reward reaches the floor of its problem. Without floors, a completion is
+        rewarded if it passed.
     """
     if floors is None or case.honest:
         # A control defines the floor of a learned verifier, so it passes once it is judged.

@@ -187,7 +187,7 @@ def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
 
 
 def _search_blocks(lines: list[str]) -> Iterator[FileEdit]:
-    """Yield a change for each search-and-replace block. The line before a block has its path."""
+    """Yield a change for each search-and-replace block, whose file is named on an earlier line."""
     path = ""
     n = 0
     while n < len(lines):
@@ -218,7 +218,7 @@ def _next(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
 def _path_on(line: str) -> str:
     """Return the path if a line contains only a path, possibly with markup. Else return ""."""
     match = _NAMED.fullmatch(line.strip())
-    # A path has a dot or a slash. Without this test, any single word would be a path.
+    # A path must have a dot or a slash. Any single word on a line would otherwise be a path.
     if match is None or not ("." in match[1] or "/" in match[1]):
         return ""
     return match[1].rstrip(":")

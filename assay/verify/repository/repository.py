@@ -146,7 +146,7 @@ def _run_python(problem: Problem, spec: RepositorySpec, tree: Mapping[str, str])
     program = _program(spec.module, tree)
     if program is None:
         return Part(0.0, detail=f"no module {spec.module}, or it is no Python")
-    # A fraction, so that Python tests and commands can be added up.
+    # Credit by fraction, so that passed Python tests and passed commands can be added up.
     judged = Problem(problem.id, "(a tree of files)", {**spec.tests, "credit": "fraction"})
     return judge_code(judged, Completion.from_text(f"```python\n{program}```\n"))
 
@@ -237,7 +237,7 @@ def _command_fault(
 
 def _sandbox() -> Sandbox:
     """Return this process's sandbox, in which commands can execute the Python interpreter."""
-    # The process id, because a forked process must not use its parent's sandbox.
+    # The key is the process id, because a forked process must not use its parent's sandbox.
     key = os.getpid()
     if key not in _sandboxes:
         # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.

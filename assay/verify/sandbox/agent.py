@@ -11,8 +11,8 @@ runs tests has its own stand-ins (`assay.verify.programs.stand_ins`). If both pr
 class of an object, the object is sent with its attributes. Each process then has a copy of the
 object, and every message with the object updates the other copy.
 
-The zygote loads this file without the package, and with its own copy of the built-in names. So a
-submission that replaces `len` breaks only itself.
+The zygote loads this file without the package, and with its own copy of the built-in names. A
+submission that replaces `len` therefore breaks only itself.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ DICTS = (dict, Counter, OrderedDict, defaultdict)
 CHANGEABLE = {list, deque, set, bytearray, *DICTS}
 # The module numpy and its array type. Empty in a sandbox without numpy.
 NUMPY: list[Any] = []
-# Special methods by name. These functions look a method up on the type, as Python does,
-# and try the other operand's method.
+# Special methods by name. Operators look methods up on the type, as Python does.
+# Operators also try the other operand's method.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
@@ -160,7 +160,7 @@ class Agent:
 
     def kind_of(self, value: Any) -> str:
         lineage = MRO(type(value))
-        # Not isinstance, because a submission can define `__class__` as a property.
+        # isinstance is not used, because a submission can define `__class__` as a property.
         if any(each is type for each in lineage):
             return "exception" if any(each is BaseException for each in MRO(value)) else "class"
         if any(type(value) is each for each in FUNCTIONS):
@@ -396,7 +396,7 @@ def take_numpy(numpy: Any, array: type) -> None:
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    # The real built-in names, because this file has a copy of its own.
+    # The submission gets the real built-in names, because this file has a copy of its own.
     module.__dict__["__builtins__"] = builtins
     return module
 
@@ -471,7 +471,7 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
 
 
 def error_of(names: tuple[str, ...], text: str) -> Exception:
-    """Return an exception of the other process as one of this process."""
+    """Convert an exception of the other process to an exception of this process."""
     argument: Any = text.removeprefix(f"{names[0]}: ")
     # The text of a KeyError is the `repr` of its key.
     if names == ("KeyError",):
@@ -487,7 +487,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Serve one submission. Never returns."""
     random.seed(0)
     if NUMPY:
-        # Otherwise, programs that use the global generator without a seed give random results.
+        # Without this seed, programs that use numpy's global generator give random results.
         NUMPY[0].random.seed(0)
     try:
         Agent(confine).run()

@@ -2,10 +2,10 @@
 
 An array is sent as its type, its shape and a flat list of its items. The worker decodes an array as
 an `Array`, because it never imports these packages. A sandboxed process that has numpy decodes an
-array as an array of numpy. So the tests' process computes with a numpy that no submission has
-touched. Numbers of both packages are sent as Python's numbers.
+array as an array of numpy. The tests' process therefore computes with a numpy that no submission
+has touched. Numbers of both packages are sent as Python's numbers.
 
-The zygote loads this file without the package: standard library only.
+The zygote loads this file without the package, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Array:
         return _nested(self.items, self.shape)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both arrays have one item and these are equal.
+        """Return whether both arrays have one item each, and these two items are equal.
 
         An array of several items has no truth value in numpy, so ``if a == b`` would raise there.
         """

@@ -4,9 +4,9 @@ The codec uses neither pickle nor eval. A value is a tag of one byte and its par
 bytes creates only the types in these tables. Most types are a tag before a simpler value: a set is
 a list of its members, a Fraction is two integers. Encoding calls no method of a possibly hostile
 object. Decoding raises only `Malformed`. Encoder and decoder limit the size, the depth and the
-number of values. They also limit the digits of numbers and the keys of equal hash, which would be
-slow to read. The zygote loads this file without the package, so it imports the standard library
-only.
+number of values. The digits of numbers and the keys of equal hash are limited too, because long
+numbers and equal hashes are slow to read. The zygote loads this file without the package, so it
+imports the standard library only.
 
     exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
                   range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
@@ -68,7 +68,7 @@ MAX_EQUAL_HASHES = 32
 # Lists of small ints or floats are packed from this number of items on.
 PACKED_FROM = 17
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
-# The descriptor itself, because a metaclass of the submission can define its own `__mro__`.
+# Reads `__mro__` of the type itself, because a submission's metaclass can redefine `__mro__`.
 MRO = type.__dict__["__mro__"].__get__
 
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
@@ -84,7 +84,7 @@ class Encoder:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        # Keys of the handles that are sent with attributes, and these handles in order.
+        # Keys of the handles that are sent with attributes, and the handles themselves in order.
         self.sent: set[tuple[int, int]] = set()
         self.states: list[Handle] = []
         # Number of sets and dict keys around the current value.
@@ -148,7 +148,7 @@ class Encoder:
         self.tagged(b"H", parts, depth)
         if handle.kind == "data":
             if self.hashed and self.in_state and handle.hash is not None:
-                # A set needs the hash of such an object before its attributes have arrived.
+                # A set needs the hash of an object before the object's attributes have arrived.
                 raise Unsupported("objects whose attributes hold sets, or keys, of such objects")
             if handle.key not in self.sent:
                 self.sent.add(handle.key)
@@ -379,7 +379,7 @@ class Decoder:
         """Return ``keys``. Raises Malformed if a set of these keys is slow because of equal hashes.
 
         Python compares keys of equal hash with each other, and compares nested sets member by
-        member. So the square of the sizes is charged.
+        member. Therefore the square of the sizes is charged.
         """
         hashes = list(map(hash, keys))
         if len(set(hashes)) == len(keys):

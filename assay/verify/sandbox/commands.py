@@ -2,10 +2,10 @@
 
 This process is the first of its pid namespace, so its end kills all processes that the command has
 started. It reads a request from the worker, executes the command in a confined child process,
-waits, and reports the kernel's wait status. The command has no access to the channel. It cannot
-trace this process, and the kernel delivers no signal from the command to this process.
+waits, and reports the kernel's wait status. The command has no access to the channel and
+cannot trace this process, and the kernel delivers no signal from the command to this process.
 
-The zygote loads this file without the package: standard library only.
+The zygote loads this file without the package, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Execute one command. Never returns."""
     try:
         _serve(confine)
-    except BaseException as error:  # of any kind: the worker reads this message
+    except BaseException as error:  # an error of any kind: the worker reads this message
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(70)
@@ -69,7 +69,7 @@ def _execute(request: dict[str, Any], confine: Callable[[dict[str, Any]], None])
         os.close(CHANNEL)
         confine(request["limits"])
         os.execve(request["command"][0], request["command"], request["environment"])
-    except BaseException as error:  # of any kind: this process must not continue
+    except BaseException as error:  # an error of any kind: this process must not continue
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(NOT_EXECUTED)

@@ -3,12 +3,13 @@
 `Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. When
 the zygote ends, all processes forked from it end. `Isolation.prepare` replaces the zygote's view of
 the file system. `Isolation.enter` runs in each forked process before the process reads anything
-from its parent. It gives the process a pid, mount and IPC namespace, an empty small /tmp, an
-unprivileged user without capabilities, and Landlock rules. `Isolation.confine` comes last, when the
-limits are
-known: it sets resource limits, then the system call filter. Only then the submission is executed.
+from its parent. `Isolation.enter` gives the process a pid, mount and IPC namespace, an empty small
+/tmp, an unprivileged user without capabilities, and Landlock rules. `Isolation.confine` comes last,
+when the limits are
+known: it sets resource limits, then the system call filter. The submission is executed after
+    `Isolation.confine`.
 
-The zygote loads this file without the package: standard library only.
+The zygote loads this file without the package, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Isolation:
         reserved = RESERVED if executes else 0
         for name, value in (
             (resource.RLIMIT_AS, space + reserved),
-            # Replaces the soft limit that this process inherits from the worker.
+            # RLIMIT_DATA replaces the soft limit that this process inherits from the worker.
             (resource.RLIMIT_DATA, space),
             (resource.RLIMIT_STACK, STACK_BYTES),
             (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -203,7 +204,7 @@ class Isolation:
             (resource.RLIMIT_NPROC, limits["threads"] + OTHER_TASKS),
         ):
             if self.unsafe and name == resource.RLIMIT_NPROC:
-                # Without isolation, this would also count the processes of the trainer's user.
+                # Without isolation, the limit would also count the trainer's own processes.
                 continue
             # The worker can have a lower hard limit, which an ordinary user cannot raise.
             _, hard = resource.getrlimit(name)

@@ -119,7 +119,7 @@ def landlock(version: int, writable: str, execute: bool = False) -> None:
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
-    # Version 4 adds rights for bind and connect. No rule grants them, so both are refused.
+    # Version 4 adds rights for bind and connect. No rule grants these rights, so both fail.
     network = 0b11 if version >= 4 else 0
     # Version 6 adds scopes: no abstract sockets and no signals outside this domain.
     scopes = 0b11 if version >= 6 else 0

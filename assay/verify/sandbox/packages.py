@@ -80,7 +80,8 @@ def are_packages(value: Any) -> bool:
 def check_packages(names: Sequence[str], where: str) -> None:
     """Raise VerifierError for a name that is probably a mistake.
 
-    A package that is not installed is accepted, because rows that do not need it can be judged.
+    A package that is not installed is accepted, because rows that do not need the package can be
+    judged.
     """
     for name in names:
         if name in sys.stdlib_module_names:
@@ -136,7 +137,7 @@ def _entries(distribution: Any) -> list[str]:
     kept = sorted(part for part in parts if not part.endswith((".pth", ".egg-link")))
     paths = [distribution.locate_file(part) for part in kept]
     info = (".dist-info", ".egg-info")
-    # An editable installation lists only its metadata. Its code is in a folder elsewhere.
+    # An editable installation lists only metadata, because its code is in another folder.
     if all(part.endswith(info) for part in kept):
         return []
     return [str(path.resolve()) for path in paths if path.exists()]

@@ -35,8 +35,8 @@ class Ended(Exception):
 class Process:
     """A forked process.
 
-    number: its pid in the zygote's namespace.
-    pidfd: its descriptor in the worker. `pid` is its number there.
+    number: pid of the process in the zygote's namespace.
+    pidfd: descriptor of the process in the worker. `pid` is its pid in the worker's namespace.
     channel: socket to the process.
     output: descriptors of the files with its standard output and standard error.
     """
@@ -86,7 +86,7 @@ class Process:
         self.resume()
 
     def resume(self) -> None:
-        """Start an interval. The time before it belongs to the worker."""
+        """Start an interval. The time before the interval belongs to the worker."""
         self.mark = (time.monotonic(), self.cpu())
         self.next_look = self.mark[0] + self.pause()
 

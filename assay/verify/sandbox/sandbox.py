@@ -64,14 +64,15 @@ class Sandbox:
 
     unsafe: run without isolation, if the user waived isolation. Only limits of CPU time, memory and
         output apply then.
-    packages: packages that programs may import. Each process has them loaded at its start.
+    packages: packages that programs may import. Each process has the packages loaded at its start.
     toolchain: folders that commands may read and execute from (`toolchain.execute`).
     facts: description of the isolation.
 
-    The limits are those of `Limits`. ``cpu_seconds`` and ``output_kib`` (per stream, up to 16 MiB)
-    apply to each request. ``seconds`` limits the total idle time of a process. A process is idle
-    while it neither runs nor waits for a processor or for the worker. ``memory_mib`` limits the
-    address space of a process in addition to the interpreter's. ``processes`` limits its threads.
+    `Limits` has the limits of a process. ``cpu_seconds`` and ``output_kib`` (per stream, up to 16
+    MiB) apply to each request. ``seconds`` limits the total idle time of a process. A process is
+    idle while it neither runs nor waits for a processor or for the worker. ``memory_mib`` limits
+    the address space of a process in addition to the interpreter's. ``processes`` limits its
+    threads.
 
     Raises SandboxUnavailable.
     """
@@ -125,7 +126,7 @@ class Sandbox:
 
     def _spawn(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
         program = str(Path(__file__).with_name("zygote.py"))
-        # -I would be shorter, but it ignores PYTHONHASHSEED.
+        # The option -I would be shorter, but -I ignores PYTHONHASHSEED.
         options = ["-s", "-S", "-P", "-X", "utf8", "-W", "ignore"]
         return subprocess.Popen(
             [sys.executable, *options, program, json.dumps(settings)],
@@ -148,7 +149,7 @@ class Sandbox:
         if wrong:
             self.close()
             raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))
-        # Not repeated, because the probe takes a part of a second and the machine stays the same.
+        # The probe takes a part of a second, so it is not repeated in the same process.
         _probed.add(key)
 
     def __enter__(self) -> Sandbox:
@@ -195,7 +196,7 @@ class Sandbox:
         """Execute a module in a fresh process and keep the process for calls.
 
         on_call: function ``(verb, target, args, kwargs) -> value or Answer``. The process gets a
-            built-in function ``call_out`` with these parameters, which calls it.
+            built-in function ``call_out`` with these parameters, which calls ``on_call``.
         shared: names of the module's classes whose objects are sent with their attributes.
         """
         session = self._session(limits, b"", on_call)
@@ -252,7 +253,7 @@ class Sandbox:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):
                 self.control.send(f"reap {process.number}".encode())
                 return int(self._reply().removeprefix("status "))
-        # The zygote ended, and with it all forked processes. The next fork starts a new zygote.
+        # The zygote and its forked processes have ended. The next fork starts a new zygote.
         self.broken = True
         return signal.SIGKILL
 

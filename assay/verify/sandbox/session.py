@@ -19,7 +19,7 @@ CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
-# Limits for the isolation of a process. Exceeding them is a failure of the sandbox.
+# Limits for the isolation of a process. A process above a limit is a failure of the sandbox.
 START_CPU_SECONDS = 30.0
 START_IDLE_SECONDS = 60.0
 # Maximum number of values in all replies of one session.
@@ -39,8 +39,8 @@ class Session:
 
     loaded: the Outcome of executing the module. Later requests to an ended process have the status
         ``died``.
-    decoded: number of values decoded so far. It is limited, because decoding uses the worker's
-        time.
+    decoded: number of values decoded so far. The number is limited, because decoding uses the
+        worker's time.
     """
 
     loaded: Outcome
@@ -182,7 +182,7 @@ class Session:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
             return {"status": "timeout", "error": "its CPU time over all requests"}
-        # The kernel sent SIGKILL. The first process of a pid namespace cannot kill itself with it.
+        # The kernel sent SIGKILL. The first process of a pid namespace cannot send it to itself.
         if number == signal.SIGKILL:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
         # Python has no name for most real-time signals.
@@ -291,7 +291,7 @@ class Session:
         return value
 
     def _received(self, handle: Handle) -> Handle:
-        """Return a received handle. It must name an object of the process, or one sent to it."""
+        """Return a received handle, which must name an object of the process or one sent to it."""
         if handle.origin != self.origin and self.foreign[handle.key].kind != handle.kind:
             raise KeyError(handle.key)
         return handle

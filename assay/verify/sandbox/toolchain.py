@@ -1,9 +1,9 @@
 """The worker's side of commands: execute a compiler or a compiled program in the sandbox.
 
-The limits are those of Python programs. The CPU time of all processes of a command is added up.
-Idle time, in which the processes neither run nor wait for a processor, is limited too. So the load
-of the machine does not change a result. The memory limit applies to the writable data of each
-process.
+Commands have the same limits as Python programs. The CPU time of all processes of a command is
+added up. Idle time, in which the processes neither run nor wait for a processor, is limited too.
+The load of the machine therefore does not change a result. The memory limit applies to the writable
+data of each process.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _times(pid: int) -> tuple[float, float]:
                 delay = Path(f"/proc/{child}/task/{thread}/schedstat").read_text().split()[1]
                 waited += int(delay) * 1e-9
         except (OSError, ValueError, IndexError):
-            # The process has ended meanwhile. The final report includes its seconds.
+            # The process has ended meanwhile. The final report includes its CPU seconds.
             continue
         more = _times(child)
         used, waited = used + more[0], waited + more[1]
@@ -177,7 +177,7 @@ def _ran(report: bytes, why: str, cpu_limit: float, memory_mib: int, stderr: str
     if not report:
         return Ran("timeout", why)
     status, seconds, peak_kib, _ = REPORT.unpack_from(report)
-    # Safe to unmarshal, because `commands` wrote it and the command has no access to the channel.
+    # Safe to unmarshal: `commands` wrote the data, and the command cannot access the channel.
     files = marshal.loads(report[REPORT.size :])
     if seconds > cpu_limit:
         return Ran("timeout", f"more than {cpu_limit:g} s of CPU time", cpu_seconds=seconds)

@@ -57,8 +57,8 @@ class Handle:
 
     origin: number of the object's session.
     id: number of the object in its session.
-    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. Its attributes,
-        `state`, are sent with the handle.
+    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. A handle of
+        this kind is sent with `state`, the object's attributes.
     names: names of the object's class and bases. A function has its own name only. A class has its
         own name and those of its bases. The last name of an exception class is a built-in class.
     hash: the object's hash. None: the object is not hashable, or is data whose class defines no
@@ -159,7 +159,7 @@ def small_decimal(value: Decimal) -> Decimal:
 
 
 def small_parts(parts: tuple[int, int]) -> tuple[int, int]:
-    """Return (numerator, denominator) unchanged. Raises Unsupported if they are slow to reduce."""
+    """Return (numerator, denominator) unchanged. Raises Unsupported for very long integers."""
     if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
         raise Unsupported("a Fraction of too many digits")
     return parts

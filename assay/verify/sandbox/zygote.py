@@ -34,7 +34,7 @@ SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agen
 # Modules that need shared libraries of the host, which the new root does not contain.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 # Shared libraries of the host that packages may be linked with (PEP 600).
-# They are loaded before the new root hides them.
+# The zygote loads these libraries before the new root hides their files.
 HOST_LIBRARIES = """
     libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2 libgcc_s.so.1
     libstdc++.so.6 libz.so.1 libgomp.so.1
@@ -74,7 +74,7 @@ def add_site_names() -> None:
 def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str) -> None:
     """Import the packages that submissions may use, so that forked processes have them loaded.
 
-    folder: folder that contains only these packages. "": they are in site-packages with others.
+    folder: folder that contains only these packages. "": the packages are in site-packages.
     """
     if folder:
         # At the end of the path, because a package must not replace a standard module.
@@ -111,7 +111,7 @@ def load_host_libraries() -> None:
     import ctypes
 
     for name in HOST_LIBRARIES.split():
-        # If a package needs a missing library, its own import fails with a clear message.
+        # If a package needs a missing library, its import fails later with a clear message.
         with suppress(OSError):
             ctypes.CDLL(name)
 
@@ -187,7 +187,7 @@ def main() -> None:
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
     # Sets of objects are iterated in an order that depends on the objects' addresses.
-    # So the zygote starts again with fixed addresses.
+    # For equal results, the zygote starts again with fixed addresses.
     if modules["kernel"].same_addresses():
         os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)

@@ -166,7 +166,7 @@ class RowCheck:
     """Checks rows against the fields of an expression's verifiers, in microseconds per row."""
 
     def __init__(self, verifiers: Sequence[Configured]) -> None:
-        # (field, whether a row must have its key).
+        # (field, whether a row must have the field's key).
         self._checked: list[tuple[Field, bool]] = []
         self._whole = [one for one in verifiers if one.verifier.check_spec is not None]
         for one in verifiers:

@@ -1,4 +1,4 @@
-"""Engine of a verifier service: executors, cache, statistics, and one lock for all of them."""
+"""Engine of a verifier service: executors, cache and statistics, with one common lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JobEngine:
 
     Safe to use from any thread. The executors' threads return parts by calling `deliver`.
 
-    on_event: function that the threads waiting for verdicts call, so it need not be thread-safe.
+    on_event: function that is called with the lock held, so it need not be thread-safe.
     options: configured options by verifier.
     spawn_worker: as in `Pool`.
     closed: the engine accepts no further calls.
@@ -128,8 +128,8 @@ class JobEngine:
                     del stats[name]
 
     def close(self) -> None:
-        """Close the executors. No effect in a forked child."""
-        # A forked child has copies of these objects, but its parent owns the workers.
+        """Close the executors. In a forked child, this call has no effect."""
+        # A forked child has copies of the executors, but its parent owns the workers.
         if self._process == os.getpid():
             for executor in self._all_executors():
                 executor.close()

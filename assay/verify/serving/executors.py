@@ -32,7 +32,7 @@ Deliver = Callable[[Call, Any], None]
 
 
 class Executor:
-    """A queue of calls, and the threads that make them.
+    """A queue of calls, and the threads that make the calls.
 
     lock: the service's lock.
     deliver: function that stores the parts of a call. Any thread may call it.
@@ -83,8 +83,8 @@ class Executor:
 class ThreadExecutor(Executor):
     """Calls one verifier in threads of this process. Threads start when they are needed.
 
-    The executor of a device has one thread. It combines many completions in one call if the
-    verifier takes batches.
+    The executor of a device has one thread. If the verifier takes batches, this executor combines
+    many completions in one call.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:
@@ -97,7 +97,7 @@ class ThreadExecutor(Executor):
         elif one.verifier.takes == "batch":
             self.batch_size = one.executor_option("batch_size")
         limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
-        # A judge retries for `patience` seconds, and its last request may end after that.
+        # A judge retries for `patience` seconds, and its last request may end even later.
         patience = 1.25 * float(one.options.get("patience", 0.0))
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
@@ -164,7 +164,7 @@ class ThreadExecutor(Executor):
                 parts = [judge_unit(self.verifier, call.group, call.sibling, errors=ANY_ERROR)]
             with self.changed:
                 if self._running.pop(number, None) is None:
-                    # The call was abandoned. Another thread may already have replaced this one.
+                    # The call was abandoned, and another thread has replaced this thread.
                     return
             for call, each in zip(calls, parts, strict=True):
                 self.deliver(call, each)

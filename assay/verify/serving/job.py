@@ -132,7 +132,7 @@ class Job:
     def _calls_of(self, index: int) -> list[Call]:
         """Return the possible calls of one verifier.
 
-        A verifier of whole groups is called once it is known which completions need it.
+        A verifier of whole groups is called when it is known which completions need its parts.
         """
         one = self.sum.verifiers[index]
         open_ones = [sibling for sibling in self._siblings if (index, sibling) in self._open]

@@ -36,12 +36,12 @@ SpawnWorker = Callable[[str], Worker]
 
 
 class Pool(Executor):
-    """Worker processes, each with a thread that sends it calls and receives the parts.
+    """Worker processes, each with a thread that sends calls and receives parts.
 
     notify: function that is called as ``notify(kind, **facts)`` when a worker is killed or dies.
     options: configured options by verifier.
-    spawn_worker: function that starts a worker. Its argument is a prefix of the environment mark by
-        which orphaned processes are found.
+    spawn_worker: function that starts a worker, given a prefix of the environment mark by which
+        orphaned processes are found.
 
     Workers start at the first call or by `start`.
     """
@@ -64,7 +64,7 @@ class Pool(Executor):
         self.options = {name: dict(table) for name, table in options.items()}
         self.kills = 0
         self.deaths = 0
-        # Estimate of the seconds per call. It decreases slowly, so it is rather too high.
+        # Estimate of the seconds per call, which decreases slowly and is rather too high.
         self.pace = 1.0
         self.workers: list[Worker] = []
         # Busy seconds by worker. Workers are numbered from 1.
@@ -94,10 +94,10 @@ class Pool(Executor):
                 self.changed.notify()
 
     def describe(self, name: str) -> Mapping[str, Any]:
-        """Let a worker import a user's verifier. Return its `facts_of`, or a dict with ``error``.
+        """Let a worker import a user's verifier. Return its `facts_of`, or {error: reason}.
 
         The worker is new, and it joins the pool if the pool has room. Raises WorkerDied if workers
-        are lost for another reason than this import.
+        are lost for another reason than the import.
         """
         num_lost = 0
         while True:
@@ -109,7 +109,7 @@ class Pool(Executor):
                 break
             except Lost as lost:
                 detail, code = self._end(worker, lost, name)
-                # The import can only end a started worker that was asked for it.
+                # Only a worker that was asked for the import can have died of the import.
                 if worker.ready and not lost.idle:
                     return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
                 num_lost += 1
@@ -178,7 +178,7 @@ class Pool(Executor):
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
-        """Send calls to a worker and deliver its parts, until all calls are done or it is lost.
+        """Send calls to a worker and deliver its parts, until the calls are done or it is lost.
 
         Return the worker to use next: this one, a replacement, or None if the pool was closed.
         """
@@ -256,7 +256,7 @@ class Pool(Executor):
             return new
 
     def _end(self, worker: Worker, lost: Lost, name: str) -> tuple[str, str]:
-        """Kill and count a lost worker with its children. Return (detail, cause of its death)."""
+        """Kill and count a lost worker with its children. Return (detail, cause of the end)."""
         seconds, said = time.monotonic() - worker.since, worker.last_words()
         code = cause_of(worker.kill())
         end_orphans([worker.mark])

@@ -14,7 +14,7 @@ class Worker(WorkerProcess):
         super().__init__("assay.verify.serving.worker", family)
 
     def greet(self, options: dict[str, Any]) -> None:
-        """Wait until a new worker is ready and send it the options. Raises Lost."""
+        """Wait until a new worker is ready, and send the options to the worker. Raises Lost."""
         is_new = not self.ready
         self.await_start()
         if is_new and options:

@@ -30,7 +30,7 @@ class Schedule:
         self.points = {name: _read(name, given) for name, given in points.items()}
 
     def key_of(self, term: Term) -> str | None:
-        """Return a term's key in `points`: its whole name, or that of its first verifier."""
+        """Return a term's key in `points`: its whole name, or the name of its first verifier."""
         keys = (unpinned(term.name), unpinned(term.names[0]))
         return next((key for key in keys if key in self.points), None)
 

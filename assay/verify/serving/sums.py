@@ -1,4 +1,4 @@
-"""Evaluate an expression: combine the parts of its verifiers into a verdict."""
+"""Combine the parts of an expression's verifiers into a verdict."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class Sum:
         return [(term.weight or 0.0) * times(term, policy_version) for term in self.terms]
 
     def first_part(self, parts: Sequence[Part]) -> Part:
-        """Return the part of the first term, given those of all verifiers."""
+        """Return the part of the first term, given the parts of all verifiers."""
         return self._part_of(self.chains[0], parts)
 
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
         """Return the verdict from one completion's parts, in the order of `names`.
 
-        Score, status, extracted and detail are those of the first term. The reward is the sum of
+        The first term gives the score, status, extracted text and detail. The reward is the sum of
         weight * value over the terms. The verdict is *not judged* if the first term, or any term of
         nonzero weight, was not judged.
         """

@@ -1,7 +1,7 @@
 """A worker process of verifiers: ``python -m assay.verify.serving.worker SOCKET PARENT``.
 
-A worker is a fresh interpreter without torch. It judges the units of a request one after another,
-and replies after each unit.
+A worker is a fresh interpreter without torch. The worker judges the units of a request one
+after another, and replies after each unit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class VerifierLoop(WorkerLoop):
                 self.judge(*of_one_group)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return a verifier's description for the service, or the reason why it is unusable."""
+        """Return a verifier's description, or the reason why the verifier is unusable."""
         try:
             return facts_of(self.verifier(name).verifier)
         except Exception as error:  # foreign code runs here
@@ -62,7 +62,7 @@ class VerifierLoop(WorkerLoop):
     ) -> None:
         """Judge the units of one group in order, and reply after each unit.
 
-        blob: a pickled group, or the reason why the service could not pickle it.
+        blob: a pickled group, or the reason why the service could not pickle the group.
         """
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
@@ -102,7 +102,7 @@ class VerifierLoop(WorkerLoop):
             import resource
 
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            # Only the soft limit: a lowered hard limit could not be raised for the next verifier.
+            # Only the soft limit changes: a lowered hard limit could not be raised again.
             soft = hard if mib is None else mib * 2**20
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
