@@ -145,8 +145,8 @@ class Verifier:
     text_only: the verifier reads only a completion's text, think format and finish reason. The
         service then sends no tokens and no rendered prompt to the worker.
     cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
-    fallible: the verifier is a detector with a known error rate. Its labelled set measures this
-        rate, so wrong verdicts on the set do not stop a run from starting.
+    fallible: the verifier is a detector with a known error rate. The labelled set of a detector
+        measures its error rate, so wrong verdicts on the set do not stop a run from starting.
     measure_only: the value must not be a reward. A run refuses any weight except 0, unless the
         option ``as_reward`` is true.
     by_itself: the verifier takes verdicts, but judges each completion independently.
@@ -314,7 +314,7 @@ def _source_of(module: str) -> bytes:
 
 def _version_of(package: str) -> str:
     """Return a package's version, or "absent" for an optional dependency that is not installed."""
-    # Importing importlib.metadata takes a sixth of a worker's start-up time, so it is deferred.
+    # Importing importlib.metadata takes a sixth of a worker's start-up time, so import it late.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -332,7 +332,7 @@ def as_part(result: Any, seconds: float = 0.0) -> Part:
         part = _as_part(result)
         extracted = None if part.extracted is None else _text(part.extracted)
         return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
-    except Exception as error:  # the result's own methods can raise
+    except Exception as error:  # methods of the foreign result can raise
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
 
 
@@ -401,7 +401,7 @@ def _components(components: Mapping[Any, Any]) -> dict[str, float]:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # foreign code runs here
+    except Exception:  # the `__repr__` of a foreign value can raise
         text = "a value without a repr"
     return f"{text[:200]} ({type(value).__name__})"
 

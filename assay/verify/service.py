@@ -216,7 +216,7 @@ class VerifierService:
         def work() -> None:
             try:
                 future.set_result(self.judge(groups, cancelled))
-            except BaseException as error:  # the exception is raised again at the await
+            except BaseException as error:  # `await` raises the exception again in the caller
                 future.set_exception(error)
 
         # A daemon thread, because the interpreter would wait for a thread of an executor at exit.
@@ -272,8 +272,8 @@ class VerifierService:
     def _raise_if_always_failing(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError if a reward failed on each of its first completions.
 
-        Errors and deadlines count as failures. Verdicts with the reason ``unavailable`` do not: a
-        server can be down for a while, and a verifier can return None.
+        Errors and deadlines count as failures. Verdicts with the reason ``unavailable`` do not
+        count, because a server can be down for a while, and a verifier can return None.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:

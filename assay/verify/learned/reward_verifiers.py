@@ -205,7 +205,7 @@ REWARD_MODEL = Verifier(
 
 
 def judge_process_reward_model(pairs: Pairs) -> list[Part]:
-    """Return each step's probability of being correct, and ``reduce`` of these probabilities.
+    """Return the probability that each step is correct, and one value reduced from all steps.
 
     Each step is followed by ``step_tag``, and the step's score is read at the tag's last token.
     With ``style = "causal"`` a language model scores by a softmax over ``good_token`` and

@@ -40,8 +40,8 @@ class JudgeStore:
     """Replies by key, in a JSON Lines file. Without a path, the most recent replies in memory.
 
     Each reply is one line, which one write appends. Therefore threads, and processes on one file
-    system, can share a file. Memory has only the positions of the lines. Unreadable lines, such as
-    the last line after a crash, are skipped and counted in `num_unreadable`.
+    system, can share a file. The store keeps only the positions of lines in memory. Unreadable
+    lines, such as the last line after a crash, are skipped and counted in `num_unreadable`.
 
     read_only: new replies stay in memory and the file is unchanged.
 

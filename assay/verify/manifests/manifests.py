@@ -240,7 +240,7 @@ def find_yaml(text: str) -> str | None:
 
 
 def read_manifest_spec(problem: Problem) -> ManifestSpec:
-    """Return the spec of a problem. Raises VerifierError for a malformed one."""
+    """Return the spec of a problem. Raises VerifierError for a malformed spec."""
     where = f"problem {problem.id}: spec"
     read = {each.name: each.of(problem.spec, where) for each in FIELDS}
     # `_spec` caches by this text, because all completions of a group have the same spec.

@@ -255,7 +255,7 @@ def unique(bundle: Bundle) -> Iterator[RuleCheck]:
     """No resource, container, port or volume of a pod appears twice."""
     seen: set[Any] = set()
     for each in bundle.resources:
-        # Without the version: two versions of one API group are the same resource.
+        # The key has no API version, because two versions of one API group name the same resource.
         key = (each.api_version.rpartition("/")[0], *each.identity)
         yield RuleCheck(each.label, "the resource appears twice" if key in seen else "")
         seen.add(key)

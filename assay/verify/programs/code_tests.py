@@ -58,7 +58,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
             results, nondeterministic = _run(sandbox, spec, program)
         except VerifierError:
             raise
-        except BaseException:  # the sandbox's state is unknown after an error
+        except BaseException:  # the state of the sandbox is unknown after any error
             _discard(_key(spec))
             raise
     # Checked only after a failure, because a program can pass without an optional import.

@@ -71,7 +71,7 @@ class _Rule:
         self.strict = strict
 
     def number(self, expected: float, actual: float) -> bool:
-        """Compare two numbers, at least one of them a float."""
+        """Return whether two numbers, of which at least one is a float, are equal."""
         if math.isnan(expected) or math.isnan(actual):
             return math.isnan(expected) and math.isnan(actual)
         if math.isinf(expected) or math.isinf(actual):

@@ -99,7 +99,7 @@ def judge_program(problem: Problem, completion: Completion) -> Part:
             return Part.not_judged("unavailable", str(error))
         try:
             return _judged(sandbox, spec, source)
-        except BaseException:  # the sandbox's state is unknown after any error
+        except BaseException:  # the state of the sandbox is unknown after any error
             _discard()
             raise
 
@@ -167,7 +167,7 @@ def _run(
         cpu_seconds=spec.time_limit,
         seconds=max(2.0, spec.time_limit),
         memory_mib=spec.memory_limit + spec.language.memory_mib,
-        # Four bytes per character of the longest output, which is the maximum of UTF-8.
+        # Room for the longest accepted output: UTF-8 has at most four bytes per character.
         output_kib=max(OUTPUT_KIB, max(map(len, test.outputs)) // 256),
         processes=64,
     )
@@ -254,7 +254,7 @@ def _part(
 
 
 def read_program_spec(problem: Problem) -> ProgramSpec:
-    """Parse the spec of a problem. Raises VerifierError for a malformed one."""
+    """Parse the spec of a problem. Raises VerifierError for a malformed spec."""
     where = f"problem {problem.id}: spec"
     chosen = {each.name: each.read(problem) for each in FIELDS}
     tests = [

@@ -1,7 +1,7 @@
 """Run the tests of one completion in two sandboxed processes, controlled by this process.
 
 The submission's process receives arguments and returns plain data. No expected value, test or
-verdict ever enters the submission's process. Test code runs in the other process (`test_process`),
+verdict ever enters the submission's process. Test code runs in a second process (`test_process`),
 with stand-ins for the submission's objects. Each use of a stand-in is a request to the worker,
 which forwards it to the submission's process.
 """
@@ -41,7 +41,7 @@ from assay.verify.sandbox import (
 )
 from assay.verify.sandbox.values import Unsupported
 
-# Number of fresh processes after tests that ended the submission's process.
+# Maximum number of fresh processes, after tests that ended the submission's process.
 MAX_RELOADS = 3
 # Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
@@ -63,7 +63,7 @@ MAX_IDLE = 10.0
 MAX_WALL = 30.0
 # A call whose share of CPU time is lower has slept, even on a busy machine.
 IDLE_SHARE = 0.1
-# Idle seconds of a call that count. Shorter waits can be scheduling delays.
+# Minimum idle seconds of a call that count as sleep. Shorter waits can be scheduling delays.
 MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = (
@@ -327,7 +327,7 @@ class ProgramRun:
         return Result(False, found)
 
     def _changed(self, found: Sequence[Any] | None, after: tuple[Any, ...] | None) -> Result:
-        """Compare the arguments after the call with ``after``, those of the reference, if given."""
+        """Compare the arguments after the call with those after the reference's call, if given."""
         tolerance = self.spec.float_tolerance
         if after is None or compare(after, found, tolerance, from_json=False) == "same":
             return Result(True)

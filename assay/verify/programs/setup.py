@@ -92,7 +92,7 @@ def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _known_setup(setup: str, text: str) -> str:
-    """Return a setup's imports, and those of its classes that a program's text names."""
+    """Return a setup's imports, and the classes of the setup that a program's text names."""
     words = set(re.findall(r"\w+", text)) if setup else set[str]()
     kept: list[str] = []
     for node in tree_of(setup).body:

@@ -78,7 +78,7 @@ class CodeSpec:
 
 
 def read_spec(problem: Problem) -> CodeSpec:
-    """Parse the spec of a problem. Raises VerifierError for a malformed one."""
+    """Parse the spec of a problem. Raises VerifierError for a malformed spec."""
     where = f"problem {problem.id}: spec"
     chosen = {each.name: each.read(problem) for each in FIELDS}
     tests = [
@@ -122,7 +122,7 @@ def _row(test: Any) -> dict[str, Any] | None:
 
 
 def _kind(row: dict[str, Any] | None) -> Kind | None:
-    """Return the kind of a test by its keys. None: unknown keys or invalid values."""
+    """Return the kind of a test by its keys. None: the test has unknown keys or invalid values."""
     if row is None:
         return None
     for kind, (needed, optional) in _FORMS.items():

@@ -11,7 +11,7 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
   submission's class decides whether two stand-ins are equal. The class must deny that its object
   equals an unknown object.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
-  data. The result of such an operation is an object again, never plain data.
+  data. The result of an operator is an object again, never plain data.
 
 Objects of the row's own classes need no stand-ins. Such objects are sent with their attributes,
 become objects of the row's class in this process, and are compared by this class. Functions that a

@@ -178,6 +178,6 @@ def _error_line(error: BaseException, source: str) -> str:
     line = source.split("\n")[(lines[-1] or 1) - 1].strip()[:200] if lines else ""
     try:
         said = str(error)[:300]
-    except Exception:  # the test's own exception class
+    except Exception:  # the `__str__` of a test's exception class can raise
         said = ""
     return ": ".join(each for each in (type(error).__name__, said, line) if each)

@@ -155,7 +155,7 @@ def _applied(edit: FileEdit, text: str) -> str:
         if hunk.start:
             offset = place - (hunk.start - 1) + len(hunk.after) - len(hunk.before)
         lines[place : place + len(hunk.before)] = hunk.after
-        # A line without a line end, which was the last, can now be followed by others.
+        # The former last line can lack a line end, and new lines can now follow this line.
         lines[:-1] = [line if line.endswith("\n") else line + "\n" for line in lines[:-1]]
     return "".join(lines)
 
@@ -179,7 +179,7 @@ def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
     size = len(wanted)
     if hunk.start and named >= 0 and have[named : named + size] == wanted:
         return named
-    # Models often write wrong line numbers, so a unique place elsewhere counts too.
+    # Models often write wrong line numbers, so a unique match at another line counts too.
     found = [n for n in range(len(have) - size + 1) if have[n : n + size] == wanted]
     if not found:
         return None
@@ -284,7 +284,7 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
         n += 1
         if after:
             after[-1] = after[-1].removesuffix("\n")
-    # In a hunk without old lines, the header's number is that of the line before the new lines.
+    # In a hunk without old lines, the header has the number of the line before the new lines.
     return Hunk(tuple(before), tuple(after), start + (not before)), n
 
 

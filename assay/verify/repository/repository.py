@@ -146,7 +146,7 @@ def _run_python(problem: Problem, spec: RepositorySpec, tree: Mapping[str, str])
     program = _program(spec.module, tree)
     if program is None:
         return Part(0.0, detail=f"no module {spec.module}, or it is no Python")
-    # Credit by fraction, so that passed Python tests and passed commands can be added up.
+    # With credit by fraction, passed Python tests and passed commands can be added up.
     judged = Problem(problem.id, "(a tree of files)", {**spec.tests, "credit": "fraction"})
     return judge_code(judged, Completion.from_text(f"```python\n{program}```\n"))
 
@@ -200,7 +200,7 @@ sys.meta_path.insert(0, _Finder())
 
 
 def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | Part:
-    """Return the fault of each command, or "". Without a sandbox: a part without a verdict."""
+    """Return the fault of each command, or "". Without a sandbox, return a Part."""
     try:
         sandbox = _sandbox()
     except SandboxUnavailable as error:
@@ -208,7 +208,7 @@ def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | 
     files = {path: text.encode("utf-8", "replace") for path, text in tree.items()}
     try:
         return [_command_fault(sandbox, spec, files, each) for each in spec.commands]
-    except BaseException:  # the sandbox's state is unknown after any error
+    except BaseException:  # the state of the sandbox is unknown after any error
         _discard()
         raise
 
@@ -257,7 +257,7 @@ def _discard() -> None:
 
 
 def read_repository_spec(problem: Problem) -> RepositorySpec:
-    """Return the spec of a problem. Raises VerifierError for a malformed one."""
+    """Return the spec of a problem. Raises VerifierError for a malformed spec."""
     where = f"problem {problem.id}: spec"
     read = {each.name: each.read(problem) for each in FIELDS}
     tests = {key: problem.spec[key] for key in CODE_KEYS if problem.spec.get(key) is not None}
@@ -266,7 +266,7 @@ def read_repository_spec(problem: Problem) -> RepositorySpec:
     if tests.keys() & {"tests", "hidden_tests"}:
         if not read["module"]:
             raise VerifierError(message(f"{where}.module", "missing", "the module under test"))
-        # A row with hidden tests only is valid here. The verifier `code` needs the key.
+        # A row with only hidden tests is valid here. The verifier `code` needs a key ``tests``.
         tests.setdefault("tests", [])
         read_spec(Problem(problem.id, "", tests))
     elif read["module"]:

@@ -76,7 +76,7 @@ class Refused(BaseException):
 
 
 class RemoteError(Exception):
-    """An exception of the other process whose class is not built in."""
+    """Raised for an exception of the other process whose class is not built in."""
 
 
 class Agent:
@@ -241,7 +241,7 @@ class Agent:
             frame = self.frame(*reply)
         except values.Unsupported as error:
             frame = self.frame("unsupported", f"{error}")
-        except BaseException as error:  # raised by an iterator of the submission
+        except BaseException as error:  # an iterator of the submission can raise anything
             frame = self.frame(*failure(error))
         self.send(frame)
 
@@ -249,7 +249,7 @@ class Agent:
         """Execute a script as ``__main__`` until its threads and exit functions have ended."""
         try:
             code = compiled(source, "main.py")
-        except BaseException as error:  # the submission's source
+        except BaseException as error:  # a compiler error of the submission's source
             return "compile_error", tuple(lineage(type(error))), words(error)
         module = fresh_module("__main__")
         reply: tuple[Any, ...] = ("ok", None, None, None)
@@ -258,7 +258,7 @@ class Agent:
         except SystemExit as error:
             if error.code not in (None, 0):
                 reply = failure(error)
-        except BaseException as error:  # the submission's
+        except BaseException as error:  # the submission's code can raise anything
             reply = failure(error)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
@@ -272,7 +272,7 @@ class Agent:
         """
         try:
             code = compiled(source, "submission.py")
-        except BaseException as error:  # the submission's source
+        except BaseException as error:  # a compiler error of the submission's source
             return "compile_error", tuple(lineage(type(error))), words(error)
         self.namespace = self.classes = fresh_module("submission").__dict__
         self.asks, self.shared = asks, frozenset(shared)
@@ -406,10 +406,10 @@ def compiled(source: str, name: str) -> types.CodeType:
 
 
 def hash_of(value: Any) -> int | None:
-    """Return an object's hash, which its handle contains. None: the object is not hashable."""
+    """Return an object's hash for its handle, or None if the object is not hashable."""
     try:
         return hash(value)
-    except BaseException:  # of its class
+    except BaseException:  # the `__hash__` of the submission's class can raise anything
         return None
 
 
@@ -436,7 +436,7 @@ def words(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}"[:MAX_WORDS]
-    except BaseException:  # its own methods can raise
+    except BaseException:  # the `__str__` of the submission's exception can raise anything
         return name
 
 
@@ -444,7 +444,7 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, OUTPUT, ERRORS):
         try:
             stream.flush()
-        except BaseException:  # replaced or closed by the submission
+        except BaseException:  # the submission may have replaced or closed the stream
             continue
 
 
@@ -479,7 +479,7 @@ def error_of(names: tuple[str, ...], text: str) -> Exception:
             argument = ast.literal_eval(argument)
     try:
         return error_class(names)(argument)
-    except Exception:  # a constructor with more arguments, or an invalid class name
+    except Exception:  # the constructor needs more arguments, or the class name is invalid
         return RemoteError(text)
 
 
@@ -491,7 +491,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
         NUMPY[0].random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException as error:  # the parent is gone, or reads the message as last output
+    except BaseException as error:  # the parent has ended, or reads this message
         with contextlib.suppress(BaseException):
             write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)

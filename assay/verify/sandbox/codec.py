@@ -8,15 +8,18 @@ number of values. The digits of numbers and the keys of equal hash are limited t
 numbers and equal hashes are slow to read. The zygote loads this file without the package, so it
 imports the standard library only.
 
-    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
-                  range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
-                  datetime timedelta Ellipsis
-    by name       built-in types and exceptions, the collections above
-    subclasses    of the exact types, made by the submission: sent as the plain base value; a
-                  namedtuple is a `Record`: a tuple with its fields and its type's name
-    views         dict keys, values and items arrive as views
-    iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects: a `Handle`; of kind "data" it includes attributes
+Values are sent by type:
+
+- These exact types are sent as themselves: None, bool, int, float, complex, str, bytes, bytearray,
+  list, tuple, set, frozenset, dict, range, slice, deque, Counter, OrderedDict, defaultdict,
+  Decimal, Fraction, date, time, datetime, timedelta and Ellipsis.
+- Built-in types, exception classes and the collection types above are sent by name.
+- An object of a subclass, which a submission can define, is sent as the plain value of its base. A
+  namedtuple is sent as a `Record`, a tuple with field names and the name of its type.
+- Views of a dict (keys, values, items) are decoded as views.
+- Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded as `Iterator`.
+- All other objects, functions and classes are sent as a `Handle`. A handle of kind "data" includes
+  the object's attributes.
 
 An object that occurs twice in a message is decoded as two equal objects. A datetime's `fold` is
 lost. A decoded range can be longer than any list, so it must not be iterated.

@@ -36,7 +36,7 @@ class SubmissionError(Exception):
 class Answer:
     """A result that an ``on_call`` function can return instead of a plain value.
 
-    args_after, kwargs_after: the arguments after the call, which may have modified mutable ones.
+    args_after, kwargs_after: the arguments as the call left them.
     printed: text that the requesting process prints.
     """
 

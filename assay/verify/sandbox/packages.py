@@ -109,7 +109,7 @@ def _add(distribution: Any, chosen: dict[str, Any]) -> None:
     chosen[key] = distribution
     for line in distribution.requires or ():
         # Extras are optional, so their requirements are not part of the package.
-        # Markers of another platform need no check, because such a requirement is not installed.
+        # Markers need no check, because a requirement of another platform is not installed.
         name, _, marker = line.partition(";")
         match = NAME.match(name.strip())
         needed = None if match is None or "extra" in marker else _distribution(match[0])
@@ -118,7 +118,7 @@ def _add(distribution: Any, chosen: dict[str, Any]) -> None:
 
 
 def _distribution(name: str) -> Any:
-    # Importing importlib.metadata takes a sixth of a worker's start-up time, so it is deferred.
+    # Importing importlib.metadata takes a sixth of a worker's start-up time, so import it late.
     from importlib import metadata
 
     try:

@@ -136,7 +136,7 @@ class Session:
         except Ended as ended:
             end = ended
             self.process.kill()
-        except BaseException:  # raised by on_call: a failure of the checker itself
+        except BaseException:  # `on_call` raised, so the checker itself failed
             self.close()
             raise
         after = self.settled = self.process.cpu()

@@ -2,14 +2,21 @@
 
 The zygote is a fresh interpreter with one thread, started before any test exists. A forked process
 can read the memory that it shares with the zygote, so the zygote must have no secrets. The zygote
-imports modules that submissions commonly use, and then answers the worker over a socket:
+imports modules that submissions commonly use, and then answers the worker over a socket.
 
-    "map" (the zygote's only question)    -> which users its namespace has
-    "facts {...}"                         when the zygote is ready
-    b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N", with a pidfd
-    b"execute" + 4 descriptors: the same, for a process that executes a command (`commands`)
-    b"reap N" -> b"status S"      the wait status of N, which has ended or is about to end
-    end of file -> this process ends, and with it all processes forked from it
+The zygote sends two messages by itself:
+
+- ``map`` asks the worker to map users into the zygote's namespace. The worker replies which users
+  the namespace has.
+- ``facts {...}`` tells the worker that the zygote is ready, with facts about the isolation.
+
+The worker sends the other requests:
+
+- ``fork`` with four descriptors (channel, stdin, stdout, stderr) forks a process. The reply is
+  ``pid N`` with a pidfd of the process.
+- ``execute`` with four descriptors forks a process that executes a command (`commands`).
+- ``reap N`` waits for the process N. The reply is ``status S``, the wait status of N.
+- The end of the socket's stream ends the zygote and all processes forked from the zygote.
 """
 
 from __future__ import annotations
@@ -151,7 +158,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> 
                 try:
                     executes = commands if verb == "execute" else None
                     child(descriptors[0], descriptors[1:], agent, isolation, executes)
-                except BaseException as error:  # systemExit too, raised in the forked interpreter
+                except BaseException as error:  # the forked interpreter can raise anything
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -216,6 +223,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # importing runs foreign code
+    except Exception as error:  # third-party modules can raise anything when imported
         # The worker reads the last line of standard error.
         sys.exit(f"{type(error).__name__}: {error}")

@@ -38,7 +38,7 @@ class VerdictCache:
         return part
 
     def put(self, key: bytes, part: Part) -> None:
-        """Store a part, unless it is not judged."""
+        """Store a part. A part that was not judged is not stored."""
         if part.value is None or key in self._parts:
             return
         self._parts[key] = replace(part, seconds=0.0)

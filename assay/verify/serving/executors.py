@@ -54,7 +54,7 @@ class Executor:
         def run() -> None:
             try:
                 work(*arguments)
-            except BaseException as error:  # raised where verdicts are awaited
+            except BaseException as error:  # threads that wait for verdicts raise the exception
                 self.failure = error
 
         thread = threading.Thread(target=run, name=name, daemon=True)

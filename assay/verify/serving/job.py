@@ -126,7 +126,7 @@ class Job:
         )
 
     def _columns(self) -> list[list[Part]]:
-        """Return the parts of each completion, with `NOT_ASKED` for missing ones."""
+        """Return the parts of each completion, with `NOT_ASKED` for missing parts."""
         return [[part or NOT_ASKED for part in column] for column in zip(*self._parts, strict=True)]
 
     def _calls_of(self, index: int) -> list[Call]:

@@ -22,7 +22,7 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3
-# Maximum number of calls per request to a worker. Fast calls may exceed this number.
+# Maximum number of calls per request to a worker. A request of fast calls may have more.
 MOST_AT_ONCE = 64
 # Size of a request in bytes above which no further group is added.
 BYTES_AT_ONCE = 1 << 16

@@ -129,7 +129,10 @@ class Sum:
         )
 
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
-        """Return (name, part) of each alternative. Later ones get the component ``rescued``."""
+        """Return (name, part) of each alternative.
+
+        The part of a later alternative gets the component ``rescued``: 1 if it accepted, else 0.
+        """
         found: list[tuple[str, Part]] = []
         for chain in self.chains:
             for place, index in enumerate(chain if len(chain) > 1 else ()):

@@ -45,7 +45,7 @@ class VerifierLoop(WorkerLoop):
         """Return a verifier's description, or the reason why the verifier is unusable."""
         try:
             return facts_of(self.verifier(name).verifier)
-        except Exception as error:  # foreign code runs here
+        except Exception as error:  # a user's module can raise anything when imported
             return {"error": (str(error) or in_words(error))[:2000]}
 
     def verifier(self, name: str) -> Configured:
@@ -83,7 +83,7 @@ class VerifierLoop(WorkerLoop):
                     # `Row` records missing keys, for the hint in an error message.
                     problem = replace(problem, spec=Row(problem.spec))
                     groups[name] = Group(problem, group.prompt, group.completions)
-            except BaseException as error:  # foreign code runs here
+            except BaseException as error:  # a user's module can raise anything when imported
                 part = Part.not_judged("error", in_words(error), time.perf_counter() - started)
                 parts = [part] * (len(group.completions) if sibling < 0 else 1)
             else:
@@ -97,7 +97,7 @@ class VerifierLoop(WorkerLoop):
         if mib == self.memory_mib:
             return
         self.memory_mib = mib
-        # Not every system supports the limit.
+        # Not every operating system supports RLIMIT_DATA.
         with suppress(ImportError, ValueError, OSError):
             import resource
 
