@@ -75,7 +75,7 @@ class Term:
     """One term of a sum: a verifier, or alternatives joined by ``|``, and a weight.
 
     weight: None if the expression has no number here, until `resolved` fills in the default.
-    negative: the term is subtracted. Used only while the weight is None.
+    negative: the term is subtracted. Set only for a term whose weight is None.
     """
 
     name: str

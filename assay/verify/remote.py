@@ -113,7 +113,7 @@ def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Pa
 
 
 def _part(verdict: Any, num_tokens: int, where: str) -> Part:
-    """Return the part of one verdict. Only a malformed verdict itself is not judged."""
+    """Return the part of one verdict. A malformed verdict gives a part that is not judged."""
     try:
         if verdict["score"] is None:
             known = verdict["reason"] in get_args(NotJudgedReason)

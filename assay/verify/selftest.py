@@ -170,7 +170,7 @@ def sampled_self_test(
     found: list[SelfTest] = []
     for name in sorted({name.partition("@")[0] for name in names} & {*labelled_names()}):
         rows = list(labelled_rows(name))
-        # Seeded by name too, so that another verifier in the expression changes no sample.
+        # The seed has the verifier's name, so that a sample does not depend on other verifiers.
         chosen = random.Random(f"{seed} {name}").sample(rows, min(num_rows, len(rows)))
         found.append(measure(service, name, chosen))
     return found

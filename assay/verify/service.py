@@ -43,7 +43,7 @@ WORKERS_A_CORE = 16
 # Seconds until a message says that a verifier's module is still being imported.
 NOTICE_SECONDS = 10.0
 
-# For `after_fork`. Weak, so that a service without users is still collected and closed.
+# For `after_fork`. Weak references let an unused service be collected and closed.
 _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
@@ -92,7 +92,8 @@ class VerifierService:
     """Judges groups by verifier expressions. Usable from any thread and from asyncio.
 
     default_expression: expression for problems without an expression of their own.
-    by_tag: expressions by tag, for problems without their own. A problem's first known tag applies.
+    by_tag: expressions by tag, for problems without an expression of their own. The first tag of a
+        problem that has an expression applies.
     num_workers: number of worker processes. None: one per two cores.
     deadline: seconds for one completion in a worker, unless its verifier has its own limit.
     on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
@@ -219,7 +220,7 @@ class VerifierService:
             except BaseException as error:  # `await` raises the exception again in the caller
                 future.set_exception(error)
 
-        # A daemon thread, because the interpreter would wait for a thread of an executor at exit.
+        # The thread is a daemon, because the interpreter waits at exit for threads of an executor.
         threading.Thread(target=work, name="assay-judge", daemon=True).start()
         done = asyncio.wrap_future(future)
         try:
@@ -331,7 +332,8 @@ class VerifierService:
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return (verifier, key of the spec) with which two answers to a problem can be compared.
 
-        The verifier is the first of the first term. None: no field of this verifier `equates`.
+        The verifier is the first alternative of the first term. None: no field of this verifier
+        `equates`.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
@@ -463,7 +465,7 @@ def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]
         answers, or under ``answer`` if the verifier has no such key.
     settings: parameters of `VerifierService`.
 
-    The returned function applies deadlines and can be called from any thread. Its workers end when
+    The returned function applies deadlines and can be called from any thread. The workers end when
     the function is garbage-collected.
 
     Raises VerifierError for an invalid expression, setting or spec.

@@ -1,1 +1,1 @@
-"""Verifier ``code``: programs, their tests, and what may cross between the two."""
+"""Verifiers of programs: ``code`` for Python with tests, ``program`` for several languages."""

@@ -292,7 +292,7 @@ def lacks(spec: Mapping[str, Any]) -> str:
 
 
 def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:
-    # Recorded, because another compiler version can change verdicts.
+    # A run records these versions, because another compiler version can change verdicts.
     return {"toolchains": {name: version_of(name) for name in LANGUAGES if not missing(name)}}
 
 

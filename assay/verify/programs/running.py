@@ -433,7 +433,7 @@ class ProgramRun:
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
         """Forward a request of the tests' process to the submission."""
-        # The two processes alternate, so a nested request would wait for itself.
+        # The submission waits for a function of the test, so it cannot take another call.
         if self.calling:
             text = "a function that a test passes on cannot call the program"
             raise SubmissionError(("RuntimeError",), text)

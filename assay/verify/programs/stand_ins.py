@@ -25,7 +25,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 agent: Any = call_out.__self__  # type: ignore[name-defined] # noqa: F821 # pyright: ignore
-# Number of requests so far. A dict, so that other modules of this process can change it.
+# Number of requests so far, in a dict that other modules of this process can change.
 ASKED = {"calls": 0}
 TEST_MODULE = "__main__"
 JUDGING = frozenset(

@@ -44,7 +44,7 @@ MAX_HANDLES = 100_000
 # Maximum characters of an error message.
 MAX_WORDS = 1000
 
-# Bound here, because a submission can replace the attributes of the module os.
+# These functions are bound here, because a submission can replace attributes of `os`.
 read, write, leave = os.read, os.write, os._exit
 
 

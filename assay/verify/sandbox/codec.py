@@ -66,7 +66,7 @@ MAX_DEPTH = 150
 MAX_INT_BYTES = 2**15
 # Maximum number of items read from an iterator, which can be endless.
 MAX_ITEMS = 10_000
-# Maximum number of keys with the same hash. Each such key is compared with all the others.
+# Maximum number of keys with the same hash, which Python compares with each other.
 MAX_EQUAL_HASHES = 32
 # Lists of small ints or floats are packed from this number of items on.
 PACKED_FROM = 17
@@ -349,7 +349,7 @@ class Decoder:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            # Unpaired surrogates take a slow path of the decoder, so they are charged.
+            # Unpaired surrogates take a slow path of the decoder, so the length is charged.
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 

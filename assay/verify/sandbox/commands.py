@@ -23,7 +23,7 @@ CHANNEL = 3
 SIZE = struct.Struct("<I")
 # Wait status, CPU seconds, KiB of the largest process, and number of bytes of files that follow.
 REPORT = struct.Struct("<idQI")
-# Bytes of all files that are returned.
+# Maximum bytes of all returned files together.
 MAX_KEPT = 48 * 2**20
 NOT_EXECUTED = 126
 

@@ -41,7 +41,7 @@ EXECUTING = frozenset(("execve", "execveat", "arch_prctl"))
 STARTING = frozenset(("fork", "vfork", "setpgid", "setsid"))
 # Folder with the packages that submissions may import, inside the new root.
 PACKAGES = "/packages"
-# RLIMIT_NPROC counts all processes of a user. The zygote and other sessions need some too.
+# RLIMIT_NPROC counts all processes of a user, such as the zygote and other sessions.
 OTHER_TASKS = 8
 
 
@@ -97,7 +97,7 @@ class Isolation:
 
         Raises OSError.
         """
-        # Opened now, because the new root has no /proc.
+        # These files are opened now, because the new root has no /proc.
         self.own_memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self.own_threads = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
         if self.unsafe:
@@ -137,7 +137,7 @@ class Isolation:
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
-        # Back to the zygote's own namespace, because a second unshare in a row fails with EINVAL.
+        # Returns to the zygote's own namespace first: a second unshare in a row fails with EINVAL.
         kernel.setns(self.own_pids, kernel.NEWPID)
         kernel.unshare(kernel.NEWPID)
 
@@ -173,7 +173,7 @@ class Isolation:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         # A process that is not dumpable gives no core dump to a handler program of the host.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        # Set again, because a change of user clears the death signal (prctl(2)).
+        # The death signal is set again, because a change of user clears it (prctl(2)).
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.landlock:
             kernel.landlock(self.landlock, "/tmp", execute)
@@ -228,7 +228,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
     packages: files and folders that become visible in `PACKAGES`.
     toolchain: folders of compilers, and links to these folders.
     """
-    # Private, so that no mount below propagates to the host.
+    # The root becomes private, so that no later mount propagates to the host.
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
     os.mkdir("/tmp/.outside")
@@ -271,7 +271,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
     os.makedirs("/tmp", exist_ok=True)
     kernel.unmount("/.outside")
     os.rmdir("/.outside")
-    # Read-only last, because the folders above had to be created.
+    # The root becomes read-only last, because the folders above had to be created.
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | QUIET)
 
 

@@ -115,7 +115,7 @@ def landlock(version: int, writable: str, execute: bool = False) -> None:
     version: result of `landlock_version`.
     execute: also allow the execution of readable files.
     """
-    # The first Landlock version has 13 access rights. Versions 2, 3 and 5 add one each.
+    # The first Landlock version has 13 access rights. Versions 2, 3 and 5 add one right each.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
@@ -127,7 +127,7 @@ def landlock(version: int, writable: str, execute: bool = False) -> None:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _call("landlock", LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     read = (1 << 2) | (1 << 3) | int(execute)
-    # Without execution, creation of device files, and ioctl on devices.
+    # Rights below ``writable``: all except execution, device files, and ioctl on devices.
     write = rights & ~((1 << 0) | (1 << 6) | (1 << 11) | (1 << 15))
     for path, allowed in (("/", read), (writable, write), ("/dev", read | (1 << 1))):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -50,15 +50,18 @@ class Answer:
 class Outcome:
     """The result of one request to a sandboxed process. The submission controls its content.
 
-    status:
-        ok             the code returned `value`
-        exception      the code raised; `error` is "ValueError: ...", `error_names` the classes
-        compile_error  the source does not compile
-        timeout        the process reached its CPU time limit, or idled for too long
-        memory         MemoryError, or the kernel killed the process because of its memory
-        output         the process wrote more than allowed
-        died           the process ended, or sent invalid data
-        unsupported    the value cannot be sent, because it is too large or too deep
+    status: one of these words:
+
+    - ``ok``: the code returned `value`.
+    - ``exception``: the code raised. `error` is a text such as "ValueError: ...", and `error_names`
+      has the names of the exception's class and its bases.
+    - ``compile_error``: the source does not compile.
+    - ``timeout``: the process reached its CPU time limit, or idled for too long.
+    - ``memory``: the code raised MemoryError, or the kernel killed the process for its memory.
+    - ``output``: the process wrote more than allowed.
+    - ``died``: the process ended, or sent invalid data.
+    - ``unsupported``: the value cannot be sent, because it is too large or too deep.
+
     value: plain data, or a Handle.
     args_after, kwargs_after: the arguments after the call. None if no argument is mutable.
     stdout, stderr: output during the request, truncated at the limit.

@@ -235,7 +235,7 @@ class Process:
     def kill(self) -> None:
         """Kill the process and its namespace, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            # By descriptor, because the kernel can have given the pid to another process.
+            # Sent by descriptor, because the kernel can have given the pid to another process.
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         waiter = select.poll()
         waiter.register(self.pidfd, select.POLLIN)
@@ -269,7 +269,7 @@ def _waited_here() -> float:
 
 def _cpu_clock(pid: int) -> int:
     """Return the id of a process's CPU clock, which counts all its threads."""
-    # The kernel's encoding, because Python lacks clock_getcpuclockid(3) for other processes.
+    # The kernel's encoding of the clock id. Python lacks clock_getcpuclockid(3).
     return (~pid << 3) | 2
 
 
@@ -283,6 +283,6 @@ def memory_file(name: str, data: bytes | None = None) -> int:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        # Sealed, so that no process can change the content that another process reads.
+        # The file is sealed, so that no process can change the content that another reads.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor

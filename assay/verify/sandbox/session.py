@@ -182,7 +182,7 @@ class Session:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
             return {"status": "timeout", "error": "its CPU time over all requests"}
-        # The kernel sent SIGKILL. The first process of a pid namespace cannot send it to itself.
+        # The kernel sent SIGKILL: the first process of a pid namespace ignores its own SIGKILL.
         if number == signal.SIGKILL:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
         # Python has no name for most real-time signals.

@@ -159,7 +159,7 @@ def _times(pid: int) -> tuple[float, float]:
                 delay = Path(f"/proc/{child}/task/{thread}/schedstat").read_text().split()[1]
                 waited += int(delay) * 1e-9
         except (OSError, ValueError, IndexError):
-            # The process has ended meanwhile. The final report includes its CPU seconds.
+            # The process has ended meanwhile, and the final report includes its CPU seconds.
             continue
         more = _times(child)
         used, waited = used + more[0], waited + more[1]

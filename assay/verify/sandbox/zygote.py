@@ -84,7 +84,7 @@ def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str)
     folder: folder that contains only these packages. "": the packages are in site-packages.
     """
     if folder:
-        # At the end of the path, because a package must not replace a standard module.
+        # Appended to the path, because a package must not replace a standard module.
         sys.path.append(folder)
     else:
         sys.meta_path.append(Listed(settings["packages"], settings["entries"]))

@@ -210,7 +210,7 @@ class RowCheck:
             if key not in self._fine and key not in self._meant:
                 long = (name for name in self._names if len(name) >= 6 <= len(str(key)))
                 if meant := slip_of(str(key), long):
-                    # Compared once per key, because the rows of a file have nearly the same keys.
+                    # A key is compared once, because the rows of a file have nearly the same keys.
                     self._meant[key] = meant
                 else:
                     self._fine.add(key)
@@ -273,13 +273,13 @@ def canonical(value: Any) -> str:
 
     Raises TypeError for a value that is not plain.
     """
-    # Exact types, because a subclass can have any `repr`.
+    # Only exact types are plain, because a subclass can have any `repr`.
     # `repr` also gives True and 1 different texts, although they are equal keys of a dict.
     if value is None or type(value) in (str, int, float, bool):
         return repr(value)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
-        # Sorted as texts, because keys of different types have no order.
+        # Pairs are sorted as texts, because keys of different types have no order.
         return "{" + ",".join(sorted(f"{canonical(k)}:{canonical(v)}" for k, v in pairs)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(canonical, cast("Sequence[Any]", value))) + "]"

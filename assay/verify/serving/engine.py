@@ -45,7 +45,7 @@ class JobEngine:
         cache_bytes: int,
         spawn_worker: SpawnWorker = Worker,
     ) -> None:
-        # Reentrant, because `submit` calls executors, which use the same lock.
+        # The lock is reentrant, because `submit` calls executors, which use the same lock.
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}

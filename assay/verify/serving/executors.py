@@ -145,7 +145,7 @@ class ThreadExecutor(Executor):
         return len(late)
 
     def close(self) -> None:
-        """Accept no more calls. A device gets a second to finish. Network calls are abandoned."""
+        """Accept no more calls. A device gets a second to finish its batch."""
         super().close()
         for thread in self._threads if self.is_device else ():
             thread.join(JOIN_SECONDS)

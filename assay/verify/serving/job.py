@@ -93,7 +93,7 @@ class Job:
         """
         found: list[Call] = []
         num_open = -1
-        # Repeated, because a part from the cache can decide whether a later alternative is needed.
+        # Repeats, because a part from the cache can decide whether a later alternative is needed.
         while self._open and len(self._open) != num_open and not self.cancelled:
             num_open = len(self._open)
             for index in range(len(self._parts)):
