@@ -62,7 +62,7 @@ def remote(place: str, pinned: str = "") -> Verifier:
         # One request carries all completions of a group, which have the same row.
         takes="batch",
         executor="thread",
-        domain="what a verifier of another process, machine or language judges",
+        domain="completions that a verifier on a server judges, in any programming language",
         fields=FIELDS,
         bounds=None,
         # More than the longest `patience`, so that the server's own message arrives first.

@@ -110,8 +110,8 @@ JUDGE = Verifier(
     domain="answers and texts that no rule can check: equivalence in meaning, helpfulness, "
     "harmlessness, any rubric in words; as good as the model behind the endpoint",
     fields=(*RUBRIC_FIELDS, *JUDGE_FIELDS, *SHARED_FIELDS),
-    accepts="any text; equivalence and helpfulness read what stands outside the think block, "
-    "harmlessness all of it. A text beyond max_chars is shown without its middle",
+    accepts="any text; equivalence and helpfulness read the text outside the think block, "
+    "harmlessness reads the whole text. A text above max_chars is shown without its middle",
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes "
     "counts",
     # Above the largest `patience`, so that the judge's own error message arrives first.

@@ -58,21 +58,21 @@ def is_normalize(value: Any) -> bool:
 PATH = option(
     "path",
     "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a "
-    "hub name, or a list of them; a reward_model.json there says the other options, where they are "
-    "not set",
+    "hub name, or a list of them; a reward_model.json there sets options that the "
+    "configuration does not set",
     None,
     _is_path,
 )
 COMMON_FIELDS = (
     PATH,
-    option("device", "cpu, cuda or cuda:N; null: CUDA where there is one", None, is_text),
+    option("device", "cpu, cuda or cuda:N; null: CUDA if there is a device", None, is_text),
     option(
         "dtype",
         f"{', '.join(DTYPES)}; null: bfloat16 on CUDA, float32 elsewhere",
         None,
         one_of(*DTYPES),
     ),
-    option("max_tokens", "a whole number above 0; null: what the model takes", None, whole(1)),
+    option("max_tokens", "a whole number above 0; null: the model's maximum", None, whole(1)),
     option(
         "batch_tokens",
         "tokens of one padded batch; null: 16384 on CUDA, 4096 elsewhere",
@@ -81,17 +81,17 @@ COMMON_FIELDS = (
     ),
     option(
         "format",
-        f"{', '.join(FORMATS)}; null: chat where there is a template",
+        f"{', '.join(FORMATS)}; null: chat if the tokenizer has a template",
         None,
         one_of(*FORMATS),
     ),
     option(
         "plain_template",
-        "text with {prompt} and {completion}, of format plain",
+        "text with {prompt} and {completion}, for format plain",
         PLAIN_TEMPLATE,
         lambda value: is_text(value) and "{completion}" in value,
     ),
-    option("reads", "all, or answer: what stands outside the think block", "all", one_of(*READS)),
+    option("reads", "all, or answer: the text outside the think block", "all", one_of(*READS)),
     choice("too_long", *TOO_LONG, from_row=False),
     option("threshold", "a number: the lowest probability that passes", 0.5, is_number),
 )
@@ -108,21 +108,21 @@ REWARD_MODEL_FIELDS = (
     ),
     option(
         "aggregate",
-        "mean, min, mean_minus_std, of an ensemble",
+        "mean, min or mean_minus_std over the members of an ensemble",
         "mean",
         one_of("mean", "min", "mean_minus_std"),
     ),
-    option("k", "how many standard deviations mean_minus_std subtracts", 1.0, is_number),
+    option("k", "the number of standard deviations that mean_minus_std subtracts", 1.0, is_number),
     option(
         "normalize",
-        "brings scores to one scale: {mean, std}, two numbers or two lists with a number for "
-        "each member; or a JSON Lines file of rows with prompt and completion, to measure them",
+        "{mean, std} of the scores, two numbers or two lists with a number for each member; or a "
+        "JSON Lines file of rows with prompt and completion, on which they are measured",
         None,
         is_normalize,
     ),
     option(
         "squash",
-        "none, or sigmoid: the reward is in (0, 1) too, as the correctness always is",
+        "none, or sigmoid: the reward is in (0, 1) too, as correctness always is",
         "none",
         one_of("none", "sigmoid"),
     ),
@@ -138,8 +138,8 @@ PROCESS_REWARD_MODEL_FIELDS = (
         "\n",
         lambda value: isinstance(value, str),
     ),
-    option("good_token", "text of one token, of style causal", "+", is_text),
-    option("bad_token", "text of one token, of style causal", "-", is_text),
+    option("good_token", "text of one token, for style causal", "+", is_text),
+    option("bad_token", "text of one token, for style causal", "-", is_text),
     option("positive", "0 or 1: the label for a correct step", 1, lambda value: value in (0, 1)),
     choice("reduce", "min", "product", "last", "mean", from_row=False),
     option(
@@ -150,8 +150,8 @@ PROCESS_REWARD_MODEL_FIELDS = (
     ),
     Field(
         "step_ends",
-        "rising whole numbers: where each step ends, in tokens (characters of a text without "
-        "tokens)",
+        "rising whole numbers: the token at which each step ends (the character, for a text "
+        "without tokens)",
         check=is_ends,
     ),
 )
@@ -190,8 +190,8 @@ REWARD_MODEL = Verifier(
     executor="device",
     domain="the score of a completion by a learned reward model",
     fields=REWARD_MODEL_FIELDS,
-    accepts="any text that fits the reward model's length; control tokens that it spells are read "
-    "as letters",
+    accepts="any text that fits the reward model's maximum length; control tokens in the text are "
+    "read as letters",
     partial_credit="the score itself",
     # A policy learns to exploit a learned score, so the default weight as a later term is small.
     weight=0.1,
@@ -232,8 +232,8 @@ PROCESS_REWARD_MODEL = Verifier(
     executor="device",
     domain="the score of each step by a learned process reward model",
     fields=PROCESS_REWARD_MODEL_FIELDS,
-    accepts="any text that fits the checkpoint's length; control tokens that it spells are read as "
-    "letters",
+    accepts="any text that fits the checkpoint's maximum length; control tokens in the text are "
+    "read as letters",
     weight=0.1,
     partial_credit="the steps' probabilities, reduced by min, product, last or mean",
     packages=("transformers",),

@@ -121,8 +121,12 @@ RUBRIC_FIELDS = (
         check=is_rubric,
     ),
     Field("answer", TEXT_ANSWER, check=is_answer),
-    Field("reference", f"{TEXT_ANSWER}; read in place of answer", check=is_answer),
-    Field("criteria", "text, or a list of texts, that count besides the rubric", check=is_answer),
+    Field("reference", f"{TEXT_ANSWER}; used instead of answer", check=is_answer),
+    Field(
+        "criteria",
+        "text, or a list of texts, that count in addition to the rubric",
+        check=is_answer,
+    ),
     Field(
         "scale",
         "two numbers, the worst and then the best, such as [1, 5]",
@@ -136,7 +140,7 @@ RUBRIC_FIELDS = (
     ),
     Field(
         "reads",
-        "answer (outside the think block) or trace (all); none: what the rubric says",
+        "answer (outside the think block) or trace (all); none: as the rubric says",
         check=one_of("answer", "trace"),
     ),
 )

@@ -323,32 +323,32 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "require",
         'a list of {"resource": "Kind/name", "path": path, one test}: equals, one_of, matches, '
-        "exists, at_least or at_most; without a path the resource must be there",
+        "exists, at_least or at_most; without a path the resource must exist",
         default=[],
         check=list_of(is_requirement, 200),
     ),
     Field(
         "keep",
-        "manifests in YAML: each of their resources must be there with the same values, and no "
-        "other one",
+        "manifests in YAML: the completion must have these resources with the same values, and no "
+        "other resources",
         default="",
         check=_is_yaml,
     ),
     Field(
         "may_change",
-        'a list of "Kind/name path": values of keep that may be others, but must be there',
+        'a list of "Kind/name path": values of keep that may change but must exist',
         default=[],
         check=list_of(is_place, 200),
     ),
     Field(
         "may_remove",
-        'a list of "Kind/name path": values of keep that may be others or absent',
+        'a list of "Kind/name path": values of keep that may change or be absent',
         default=[],
         check=list_of(is_place, 200),
     ),
     Field(
         "may_add",
-        'a list of "Kind/name": resources that are not in keep',
+        'a list of "Kind/name": resources that may be added to those of keep',
         default=[],
         check=list_of(is_resource, 200),
     ),
@@ -399,14 +399,14 @@ MANIFESTS = Verifier(
     domain="Kubernetes manifests in YAML: schemas of the API, references between documents, "
     "values, security, and what a row asks for",
     fields=FIELDS,
-    accepts="the last fenced block outside the think part that is labeled yaml, yml, kubernetes or "
-    "k8s, else the last without a label, else the whole text; at most "
+    accepts="the last fenced block outside the think block that is labeled yaml, yml, kubernetes "
+    "or k8s, else the last unlabeled block, else the whole text; at most "
     f"{MAX_YAML} characters, {MAX_DOCUMENTS} documents, {MAX_DEPTH} levels and {MAX_VALUES} values "
-    "with aliases expanded; no key twice, no tags but those of plain values",
-    partial_credit="spec.credit = weighted: the weighted mean of the components, times the share "
-    "of the row's resources that are there, counted from what the original earns. Each rule is a "
-    "component: the share of its checks that pass. Weights are 1; schema has 2, require and keep "
-    "have 4",
+    "with aliases expanded; each key once, and no tags except those of plain values",
+    partial_credit="with spec.credit = weighted, the weighted mean of the components, multiplied "
+    "by the share of the row's resources that are present, and rescaled so that the original earns "
+    "0. The component of a rule is the share of its checks that pass. Default weights are 1, but 2 "
+    "for schema and 4 for require and keep",
     limits=Limits(seconds=20.0),
     text_only=True,
     cached=True,

@@ -182,13 +182,13 @@ CODE = Verifier(
     domain="Python programs that need the standard library, or packages that the configuration "
     "lists, judged by running tests in a sandbox",
     fields=FIELDS,
-    accepts="the last fenced block outside the think part that is labeled as Python or not at all "
-    "(one that never closes runs to the end); without a fence the whole text where it is a program,"
-    " else its last indented block; with a prompt that is code to continue, also a function's body",
-    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
-    "pass. Tests may be shown in a prompt; hidden_tests never are. The score counts both, the "
-    "components public and hidden tell them apart: a public share far above the hidden one is "
-    "special-casing",
+    accepts="the last fenced block outside the think block that is labeled as Python or unlabeled "
+    "(an unclosed block runs to the end); without a fence the whole text if it is a program, else "
+    "its last indented block; if the prompt is code to continue, also only a function's body",
+    partial_credit="with spec.credit = fraction, the fraction of all tests, public and hidden, "
+    "that pass. A prompt may show tests but never hidden_tests. The components public and hidden "
+    "are the fractions of public and hidden tests that pass: a public fraction far above the "
+    "hidden fraction is a sign of special-casing",
     limits=Limits(seconds=120.0, cpu_seconds=4.0, output_kib=4096, processes=16),
     text_only=True,
     cached=True,

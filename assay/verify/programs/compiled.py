@@ -318,7 +318,7 @@ def _discard() -> None:
 FIELDS: tuple[Field, ...] = (
     Field("language", ", ".join(LANGUAGES), needed=True, check=lambda value: value in LANGUAGES),
     Field("tests", f"a list of {FORM}", needed=True, check=_are_tests),
-    Field("hidden_tests", "as tests; those that no prompt shows", check=_are_tests),
+    Field("hidden_tests", "as tests; no prompt shows these tests", check=_are_tests),
     Field(
         "driver",
         "code of the row that is compiled with the program, calls it and prints (the file "
@@ -335,7 +335,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "memory_limit",
-        "MiB of data for the program, from 16 to 16384; a run-time system has more",
+        "MiB of data for the program, from 16 to 16384; a run-time system gets more",
         default=512,
         check=whole(16, 16384),
     ),
@@ -349,7 +349,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_program",
-        "characters beyond which the component oversized is 1, up to 100000",
+        "characters above which the component oversized is 1, up to 100000",
         default=20_000,
         check=whole(1, MAX_PROGRAM),
     ),
@@ -362,10 +362,10 @@ PROGRAM = Verifier(
     domain="programs in C, C++, Rust, Go, Java, JavaScript and Bash that read standard input and "
     "print, compiled and run in a sandbox",
     fields=FIELDS,
-    accepts="the last fenced block outside the think part that is labeled as the row's language or "
-    "not at all (one that never closes runs to the end); without a fence the whole text",
-    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
-    "pass. Compile errors, warnings, run-time errors, time-outs, memory, output and wrong answers "
+    accepts="the last fenced block outside the think block that is labeled as the row's language "
+    "or unlabeled (an unclosed block runs to the end); without a fence the whole text",
+    partial_credit="with spec.credit = fraction, the fraction of all tests, public and hidden, "
+    "that pass. Compile errors, warnings, run-time errors, time-outs, memory, output and wrong answers "
     "are components of their own",
     limits=Limits(seconds=300.0, cpu_seconds=4.0, output_kib=OUTPUT_KIB, processes=64),
     text_only=True,

@@ -228,7 +228,7 @@ FIELDS: tuple[Field, ...] = (
         needed=True,
         check=_are_tests,
     ),
-    Field("hidden_tests", "as tests; those that no prompt shows", check=_are_tests),
+    Field("hidden_tests", "as tests; no prompt shows these tests", check=_are_tests),
     Field(
         "entry_point",
         "the name of the function under test: f, Class.method or Class().method; none: the last "
@@ -238,16 +238,16 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "setup",
-        "code that runs before each test, in the tests' process (MBPP's test_setup_code); of it, "
-        "imports and classes are also there for the program",
+        "code that runs before each test, in the tests' process (MBPP's test_setup_code); the "
+        "program can also use the code's imports and classes",
         default="",
         check=_of(str),
     ),
     Field(
         "prompt_code",
-        "code that the program continues (HumanEval's prompt): its imports and helpers are there "
-        "for the program, and a completion that does not define entry_point is the body of its "
-        "open function",
+        "code that the program continues (HumanEval's prompt): the program can use its imports and "
+        "helpers, and a completion that does not define entry_point is the body of the function "
+        "that the code leaves open",
         default="",
         check=_of(str),
     ),
@@ -259,7 +259,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "total_time",
-        "CPU seconds for all tests of a completion, up to 600; tests not reached are failed",
+        "CPU seconds for all tests of a completion, up to 600; tests that are not reached fail",
         default=20.0,
         check=_within(0.01, 600, int, float),
     ),
@@ -267,14 +267,14 @@ FIELDS: tuple[Field, ...] = (
     Field("credit", ", ".join(CREDITS), default="all_or_nothing", check=CREDITS.__contains__),
     Field(
         "float_tolerance",
-        "the relative tolerance of floats that are compared with expected ones, 0 to 0.1",
+        "relative tolerance between a float and an expected float, 0 to 0.1",
         default=FLOAT_TOLERANCE,
         check=_within(0, 0.1, int, float),
     ),
     Field("stdout_rule", ", ".join(STDOUT_RULES), default="lines", check=STDOUT_RULES.__contains__),
     Field(
         "max_program",
-        "characters beyond which the component oversized is 1, up to 100000",
+        "characters above which the component oversized is 1, up to 100000",
         default=20_000,
         check=_within(1, 100_000, int),
     ),
@@ -294,7 +294,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "packages",
         "installed packages that programs and tests may import, such as numpy; their dependencies "
-        "come along, and no other package can be imported",
+        "are included, and no other package can be imported",
         default=(),
         check=are_packages,
         from_row=False,

@@ -124,7 +124,7 @@ def apply_edits(tree: Tree, edits: Sequence[FileEdit]) -> dict[str, str]:
         elif there is None and not edit.created:
             raise BadEdit(f"{edit.path}: no such file")
         elif there and edit.created:
-            raise BadEdit(f"{edit.path}: created, but it is there")
+            raise BadEdit(f"{edit.path}: created, but the file exists already")
         else:
             changed[edit.path] = _applied(edit, there or "")
     _check_size(changed)

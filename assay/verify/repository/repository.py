@@ -97,7 +97,7 @@ def judge_repository(problem: Problem, completion: Completion) -> Part:
         edits = find_edits(completion.answer_text)
         for edit in edits:
             if not spec.may_edit(edit.path):
-                raise BadEdit(f"{edit.path}: this file must stay as it is")
+                raise BadEdit(f"{edit.path}: this file must not change")
         tree = apply_edits(spec.files, edits)
     except BadEdit as error:
         return Part(0.0, passed=False, detail=str(error), components={"applied": 0.0})
@@ -325,13 +325,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "protected",
-        "a list of patterns of files that must stay",
+        "a list of patterns of files that must not change",
         default=[*PROTECTED],
         check=list_of(is_text, 100),
     ),
     Field(
         "editable",
-        "a list of patterns of the only files that may change; none: all that are not protected",
+        "a list of patterns of files that may change; none: all files that are not protected",
         default=[],
         check=list_of(is_text, 100),
     ),
@@ -367,10 +367,10 @@ REPOSITORY = Verifier(
     judge=judge_repository,
     domain="changes to a small tree of files, judged by Python tests and by what commands print",
     fields=FIELDS,
-    accepts="outside the think part: search-and-replace blocks if there is one, else a unified "
-    "diff, else fenced blocks with the path of the file on the line before them",
-    partial_credit="spec.credit = fraction: the fraction of the tests and commands that pass. "
-    "Whether the changes apply is a component",
+    accepts="text outside the think block: search-and-replace blocks if there are any, else a "
+    "unified diff, else fenced blocks with the path of the file on the line before each block",
+    partial_credit="with spec.credit = fraction, the fraction of tests and commands that pass. "
+    "The component applied says whether the changes fit the files",
     limits=Limits(seconds=300.0, cpu_seconds=4.0, output_kib=OUTPUT_KIB, processes=64),
     text_only=True,
     cached=True,

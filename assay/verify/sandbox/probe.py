@@ -87,4 +87,4 @@ def isolation_faults(outcome: Outcome) -> str:
     if outcome.status != "ok":
         return f"the probe ended with {outcome.status}: {outcome.error} {outcome.stderr[-300:]}"
     names = outcome.stdout.split("\n")[:-1]
-    return f"walls that do not stand: {', '.join(names)}" if names else ""
+    return f"broken isolation measures: {', '.join(names)}" if names else ""

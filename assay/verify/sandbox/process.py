@@ -172,7 +172,7 @@ class Process:
                 size = U32.unpack(bytes(self.buffer[:4]))[0]
                 # The submission can write any length, and could fill the worker's memory.
                 if size > MAX_BYTES:
-                    raise Ended("died", "its channel spoke nonsense")
+                    raise Ended("died", "it sent invalid data")
                 if len(self.buffer) >= size + 4:
                     frame = bytes(self.buffer[4 : size + 4])
                     del self.buffer[: size + 4]

@@ -28,8 +28,8 @@ MAX_DECODED = 1_000_000
 # MAX_DECODED normally ends a session long before.
 MAX_READING = 10.0
 VERBS = ("call", "method", "get", "next")
-OUT_OF_TURN = "it spoke out of turn"
-NONSENSE = "its channel spoke nonsense"
+OUT_OF_TURN = "it sent a message out of turn"
+NONSENSE = "it sent invalid data"
 
 OnCall = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 

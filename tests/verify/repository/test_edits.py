@@ -49,7 +49,7 @@ def test_later_hunks_move_with_earlier_ones() -> None:
 def test_files_are_made_and_deleted() -> None:
     made = "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1,2 @@\n+a\n+b\n"
     assert apply(made, {"x": "1"}) == {"x": "1", "new.txt": "a\nb\n"}
-    with pytest.raises(BadEdit, match="created, but it is there"):
+    with pytest.raises(BadEdit, match="created, but the file exists already"):
         apply(made, {"new.txt": "1"})
     gone = "--- a/x\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-a\n-b\n"
     assert apply(gone, {"x": "a\nb\n", "y": ""}) == {"y": ""}
@@ -69,7 +69,7 @@ def test_search_blocks_replace_one_place_each() -> None:
 def test_an_empty_search_block_makes_a_file() -> None:
     block = "n.py\n<<<<<<< SEARCH\n=======\nx = 1\n>>>>>>> REPLACE\n"
     assert apply(block, {"y": ""}) == {"y": "", "n.py": "x = 1\n"}
-    with pytest.raises(BadEdit, match="it is there"):
+    with pytest.raises(BadEdit, match="the file exists already"):
         apply(block, {"n.py": "x = 2\n"})
 
 
