@@ -365,8 +365,8 @@ PROGRAM = Verifier(
     accepts="the last fenced block outside the think block that is labeled as the row's language "
     "or unlabeled (an unclosed block runs to the end); without a fence the whole text",
     partial_credit="with spec.credit = fraction, the fraction of all tests, public and hidden, "
-    "that pass. Compile errors, warnings, run-time errors, time-outs, memory, output and wrong answers "
-    "are components of their own",
+    "that pass. Compile errors, warnings, run-time errors, time-outs, memory, output and wrong "
+    "answers are components of their own",
     limits=Limits(seconds=300.0, cpu_seconds=4.0, output_kib=OUTPUT_KIB, processes=64),
     text_only=True,
     cached=True,

@@ -122,9 +122,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "garbage": (
         "import os\nfor i in range(3, 64): os.write(i, b'garbage' * 99)",
         "died",
-        "nonsense",
+        "invalid data",
     ),
-    "long frame": ("import os\nos.write(3, b'\\xff\\xff\\xff\\xff')", "died", "nonsense"),
+    "long frame": ("import os\nos.write(3, b'\\xff\\xff\\xff\\xff')", "died", "invalid data"),
     "short frame": ("import os\nos.write(3, b'\\x10\\0\\0\\0ab')\nos._exit(0)", "ok", ""),
     "silent": ("import os\nos.dup2(0, 3)", "died", "exit code"),
     # reach
