@@ -75,8 +75,10 @@ def test_tests_and_commands_count_together() -> None:
 
 
 def test_the_detail_names_what_failed() -> None:
-    assert "calc.py: this file must not change" in judge(RIGHT, **TESTS, protected=["calc.py"]).detail
-    assert "must stay" in judge(RIGHT, **TESTS, editable=["src/*"]).detail
+    assert (
+        "calc.py: this file must not change" in judge(RIGHT, **TESTS, protected=["calc.py"]).detail
+    )
+    assert "must not change" in judge(RIGHT, **TESTS, editable=["src/*"]).detail
     assert judge(RIGHT, **TESTS, editable=["*.py"]).passed
     part = judge(whole("def add(a, b):\n    return a * b"), **COMMANDS)
     assert part.detail == "command 1: printed '6\\n'"
