@@ -132,7 +132,7 @@ class Verifier:
     - ``completion``: ``(problem, completion) -> result``. `as_part` lists the accepted results.
     - ``group``: ``(problem, group) -> list of results``.
     - ``verdicts``: ``(problem, group, parts) -> list of results``. ``parts`` are the parts of the
-      expression's first term, aligned with the completions. Length rewards read correctness there.
+      expression's first term, one per completion. Length rewards read correctness there.
     - ``batch``: ``(list of (problem, completion)) -> list of results``, with mixed groups.
 
     executor: where the verifier runs. ``worker``: a process that is killed at its deadline. User

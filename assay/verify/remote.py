@@ -65,7 +65,7 @@ def remote(place: str, pinned: str = "") -> Verifier:
         domain="completions that a verifier on a server judges, in any programming language",
         fields=FIELDS,
         bounds=None,
-        # More than the longest `patience`, so that the server's own message arrives first.
+        # The limit is above every `patience`, so that the server's own message arrives first.
         limits=Limits(seconds=MOST_SECONDS + 60),
         extra="judge",
         check_options=lambda options: _check(name, options),

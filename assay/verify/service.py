@@ -332,8 +332,8 @@ class VerifierService:
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return (verifier, key of the spec) with which two answers to a problem can be compared.
 
-        The verifier is the first alternative of the first term. None: no field of this verifier
-        `equates`.
+        The verifier is the first alternative of the first term. None: the verifier
+        has no field with `equates`.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields

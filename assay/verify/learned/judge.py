@@ -114,7 +114,7 @@ JUDGE = Verifier(
     "harmlessness reads the whole text. A text above max_chars is shown without its middle",
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes "
     "counts",
-    # Above the largest `patience`, so that the judge's own error message arrives first.
+    # The limit is above every `patience`, so that the judge's own error message arrives first.
     limits=Limits(seconds=MAX_PATIENCE + 100),
     extra="judge",
     check_options=check_judge,

@@ -103,7 +103,7 @@ class JudgeStore:
             if place is None or self._file is None:
                 return self._recent.get(key)
             row = _read(os.pread(self._file, place[1], place[0]))
-        # An edited file has other lines at these positions, so the key is compared again.
+        # The file may have been edited since it was indexed, so the key is compared again.
         return row[1] if row is not None and row[0] == key else None
 
     def put(self, key: str, reply: dict[str, Any], **facts: Any) -> None:

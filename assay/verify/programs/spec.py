@@ -147,7 +147,7 @@ def _code(text: str, where: str) -> str:
 def _defines(code: str, name: str | None) -> bool:
     """Return whether code binds ``name`` at its top level.
 
-    name: "" asks for any function. None accepts any code.
+    name: "" stands for any function. None accepts any code.
     """
     tree = tree_of(code)
     functions = any(isinstance(node, ast.FunctionDef) for node in tree.body)

@@ -89,7 +89,7 @@ class Pool(Executor):
                 self.start()
             if len(self.queue) * self.pace > WORTH_SHARING:
                 self.changed.notify(len(calls))
-            # With older calls in the queue, a thread is awake and takes these calls too.
+            # If older calls are queued, a thread is already awake and takes the new calls too.
             elif is_first:
                 self.changed.notify()
 

@@ -23,7 +23,7 @@ from assay.verify.serving.protocol import decode_group, encode_part
 
 
 class VerifierLoop(WorkerLoop):
-    """The request loop of a worker process. `protocol` describes its requests and replies."""
+    """The request loop of a worker process. `protocol` describes requests and replies."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__(channel)
