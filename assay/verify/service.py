@@ -92,8 +92,7 @@ class VerifierService:
     """Judges groups by verifier expressions. Usable from any thread and from asyncio.
 
     default_expression: expression for problems without an expression of their own.
-    by_tag: expressions by tag, for problems without an expression of their own. The first tag of a
-        problem that has an expression applies.
+    by_tag: expressions by tag, for problems without an expression. The first known tag applies.
     num_workers: number of worker processes. None: one per two cores.
     deadline: seconds for one completion in a worker, unless its verifier has its own limit.
     on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
@@ -101,15 +100,13 @@ class VerifierService:
     options: options by verifier name. A row can have the same keys.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
     cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
-    give_up_after: number of completions. If errors and deadlines leave the first ``give_up_after``
-        completions without a verdict, judging raises VerifierError with the verifier's message.
-        None: judging never raises for this reason.
+    give_up_after: number of first completions. If errors and deadlines leave all of these without a
+        verdict, judging raises VerifierError with the verifier's message. None: never.
     allow: Python modules, or ``module:object``, that a problem may name in addition to the names in
         the default expression. No other code is imported for a problem.
-    max_open: maximum number of problems' expressions that stay open. Above this number, the least
-        recently used expression is closed. A server needs this limit, because clients send many
-        expressions.
-        None: no limit, so that `describe` covers each verifier that was used.
+    max_open: maximum number of problems' expressions that stay open, for a server whose clients
+        send many expressions. The least recently used expression is closed. None: no limit, so that
+        `describe` covers each verifier that was used.
     spawn_worker: function that starts a worker, for example as a Ray actor.
 
     Raises VerifierError for an invalid expression, option or schedule.
@@ -157,10 +154,8 @@ class VerifierService:
         self._settings = (workers, deadline, on_event, self._options, cache_bytes, spawn_worker)
         self._give_up_after = give_up_after
         self._max_open, self._own = max_open, {default_expression, *self._by_tag.values()}
-        # Number of failed completions by the verifier's message.
         self._failures: Counter[str] = Counter()
         self._verifiers: dict[str, Configured] = {}
-        # Ordered by last use, so that the first entry is the next to close.
         self._sums: OrderedDict[str, Sum] = OrderedDict()
         # A user's verifier is imported by a worker at its first use, which also checks its options.
         for name in self._options:
@@ -309,8 +304,7 @@ class VerifierService:
     def lacks(self, problem: Problem) -> str:
         """Return why this machine cannot judge any completion of a problem, or "".
 
-        Only the first term decides. If the first term has alternatives, all alternatives must lack
-        something.
+        Only the first term decides. All alternatives of the first term must lack something.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]

@@ -8,18 +8,12 @@ number of values. The digits of numbers and the keys of equal hash are limited t
 numbers and equal hashes are slow to read. The zygote loads this file without the package, so it
 imports the standard library only.
 
-Values are sent by type:
-
-- These exact types are sent as themselves: None, bool, int, float, complex, str, bytes, bytearray,
-  list, tuple, set, frozenset, dict, range, slice, deque, Counter, OrderedDict, defaultdict,
-  Decimal, Fraction, date, time, datetime, timedelta and Ellipsis.
-- Built-in types, exception classes and the collection types above are sent by name.
-- An object of a subclass, which a submission can define, is sent as the plain value of its base. A
-  namedtuple is sent as a `Record`, a tuple with field names and the name of its type.
-- Views of a dict (keys, values, items) are decoded as views.
-- Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded as `Iterator`.
-- All other objects, functions and classes are sent as a `Handle`. A handle of kind "data" includes
-  the object's attributes.
+The types in `EXACT` are sent as themselves. Built-in types, exception classes and collection types
+are sent by name. An object of a subclass, which a submission can define, is sent as the plain value
+of its base. A namedtuple is sent as a `Record`, a tuple with field names and the name of its type.
+Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded as `Iterator`.
+All other objects, functions and classes are sent as a `Handle`. A handle of kind "data" includes
+the object's attributes.
 
 An object that occurs twice in a message is decoded as two equal objects. A datetime's `fold` is
 lost. A decoded range can be longer than any list, so it must not be iterated.
@@ -68,16 +62,13 @@ MAX_INT_BYTES = 2**15
 MAX_ITEMS = 10_000
 # Maximum number of keys with the same hash, which Python compares with each other.
 MAX_EQUAL_HASHES = 32
-# Lists of small ints or floats are packed from this number of items on.
-PACKED_FROM = 17
+PACKED_FROM = 17  # number of items from which small ints or floats are packed
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
 # Reads `__mro__` of the type itself, because a submission's metaclass can redefine `__mro__`.
 MRO = type.__dict__["__mro__"].__get__
-
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 Put = Callable[["Encoder", Any, int], None]
-# Modules whose iterators are read. Other objects with ``__next__`` are sent as handles.
-ITERATORS = ("builtins", "itertools", "collections")
+ITERATORS = ("builtins", "itertools", "collections")  # other iterators are sent as handles
 
 
 class Encoder:
@@ -87,11 +78,9 @@ class Encoder:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        # Keys of the handles that are sent with attributes, and the handles themselves in order.
-        self.sent: set[tuple[int, int]] = set()
-        self.states: list[Handle] = []
-        # Number of sets and dict keys around the current value.
-        self.hashed = 0
+        self.sent: set[tuple[int, int]] = set()  # keys of `states`
+        self.states: list[Handle] = []  # handles that are sent with attributes
+        self.hashed = 0  # number of sets and dict keys around the current value
         self.in_state = False
 
     def message(self, value: Any) -> bytes:
@@ -100,8 +89,7 @@ class Encoder:
         if not self.states:
             return b"".join(self.parts)
         value_parts, self.parts, self.in_state = self.parts, [], True
-        # The list grows in this loop, because attributes can contain further objects.
-        for handle in self.states:
+        for handle in self.states:  # grows, because attributes can contain further objects
             self.handle(handle, 0)
             self.put(handle.state, 1)
         return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
@@ -160,8 +148,7 @@ class Encoder:
     def text(self, text: str) -> None:
         try:
             data = str.encode(text)
-        except UnicodeEncodeError:
-            # The text has unpaired surrogates, which strict UTF-8 rejects.
+        except UnicodeEncodeError:  # strict UTF-8 rejects unpaired surrogates
             data = str.encode(text, "utf-8", "surrogatepass")
         self.block(b"s", data)
 
@@ -229,8 +216,7 @@ def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
     return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
 
 
-# Types that a submission can subclass.
-# The base's unbound methods read the values, so methods of the subclass are never called.
+# Types that a submission can subclass. Unbound methods of the base read their values.
 BASES: dict[type, Put] = {
     int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
     float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),
@@ -348,8 +334,7 @@ class Decoder:
         data = self.block()
         try:
             return data.decode()
-        except UnicodeDecodeError:
-            # Unpaired surrogates take a slow path of the decoder, so the length is charged.
+        except UnicodeDecodeError:  # unpaired surrogates take a slow path, so they are charged
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 
@@ -360,8 +345,7 @@ class Decoder:
         tag = self.take(1)
         if tag in READERS:
             return READERS[tag](self, depth + 1)
-        # An unknown tag is a KeyError, which `message` reports as Malformed.
-        kinds, build = BUILDERS[tag]
+        kinds, build = BUILDERS[tag]  # `message` reports the KeyError of an unknown tag
         value = self.get(depth + 1)
         parts, wanted = (value, kinds) if type(kinds) is tuple else ((value,), (kinds,))
         if type(parts) is not tuple or len(parts) != len(wanted):
@@ -381,8 +365,8 @@ class Decoder:
     def distinct(self, keys: list[Any]) -> list[Any]:
         """Return ``keys``. Raises Malformed if a set of these keys is slow because of equal hashes.
 
-        Python compares keys of equal hash with each other, and compares nested sets member by
-        member. Therefore the square of the sizes is charged.
+        Python compares keys of equal hash with each other, and nested sets member by member,
+        so the square of the sizes is charged.
         """
         hashes = list(map(hash, keys))
         if len(set(hashes)) == len(keys):
