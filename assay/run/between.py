@@ -1,4 +1,4 @@
-"""The state of a run after its last finished step, while the next step is in progress."""
+"""State of a run after its last finished step, available while the next step is in progress."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from assay.run.checkpoints import Stateful
 
 @runtime_checkable
 class Copied(Protocol):
-    """A part that a step already changes before its update, as drawing problems changes a
-    curriculum."""
+    """Checkpoint component that a step changes before its optimizer update.
+
+    A curriculum is one: it changes when problems are drawn.
+    """
 
     def state_copy(self) -> Stateful:
-        """Copy the current state in memory, to be saved later."""
+        """Copy the current state in memory, so that it can be saved later."""
         ...
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A part that is too large to be copied, such as a learner. Only its update changes it."""
+    """Checkpoint component that is too large to copy, such as a learner.
+
+    Only the optimizer update changes such a component.
+    """
 
     @property
     def state_version(self) -> int:
-        """A number that increases with every change of the state."""
+        """Number that increases with every change of the state."""
         ...
 
 
 class BetweenSteps:
-    """Contents of a checkpoint of the last finished step, valid during the next step.
+    """Components for a checkpoint of the last finished step, valid during the next step.
 
-    Parts that are `Copied` are copied on construction. All others are live references.
+    The constructor copies each `Copied` component. All other components are live references.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
+        # Weights and optimizer moments are not copied, because a copy would double their memory.
         self._parts = {
             name: part.state_copy() if isinstance(part, Copied) else part
             for name, part in parts.items()
@@ -42,7 +48,7 @@ class BetweenSteps:
         self._versions = self._versions_now()
 
     def parts(self) -> Mapping[str, Stateful] | None:
-        """Return the parts; None if the current step has changed a part that is not copied."""
+        """Return the components; None if the current step has changed an uncopied component."""
         return self._parts if self._versions_now() == self._versions else None
 
     def _versions_now(self) -> dict[str, int]:

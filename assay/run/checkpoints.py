@@ -1,10 +1,10 @@
-"""Checkpoints: whole or absent, checked by content, kept within a count and a disk budget.
+"""Checkpoints: atomic, verified by SHA-256, limited in number and in disk space.
 
-checkpoints/pinned.json   steps that retention leaves alone, and why
+checkpoints/pinned.json   Steps that retention never removes, with the reason for each step.
 checkpoints/step-000050/
-  manifest.json       step, size and SHA-256 of every file; written last
-  model files         of the part named ``model``: the folder loads as a Hugging Face model
-  learner/  curriculum/  random/  ...   one folder for every other part
+  manifest.json       Step, size and SHA-256 of every file; written last.
+  model files         Files of the component ``model``: the folder loads as a Hugging Face model.
+  learner/  curriculum/  random/  ...   One folder for each other component.
 """
 
 from __future__ import annotations
@@ -39,51 +39,53 @@ class Checkpoints:
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
+        # A monotonic clock, because a correction of the system time must not delay a checkpoint.
         self._saved = time.monotonic()
 
     @property
     def is_late(self) -> bool:
-        """Whether the configured minutes have passed since the last checkpoint."""
+        """Whether ``checkpoint.minutes`` have passed since the last checkpoint."""
         minutes = self.config.minutes
         return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def path(self, step: int) -> Path:
-        """Return the path of a step's checkpoint, which may not exist."""
+        """Return the path of a step's checkpoint. The checkpoint may not exist."""
         return self.folder / f"{_PREFIX}{step:06d}"
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending (contents unchecked)."""
+        """Return the steps of all checkpoints, ascending. Damaged checkpoints are included."""
         folders = (path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
         return sorted(step for path in folders if (step := step_of(path)) is not None)
 
     def save(self, step: int, parts: Mapping[str, Stateful], best: int | None = None) -> Path:
-        """Write all parts as the checkpoint of a step, then apply retention.
+        """Write all components as the checkpoint of a step, then apply retention.
 
-        best: step with the best held-out result so far. Raises DiskFull, naming the last usable
-        checkpoint, which is left untouched.
+        best: step with the best held-out result so far. Raises DiskFull with the path of the last
+        usable checkpoint. A failed save leaves earlier checkpoints untouched.
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
-        # Room is made before the write. A disk budget that holds two checkpoints must not need
-        # space for a third one in between.
+        # Old checkpoints are removed before the write.
+        # A disk budget for two checkpoints must not need the space of a third one during a save.
         self._make_room(best)
-        # The process number in the name keeps two processes apart, and shows later which leftovers
-        # belong to a dead process.
+        # The process id in the name prevents collisions of two processes.
+        # It also shows which leftover folders belong to a dead process.
         temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
         try:
             self._write(temporary, step, parts)
             self._discard(self.path(step))
             move(temporary, self.path(step))
-            # The rename itself is durable only after a sync of the folder that holds the name.
+            # A rename survives a power failure only after a sync of the parent folder.
             sync_file(self.folder)
-        except Exception as error:  # parts raise different exceptions for a full disk
+        # Libraries report a full disk with different exceptions, some without an errno.
+        except Exception as error:
             if is_disk_full(error) or not has_room(self.folder):
                 what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
                 raise DiskFull(self.full_words(what)) from error
             raise
         finally:
             remove_temporary(temporary)
-        # Measured from the end of the save, so that a slow disk does not cause constant saving.
+        # Measured from the end of the save, so that a slow disk does not cause permanent saving.
         self._saved = time.monotonic()
         self.prune(best)
         return self.path(step)
@@ -95,18 +97,17 @@ class Checkpoints:
 
     def pin(self, step: int, why: str) -> None:
         """Exempt the checkpoint of a step from retention."""
-        # A file next to the checkpoints, because a checkpoint never changes after its manifest is
-        # written.
+        # The pins are in their own file, because a written checkpoint never changes.
         write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
 
     def pinned(self) -> dict[str, Any]:
-        """Return the reasons of pinned checkpoints by step. Raises RunError."""
+        """Return the reason for each pinned checkpoint, by step. Raises RunError."""
         return read_facts(self.folder / PINNED) or {}
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
-        """Return the newest step with undamaged files, and the damage of later ones."""
+        """Return the newest undamaged checkpoint's step, and the damage of newer checkpoints."""
         complaints: list[str] = []
-        # Only as many checkpoints are hashed as needed: hashing one of several GiB takes seconds.
+        # Hashing stops at the first undamaged checkpoint, because it takes a second or two per GiB.
         for step in reversed(self.steps()):
             wrong = find_damage(self.path(step))
             if wrong is None:
@@ -115,8 +116,8 @@ class Checkpoints:
         return None, complaints
 
     def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
-        """Load every part from the checkpoint of a step."""
-        # Learner ranks read it too, and have another working directory.
+        """Load every component from the checkpoint of a step. Raises RunError."""
+        # The path is absolute, because learner ranks have another working directory.
         folder = self.path(step).resolve()
         saved = (read_json(folder / MANIFEST) or {}).get("parts")
         held = cast("list[Any]", saved) if isinstance(saved, list) else []
@@ -128,20 +129,21 @@ class Checkpoints:
                 part.load_state(part_folder(folder, name))
             except (AssayError, OSError, MemoryError):
                 raise
-            except Exception as error:  # a part, or a library it uses, may fail on a damaged file
+            # Components and their libraries raise different exceptions for a damaged file.
+            except Exception as error:
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename damaged checkpoints newer than a step; return the new names."""
-        # They are not removed, because some of their files may be undamaged.
+        """Rename all checkpoints newer than a step, which are damaged. Return the new names."""
+        # A damaged checkpoint is not removed, because some of its files may be undamaged.
         names: list[str] = []
         for folder in (self.path(newer) for newer in self.steps() if newer > step):
             names.append(move_aside(folder, "damaged").name)
         return names
 
     def clean(self) -> None:
-        """Remove temporary files of killed processes."""
+        """Remove temporary folders of killed processes."""
         for leftover in filter(is_temporary, self.folder.glob(".*")):
             remove_temporary(leftover)
 
@@ -160,10 +162,10 @@ class Checkpoints:
         write_json(folder / MANIFEST, manifest)
 
     def _sizes(self) -> dict[int, int]:
-        """Return the bytes of each checkpoint that retention may remove, by step."""
+        """Return the size in bytes of each unpinned checkpoint, by step."""
         try:
             pinned = self.pinned()
-        # The list of pins is damaged. Any checkpoint may be pinned, so none is removed.
+        # With a damaged list of pins, any checkpoint may be pinned, so retention removes none.
         except RunError:
             return {}
         free = [step for step in self.steps() if str(step) not in pinned]
@@ -171,31 +173,30 @@ class Checkpoints:
         return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
     def _make_room(self, best: int | None) -> None:
-        """Remove checkpoints to keep the next one within the disk budget, but never the newest."""
+        """Remove old checkpoints so that the next one fits the disk budget; keep the newest."""
         sizes = self._sizes()
         if sizes and self.config.max_disk_gib is not None:
-            # The new checkpoint is assumed to be as large as the newest one, because its size is
-            # unknown.
+            # The size of the next checkpoint is unknown, and is estimated by that of the newest.
             budget = self.config.max_disk_gib * 2**30 - sizes[max(sizes)]
             for step in _over_budget(sizes, budget, best):
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint, renaming it first so that a kill leaves no partial checkpoint."""
+        """Remove a checkpoint. A checkpoint with files that Assay did not write is only renamed."""
         if not os.path.lexists(folder):
             return
-        # A checkpoint with additional files is renamed only, because users may have put them there.
+        # Additional files may be those of a user.
         if folder.is_symlink() or not _is_as_listed(folder):
             move_aside(folder, "kept")
             return
-        # Renaming is atomic: a killed process leaves no half-removed checkpoint under its name.
+        # A rename is atomic, so a kill during removal leaves no partial checkpoint under this name.
         out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
         remove_temporary(out_of_sight)
         move(folder, out_of_sight)
         remove_temporary(out_of_sight)
 
     def full_words(self, what: str) -> str:
-        """Return the message for a full disk: ``what`` failed, and which checkpoint is usable."""
+        """Return the message for a full disk: ``what`` failed, the usable checkpoint, a remedy."""
         steps = self.steps()
         usable = (
             f"the last checkpoint, {self.path(steps[-1])}, is usable"
@@ -207,27 +208,27 @@ class Checkpoints:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step in a checkpoint folder's name; None for other names."""
+    """Return the step in the name of a checkpoint folder; None for other names."""
     number = folder.name.removeprefix(_PREFIX)
     named = number.isdecimal() and folder.name == f"{_PREFIX}{int(number):06d}"
     return int(number) if named else None
 
 
 def part_folder(checkpoint: Path, name: str) -> Path:
-    """Return the folder of a part's state in a checkpoint."""
-    # The model's files are at the top, so that Transformers and servers load a checkpoint as a
-    # model.
+    """Return the folder of a component's state in a checkpoint."""
+    # Model files are at the top level, because Transformers and inference servers look there.
     return checkpoint if name == "model" else checkpoint / name
 
 
 def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
-    """Return the steps that retention removes.
+    """Return the steps whose checkpoints retention removes.
 
-    These are all but the newest k and the best, and then more, until the others fit the disk
-    budget. sizes: bytes by step. The newest step always stays, and the best is removed last.
+    Retention keeps the newest ``keep_last`` checkpoints and the best one. If their size exceeds the
+    disk budget, it removes more: oldest first, the best one last, and never the newest. sizes:
+    bytes by step.
     """
     newest_first = sorted(sizes, reverse=True)
-    # The newest one always stays, because a run could not resume without it.
+    # The newest checkpoint always stays, because the run resumes from it.
     stays = {*newest_first[: config.keep_last], *newest_first[:1]}
     if config.keep_best and best is not None:
         stays.add(best)
@@ -240,8 +241,7 @@ def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None
 
 def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -> list[int]:
     total, dropped = sum(sizes.values()), list[int]()
-    # Oldest first, and the best one last: results of a run are usually those of its best
-    # checkpoint.
+    # The best checkpoint is removed last, because users report its results.
     for step in sorted(sizes, key=lambda step: (step == best, step)):
         if total > max_bytes and step != max(sizes):
             dropped.append(step)
@@ -250,13 +250,13 @@ def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return the first difference between a checkpoint's files and its manifest, else None."""
+    """Describe the first difference between a checkpoint's files and its manifest, else None."""
     files = listed_files(folder)
     if files is None:
         return f"{MANIFEST} is missing or damaged"
     for name, facts in files.items():
         path = folder / name
-        # `Path.is_file` raises for names that are too long.
+        # `Path.is_file` raises OSError for overlong names, and a damaged manifest may hold them.
         if not os.path.isfile(path):
             return f"{name} is missing"
         if _describe(path) != facts:
@@ -265,14 +265,14 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _is_as_listed(folder: Path) -> bool:
-    """Whether a checkpoint holds only files that its manifest lists."""
+    """Whether every file of a checkpoint is in its manifest."""
     listed = listed_files(folder)
     found = {str(path.relative_to(folder)) for path in _files_of(folder)}
     return listed is not None and found <= {MANIFEST, *listed}
 
 
 def listed_files(folder: Path) -> dict[str, Any] | None:
-    """Return size and digest of each file in a checkpoint's manifest; None if it is damaged."""
+    """Return the size and SHA-256 of each file in a manifest; None for a damaged manifest."""
     listed = (read_json(folder / MANIFEST) or {}).get("files")
     return cast("dict[str, Any]", listed) if isinstance(listed, dict) else None
 

@@ -1,4 +1,4 @@
-"""``decision.md`` of a run: `assay.plan` writes it at the start; each end adds a line."""
+"""The page ``decision.md`` of a run. `assay.plan` writes the page; each end adds its outcome."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def add_outcome(
     num_steps: int | None,
     evaluations: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add the outcome of a run to its decision page, if the page is writable."""
+    """Append the outcome of a run to its decision page, if the page exists and is writable."""
     line = f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {reason}, after step {step}"
     line += f" of {num_steps}" if num_steps is not None else ""
     try:
+        # Mode "a" would create a missing page, which then holds no decision.
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
             file.write(f"{line}; {_accuracies(evaluations)}\n")
-    # The page is missing, or the disk is full, which the run reports itself.
+    # The page may be missing. A full disk is reported elsewhere, at the run's next write.
     except OSError:
         return
 

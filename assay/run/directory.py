@@ -1,12 +1,12 @@
-"""A run is a directory, and the directory is the evidence: `Run` is the one that writes it.
+"""The run directory, written by `Run`. It is the complete record of a training run.
 
     runs/NAME/
       config.toml  decision.md  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
       rollouts/step-000012.parquet   checkpoints/step-000050/   report.html
-      verifiers/HASH/MODULE.py       the source of users' verifiers
+      verifiers/HASH/MODULE.py       source code of user verifiers
 
-Killed at any moment, it goes on: `Run.resume` goes back to the newest whole checkpoint, takes the
-rows beyond it out of the metrics, and keeps the rollouts beyond it, to be replayed by `recorded`.
+A run that is killed at any moment can resume. `Run.resume` returns to the newest valid checkpoint
+and removes later metrics. Later rollouts stay, and `Run.recorded` returns them for replay.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from assay.run.stop import StepInterrupted, StopSignal
 from assay.types import Group, Verdict
 
 Verifiers = Mapping[str, Mapping[str, Any]]
-"""Facts of each verifier by name; resume compares ``version`` and ``hash``."""
+"""Description of each verifier by name. Resume compares version, hash, options, checkpoint."""
 
 
 class Run:
-    """One run directory, locked while open. Use it as a context manager, so that it ends properly.
+    """A run directory, locked while open. Use a run as a context manager.
 
-    step: number of finished steps. first_step: the same number when this process started. metrics:
-    row of the newest step. history: all values of each metric. put_back: problems whose groups this
-    step canceled, for `record`. config: as saved, without the time limit of this start.
-    why_not_judged: the most common reason of the newest *not judged* completions.
+    step: number of finished steps. first_step: value of ``step`` when this process opened the run.
+    metrics: metrics of the newest step. history: all values of each metric. put_back: problems
+    whose groups the current step canceled; `record` logs them. config: saved configuration, without
+    ``run.max_minutes``. why_not_judged: most common reason of the newest *not judged* completions.
 
     Use `create` or `resume`, not the constructor. Opening a run seeds the global random generators.
     """
@@ -120,9 +120,8 @@ class Run:
     ) -> Run:
         """Create the directory of a new run. A number is appended to an existing name.
 
-        num_steps: number of steps, without ``rl.steps``. decision: text of ``decision.md``.
-
-        Raises RunError if the directory cannot be created.
+        num_steps: number of steps; None: ``rl.steps``. decision: text of ``decision.md``. Raises
+        RunError if the directory cannot be created.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
@@ -157,15 +156,14 @@ class Run:
     ) -> Run:
         """Open a run to continue from its newest valid checkpoint, or from the start without one.
 
-        Files do not change until `attach` has loaded the checkpoint. overrides: configuration
-        changes; ``rl.steps=500`` extends a finished run.
-
-        Raises RunError, also if all checkpoints are damaged, or if a verifier changed without
-        consent.
+        No file changes before `attach` has loaded the checkpoint. overrides: configuration changes;
+        ``rl.steps=500`` extends a finished run. Raises RunError if all checkpoints are damaged, or
+        if a verifier changed and ``accept_changed_verifiers`` is false.
         """
         folder = Path(path)
         file = files.config_of(folder)
         before = without_limit(load(file))
+        # ``max_minutes`` limits one start of a run, so a saved limit is ignored.
         config = load(file, ["run.max_minutes=", *overrides])
         run = cls(folder, config, num_steps, quiet)
         try:
@@ -177,10 +175,10 @@ class Run:
         return run
 
     def attach(self, **parts: Stateful) -> None:
-        """Register the objects whose state forms a checkpoint, and on resume load it into them.
+        """Register the components of a checkpoint by name. On resume, load their saved state.
 
-        The part ``model`` is saved in the checkpoint's own folder, each other part in a folder of
-        its name. On resume, this call rolls the run back to its checkpoint.
+        The component ``model`` is saved at the top level of a checkpoint, each other component in a
+        folder with its name. On resume, this call also removes data after the loaded checkpoint.
         """
         self._parts.update(parts)
         if self._resumed is not None:
@@ -196,9 +194,9 @@ class Run:
         verdicts: Sequence[Sequence[Verdict]],
         sampling: SamplingConfig | None = None,
     ) -> None:
-        """Write the rollouts of the current step; they are on disk before learning.
+        """Write the rollouts of the current step to disk, before the optimizer update.
 
-        sampling: settings of this step; None: the configured ones.
+        sampling: sampling settings of this step; None: ``config.sampling``.
         """
         settings = sampling or self.config.sampling
         with self.clock.phase("record"):
@@ -215,13 +213,13 @@ class Run:
         self._journals.notify("rollouts", {**shard, "groups": groups, "verdicts": verdicts})
 
     def recorded(self, step: int) -> Recorded | None:
-        """Return the recorded rollouts of a step, without specs; None if there are none."""
+        """Return the recorded rollouts of a step, or None. Their problems have no spec."""
         return self.rollouts.read(step)
 
     def finish_step(self, update: StepUpdate) -> dict[str, float]:
-        """Write the step's metrics, complete its rollouts, and save a checkpoint if one is due.
+        """Write the metrics of the current step, complete its rollouts, save a due checkpoint.
 
-        Return the row. Raises DiskFull.
+        Return the metrics. Raises DiskFull.
         """
         step = self.step + 1
         with self.clock.phase("record"):
@@ -234,6 +232,7 @@ class Run:
             row |= source()
         num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
         row |= timing_metrics(*self.clock.end_step(), num_tokens)
+        # This write ends after the row is complete, so its seconds count for the next step.
         with self.clock.after_row("record"):
             self._append("metrics", row)
         self.step, self.metrics = step, row
@@ -244,25 +243,22 @@ class Run:
         if by_number:
             self.save_checkpoint()
         elif self.checkpoints.is_late and self.save_checkpoint():
-            # so that a run whose checkpoints are lost is not taken for one that had none yet
+            # If this unscheduled checkpoint is lost, resume must not restart the run from step 0.
             self.event("checkpoint", checkpoint=step)
         self.begin_step()
         return row
 
     def hold_state(self) -> None:
-        """Record the state between two steps, because an interrupted step has already drawn
-        problems."""
+        """Keep the state between two steps for the checkpoint of an interrupted step."""
+        # An interrupted step has already drawn problems, which must not be in its checkpoint.
         self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
-        """Start the clock of the next step, excluding the time before."""
+        """Start the clock of the next step. The time since the last step is not counted."""
         self.clock.begin_step()
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
-        """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
-
-        A new best result saves a checkpoint if the configuration keeps the best.
-        """
+        """Write a held-out evaluation. With ``checkpoint.keep_best``, save a new best state."""
         row = {"step": self.step if step is None else step, **result}
         self._append("evaluations", row)
         self._evaluated.append(row)
@@ -270,24 +266,24 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        self.begin_step()  # the time of an evaluation is not part of a step
+        # The time of an evaluation does not count as step time.
+        self.begin_step()
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
         """Return all evaluations, or those of one step."""
         return [row for row in self._evaluated if step is None or row["step"] == step]
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Record an event. Safe to call from any thread."""
+        """Append an event to ``events.jsonl``. Thread-safe."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._append("events", {"time": now, "step": self.step, "kind": kind, **facts})
 
     def note(self, text: str) -> None:
-        """Send a line for people to the listeners."""
+        """Send a line of text for display to the listeners."""
         self._journals.notify("notes", {"text": text})
 
     def listen(self, listener: Listener) -> None:
-        """Send every row from now on to a listener, after it is in the run directory; see
-        `Listener`."""
+        """Send every row from now on to a `Listener`, after the row is in the run directory."""
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
@@ -300,17 +296,17 @@ class Run:
             self._journals.append(journal, row)
 
     def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
-        """Call ``source`` for more metrics whenever a step is finished."""
+        """Call ``source`` for additional metrics at the end of every step."""
         self._sources.append(source)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Count the time in this context as ``time/NAME`` of the current step."""
+        """Add the seconds spent in this context to the metric ``time/NAME`` of the current step."""
         return self.clock.phase(name)
 
     def save_checkpoint(self) -> Path | None:
-        """Save the state after the last step, unless it is saved or its loss is not finite.
+        """Save the state after the last finished step, unless a checkpoint of that step exists.
 
-        Nothing is saved if the current step has already changed the weights.
+        Nothing is saved if the current step has changed the weights, or if a loss is not finite.
         """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
@@ -319,16 +315,17 @@ class Run:
         if parts is None or find_non_finite(self.metrics):
             return None
         with self.clock.after_row("checkpoint"):
+            # A checkpoint must not be on disk before the rollouts and metrics of its steps are.
             self.rollouts.flush()
             self._journals.sync()
             self.checkpoints.save(self.step, parts, best_step(self._evaluated))
         return path
 
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
-        """Compare verifiers with those that this run has used, and record new ones.
+        """Compare verifiers with the recorded verifiers of this run, and record new verifiers.
 
-        Raises RunError if a version, a hash or the configured reward changed. An accepted change is
-        recorded. Rollouts judged before it that no saved update has learned from are discarded.
+        Raises RunError if a verifier or the configured reward changed. An accepted change is
+        recorded, and rollouts after the newest checkpoint are discarded.
         """
         reward = surroundings.reward_of(self.config)
         changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
@@ -352,9 +349,9 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no further step should begin; None if one should.
+        """Reason to stop before the next step; None to continue.
 
-        One of ``interrupted``, ``finished early``, ``max_minutes``, and the reason of a pause.
+        ``interrupted``, ``finished early``, ``max_minutes``, or the reason that `pause` received.
         """
         if self._stop.requested:
             return "interrupted"
@@ -362,7 +359,7 @@ class Run:
             return self._paused
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
-        # At least one step per start, so that a repeatedly restarted run makes progress.
+        # Each start finishes at least one step, so that a repeatedly restarted run makes progress.
         limit, learned = self._max_minutes, self.step > self.first_step
         if limit is not None and learned and self.clock.seconds > 60 * limit:
             return "max_minutes"
@@ -380,12 +377,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
-        """End the run: save its state, record the reason of the end, release the lock.
+        """End the run: save a checkpoint, record the reason of the end, release the lock.
 
-        An interrupt within a step is not raised; `stop_reason` reports it.
+        StepInterrupted is suppressed; `stop_reason` reports the interrupt.
         """
         interrupted = isinstance(error, StepInterrupted)
         try:
+            # After any other exception the state in memory may be inconsistent, and is not saved.
             if error is None or isinstance(error, RunStopped | StepInterrupted):
                 self.rollouts.sampled.flush()
                 self.save_checkpoint() if self.step else None
@@ -423,7 +421,7 @@ class Run:
             self._lock.release()
 
     def _find_checkpoint(self, before: TrainConfig) -> None:
-        """Choose the checkpoint to continue from, without changing any file."""
+        """Choose the checkpoint to resume from, and check the run's files without a change."""
         step, damaged = self.checkpoints.newest_valid()
         if step is None:
             rows, events = self._journals.rows("metrics"), self._journals.rows("events")
@@ -442,8 +440,8 @@ class Run:
         check_has_use(self.folder, self.step, self.num_steps, harmful, early)
         now = surroundings.collect_environment(self.config)
         environment = surroundings.read_environment(self.folder)
+        # A run that was killed during its creation has no environment.json.
         if environment is None:
-            # The run was killed while it was created.
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}
@@ -457,7 +455,7 @@ class Run:
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
-        """Remove data after the checkpoint from the directory; the run will write it again."""
+        """Remove data after the checkpoint from the directory. The resumed run writes it again."""
         last = self.step
         with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)
@@ -467,6 +465,7 @@ class Run:
             for name in ("metrics", "evaluations"):
                 self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)
             self._journals.keep("events", lambda row: True)
+            # Other changes affect neither sampling nor verdicts, so recorded rollouts stay valid.
             if any(map(surroundings.is_harmful, facts["config_changes"])):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))

@@ -1,4 +1,4 @@
-"""Environment of a run (versions, hardware, threads, git), and its changes on resume."""
+"""Environment of a run (versions, hardware, threads, git), and comparisons of two environments."""
 
 from __future__ import annotations
 
@@ -31,26 +31,24 @@ _PACKAGES = [
     "peft",
 ]
 
-# Sections whose settings change no sampled completion and no update.
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
-"""Sections whose changes do not affect sampling, verdicts or learning."""
-# Settings of these sections that do change verdicts or updates.
+"""Configuration sections whose changes do not affect sampling, verdicts or learning."""
 _HARMFUL = (
     "verification.options",
     "verification.schedule",
     "scale.steps_ahead",
     "scale.learner_ranks",
 )
-"""Keys of these sections whose changes do."""
+"""Keys of `_HARMLESS` sections whose changes affect sampling, verdicts or learning."""
 
 SOURCES = "verifiers"
-"""Folder of a run with the source of user verifiers, by hash."""
+"""Folder of a run with the source code of user verifiers, by hash."""
 
 _TELLING = ("version", "hash", "options", "checkpoint")
 
 
 def collect_environment(config: TrainConfig) -> dict[str, Any]:
-    """Collect facts about the process and the machine; None for unknown values."""
+    """Collect versions, hardware, threads and git state of this process; None if unknown."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -65,10 +63,7 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Read the environment that `collect_environment` recorded for a run; None without one.
-
-    Raises RunError.
-    """
+    """Read a run's ``environment.json``; None if the file does not exist. Raises RunError."""
     path = folder / "environment.json"
     facts = read_facts(path)
     if facts is None:
@@ -86,15 +81,16 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences of two environments that can change a result, one phrase each."""
+    """Describe the differences of two environments that can change a result, one line each."""
     then = comparable_facts(before)
+    # Keys that an older version of Assay did not record cannot be compared.
     return _differences(
         then, {key: value for key, value in comparable_facts(now).items() if key in then}
     )
 
 
 def comparable_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of an environment that can change a result, as one flat table."""
+    """Return the entries of an environment that can change a result, as one flat mapping."""
     found = {key: facts.get(key) for key in ("threads", "platform")}
     for key in ("versions", "hardware"):
         found |= facts.get(key) or {}
@@ -110,9 +106,10 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 
 
 def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the verifiers in both tables with different facts, one phrase each.
+    """Describe each verifier that two environments record differently, one line each.
 
-    Facts are version, content hash, and digests of options and checkpoint if there are any.
+    Version, content hash, and the digests of options and checkpoint are compared. A verifier that
+    only one of the environments contains is not reported.
     """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
@@ -123,7 +120,7 @@ def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
-    """Return each key with a changed value, as ``rl.steps: 100 before, 200 now``."""
+    """Describe each changed key, as ``rl.steps: 100 before, 200 now``."""
     old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
     changes: list[str] = []
     for section in new_tree:
@@ -138,12 +135,12 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def find_missing_settings(path: Path, config: TrainConfig) -> list[str]:
-    """Return the keys of a configuration that its file lacks.
+    """Return the keys of a configuration that are missing in its file.
 
-    Assay writes every key.
+    Assay writes every key to the file of a run, so a missing key means a truncated file.
     """
-    # A file cut off at the end of a line is valid TOML, and each lost key would take its default
-    # unnoticed.
+    # A file truncated at the end of a line is valid TOML.
+    # Without this check, each lost key would silently take its default.
     written = dict(flat(read_toml(path)[0]))
     return [key for key in settings_of(config) if key not in written]
 
@@ -158,12 +155,13 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def is_harmful(change: str) -> bool:
-    """Whether one of these configuration changes affects sampling or verdicts."""
+    """Whether a line of `find_config_changes` affects sampling, verdicts or learning."""
     return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
 
 
 def reward_of(config: TrainConfig) -> dict[str, Any]:
-    """Return the configured reward, without the options of verifiers."""
+    """Return the configuration keys that define the reward, without verifier options."""
+    # Options are compared by their digest in `find_changed_verifiers`.
     tree = config.model_dump(mode="json")
     found = {f"data.{key}": tree["data"][key] for key in ("verifier", "verifier_by_tag")}
     found["verification.schedule"] = tree["verification"]["schedule"]
@@ -173,7 +171,8 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the changed keys of the configured reward, one phrase each."""
+    """Describe the changed keys of `reward_of`, one line each."""
+    # A key in only one of the two counts as unchanged: older versions of Assay record fewer keys.
     return _differences(
         before,
         {key: now[key] for key in now if key in before}
@@ -182,12 +181,13 @@ def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def hashes_of(verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return content hashes of verifiers by name and version, such as ``math@4``."""
+    """Return the content hash of each verifier by name and version, such as ``math@4``."""
     return {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in verifiers.items()}
 
 
 def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Save the source of user verifiers in a run, by hash; return the other facts."""
+    """Save the source code of user verifiers in a run. Return the descriptions without source."""
+    # A replay needs the old source to show the effect of a changed verifier.
     for facts in verifiers.values():
         for module, text in (facts.get("source") or {}).items():
             names = re.sub(r"\W", "", str(facts["hash"])), re.sub(r"[^\w.]", "", module)
@@ -202,19 +202,19 @@ def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def saved_source(run: Path, hash: str) -> dict[str, str]:
-    """Return the saved source of a user verifier by module."""
+    """Return the saved source code of a user verifier, by module name."""
     files = sorted((run / SOURCES / re.sub(r"\W", "", hash)).glob("*.py"))
     return {file.stem: file.read_text("utf-8") for file in files}
 
 
 def verifier_text(facts: Mapping[str, Any]) -> str:
-    """Return ``version 2 (0f3a..., options 9b1c...)``."""
+    """Describe a verifier, as ``version 2 (0f3a..., options 9b1c...)``."""
     rest = (f"{key} {str(facts[key])[:12]}" for key in _TELLING[2:] if facts.get(key))
     return f"version {facts.get('version')} ({', '.join([str(facts.get('hash'))[:12], *rest])})"
 
 
 def _threads(config: TrainConfig) -> int | None:
-    # Looked up instead of imported, because reading a run's environment must not load torch.
+    # No import: commands that only read runs must start without torch, which takes seconds.
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else config.run.threads or os.cpu_count()
 

@@ -2,7 +2,7 @@
 
     runs/NAME/evaluations/greedy/step-000020.parquet
 
-The files have the columns of the rollout log (docs/rollouts.md), except those of the learner.
+The files have the columns of the rollout log (docs/rollouts.md). The learner's columns are null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = ("problem_id", "prompt", "text", "status", "reward", "extracted", "num_
 
 
 def log_of(run: Path, kind: str) -> RolloutLog:
-    """Return the log for one kind of evaluation, such as ``greedy`` or ``temperature 1``."""
+    """Return the log of one kind of evaluation, such as ``greedy`` or ``temperature 1``."""
     return RolloutLog(run / FOLDER / kind.replace(" ", "-"))
 
 
@@ -34,7 +34,7 @@ def record_answers(
     sampling: SamplingConfig,
     verifiers: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Write the completions of an evaluation, replacing those of an earlier start."""
+    """Write the completions of an evaluation. A file of the same step and kind is replaced."""
     (run / FOLDER).mkdir(exist_ok=True)
     groups, verdicts = [one for one, _ in judged], [one for _, one in judged]
     plain = sampling.model_dump(mode="json")
@@ -43,7 +43,7 @@ def record_answers(
 
 
 def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, Any]]]:
-    """Read the completions of an evaluation by problem; empty without a file."""
+    """Read the completions of an evaluation, by problem id. Without a file the result is empty."""
     found: dict[str, list[dict[str, Any]]] = {}
     with closing(log_of(run, kind)) as log:
         for row in read_columns(log.path(step), _SHOWN) or ():
@@ -52,7 +52,7 @@ def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, An
 
 
 def discard_answers(run: Path, step: int) -> None:
-    """Remove the completions of an evaluation."""
+    """Remove the completions of all evaluations after a step."""
     for folder in (run / FOLDER).glob("*/"):
         with closing(RolloutLog(folder)) as log:
             log.discard_after(step)

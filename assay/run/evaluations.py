@@ -1,4 +1,4 @@
-"""Statistics of evaluation rows: accuracy, best step, gain, and early stopping."""
+"""Statistics of recorded evaluations: accuracy, best step, gain, and early stopping."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from assay.run.paired import Gain, gain_between
 
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
-"""Reason of a run that ended because its accuracy stopped improving."""
+"""End reason of a run whose held-out accuracy stopped improving (``evaluation.patience``)."""
 TEXTS = "texts"
-"""Kind of evaluation on documents. It has a perplexity instead of an accuracy."""
+"""Kind of an evaluation on documents. Its result is a perplexity, not an accuracy."""
 
 
 def accuracy_of(evaluation: Row) -> float | None:
-    """Return the accuracy (pass@1) of an evaluation row."""
+    """Return the accuracy (pass@1) of an evaluation, or None."""
     value = evaluation.get("eval/pass_at_1")
     return float(value) if value is not None else None
 
 
 def merit_of(evaluation: Row) -> float | None:
-    """Return the value to maximize: accuracy, or for documents the mean log-likelihood of
-    a token."""
+    """Return the quantity that chooses the best step: accuracy, or for documents minus the NLL."""
     nll = evaluation.get("eval/nll")
     return accuracy_of(evaluation) if nll is None else -float(nll)
 
 
 def perplexity_words(evaluation: Row) -> str:
-    """Format an evaluation on documents."""
+    """Format an evaluation on documents: perplexity with its standard error, bits per byte."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
+    # eval/stderr is the error of the NLL. By the delta method, the perplexity multiplies it.
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
         f"perplexity {perplexity:.4g}{spread}, {evaluation['eval/bits_per_byte']:.3f} bits a byte"
@@ -40,12 +40,12 @@ def perplexity_words(evaluation: Row) -> str:
 
 
 def on_texts(evaluations: Sequence[Row]) -> list[Row]:
-    """Return the evaluations on documents."""
+    """Select the evaluations on documents."""
     return [row for row in evaluations if row.get("eval/kind") == TEXTS]
 
 
 def kind_of(evaluation: Row) -> str:
-    """Return the kind of an evaluation row: greedy, its temperature, or its unit."""
+    """Return the kind of an evaluation: ``greedy``, ``temperature 1``, or ``eval/kind``."""
     if "eval/kind" in evaluation:
         return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
@@ -53,7 +53,7 @@ def kind_of(evaluation: Row) -> str:
 
 
 def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group evaluations with an accuracy by kind, starting with the first row's kind."""
+    """Group the evaluations that have an accuracy by kind, in order of first appearance."""
     kinds: dict[str, list[Row]] = {}
     for row in evaluations:
         if accuracy_of(row) is not None:
@@ -62,15 +62,15 @@ def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def by_think_mode(evaluation: Row) -> dict[str, Row]:
-    """Return an evaluation's results per think mode, as rows; empty for a single mode."""
+    """Return the results of an evaluation per think mode; empty for a single mode."""
     modes: Mapping[str, Row] = evaluation.get("eval/by_think") or {}
     return {mode: _as_row(own) for mode, own in modes.items()}
 
 
 def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
-    """Return an evaluation's results per source and think mode, as rows.
+    """Return the results of an evaluation per source and think mode.
 
-    Empty for a single source and mode, and for evaluations without this breakdown.
+    The result is empty for an evaluation with one source and one mode.
     """
     sources: Mapping[str, Mapping[str, Row]] = evaluation.get("eval/by_source") or {}
     return {
@@ -81,7 +81,7 @@ def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
 
 
 def without_problems(evaluation: Row) -> dict[str, Any]:
-    """Return an evaluation without its results per problem."""
+    """Return a copy of an evaluation without the results per problem."""
     return {
         key: without_problems(cast("Row", value)) if isinstance(value, dict) else value
         for key, value in evaluation.items()
@@ -94,13 +94,17 @@ def _as_row(rates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
-    """Return the evaluations that determine the best step and early stopping."""
+    """Select the evaluations that determine the best step and early stopping."""
+    # Accuracies at different temperatures are not comparable, so only one kind is used.
     rows = [row for row in evaluations if merit_of(row) is not None]
     return [row for row in rows if kind_of(row) == kind_of(rows[0])]
 
 
 def best_step(evaluations: Sequence[Row]) -> int | None:
-    """Return the step after 0 with the best held-out result; the earliest of equal ones."""
+    """Return the step with the best held-out result, the earliest one for equal results.
+
+    Step 0 is excluded; None without a later evaluation.
+    """
     rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
     return max(rows, key=lambda row: (merit_of(row), -row["step"]))["step"] if rows else None
 
@@ -108,9 +112,9 @@ def best_step(evaluations: Sequence[Row]) -> int | None:
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
     """Return the reason to stop by ``evaluation.patience``; None to continue.
 
-    The first evaluation counts as an improvement. A later one is an improvement if its accuracy
-    exceeds that of the last improvement by more than the last improvement's standard error. Only
-    evaluations scheduled by ``evaluation.every`` count.
+    An evaluation is an improvement if its accuracy exceeds that of the last improvement by more
+    than one standard error of the last improvement. The first evaluation is always an improvement.
+    Only evaluations scheduled by ``evaluation.every`` count.
     """
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
@@ -118,8 +122,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     best, at, bar, since = -math.inf, 0, -math.inf, 0
     rows = of_deciding_kind(evaluations)
     for row in rows:
-        # A time limit adds an unscheduled one, and counting it would make a resumed run end
-        # elsewhere than an uninterrupted one.
+        # A time limit adds an unscheduled evaluation.
+        # If it counted, a resumed run would end at another step than an uninterrupted run.
         if row["step"] % every:
             continue
         merit, since = merit_of(row) or 0.0, since + 1
@@ -137,7 +141,7 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The first and the last evaluation of one kind."""
+    """The first and the last evaluation of a kind, such as ``greedy``."""
 
     first: Row
     last: Row
@@ -159,10 +163,10 @@ class Lift:
 
     @property
     def gain(self) -> Gain | None:
-        """Paired gain; None without results per problem."""
+        """Gain paired by problem; None without results per problem."""
         return gain_between(self.first, self.last)
 
 
 def lifts_of(evaluations: Sequence[Row]) -> list[Lift]:
-    """Return first and last evaluation of each kind, in order of their first rows."""
+    """Return the first and last evaluation of each kind, in order of first appearance."""
     return [Lift(rows[0], rows[-1]) for rows in by_kind(evaluations).values()]

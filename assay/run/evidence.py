@@ -1,4 +1,4 @@
-"""What a rule of the guard found, and the evidence that it leaves in the run's directory.
+"""Findings of guard rules, and their evidence in the run directory.
 
 runs/NAME/guard/step-000034-length/
   evidence.md  series.svg  rollouts.jsonl
@@ -25,8 +25,8 @@ _COLUMNS = (
     *("step", "problem_id", "prompt", "text", "status", "reward", "score", "components"),
     *("extracted", "detail", "reason", "num_tokens", "finish_reason", "verifier", "completion_id"),
 )
-# Maximum number of characters of a shown text.
 _LONGEST = 4000
+"""Maximum number of characters of a completion in the evidence page."""
 
 Key = Callable[[Mapping[str, Any]], Any]
 SHOWS: Mapping[str, Key] = {
@@ -36,12 +36,16 @@ SHOWS: Mapping[str, Key] = {
     "failed": lambda row: (row["status"] == "failed", row["step"], -(row["reward"] or 0.0)),
     "longest": lambda row: (row["num_tokens"], row["step"]),
 }
-"""Ranking key of the rollouts that illustrate each metric; largest values come first."""
+"""Sort key for each value of a rule's ``shows``. Rollouts with the largest keys are shown."""
 
 
 @dataclass(frozen=True)
 class GuardFinding:
-    """Finding of a guard rule. since: step where it began. series: the deciding metrics."""
+    """Finding of a guard rule.
+
+    step: step of the finding. since: first step of the reported condition. series: names of the
+    metrics that the rule tested.
+    """
 
     rule: Rule
     step: int
@@ -57,8 +61,11 @@ class GuardFinding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The folder of a finding's evidence, and advice for the user. well: step of the newest
-    checkpoint that was saved before the finding."""
+    """Evidence files of a finding, and advice for the user.
+
+    path: evidence page. well: step of the newest checkpoint before the condition began; None
+    without one. command: shell command that continues the run.
+    """
 
     path: str
     well: int | None
@@ -66,9 +73,9 @@ class Evidence:
 
 
 def write_evidence(run: Run, found: GuardFinding) -> Evidence:
-    """Write the evidence of a finding: its text, its metrics as a figure, and typical rollouts.
+    """Write the evidence of a finding: its text, a figure of its metrics, and typical rollouts.
 
-    The newest checkpoint before the finding is pinned, so that the run can be rolled back to it.
+    The newest checkpoint before the reported condition is pinned for a rollback.
     """
     name = found.rule.name.replace(":", ".")
     folder = run.folder / "guard" / f"step-{found.step:06d}-{name}"
@@ -82,6 +89,7 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
     series = {one: _series(run, one) for one in found.series}
     write_atomic(folder / "series.svg", draw_series(series, found.since).encode())
     rows = best_rollouts(run, found)
+    # "replace": a completion may contain an unpaired surrogate, which UTF-8 cannot encode.
     lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
     write_atomic(folder / "rollouts.jsonl", "".join(lines).encode("utf-8", "replace"))
     page = "\n".join(_page(found, well, command, rows))
@@ -90,17 +98,20 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
 
 
 def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
-    """Return the command to continue from the newest checkpoint before the finding."""
+    """Return the shell command that continues the run after a fix."""
     again = f"assay train --resume {run.folder}"
+    # A pause saves a checkpoint, from which the run continues without a rollback.
     if found.rule.action == "pause":
         return again
+    # No checkpoint precedes the reported condition, so the run must start anew.
     if well is None:
         return f"assay train {run.folder / 'config.toml'}"
     return f"assay run rollback {run.folder} --to {well} && {again}"
 
 
 def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
-    """Return the recent rollouts that illustrate a finding best."""
+    """Return the rollouts of the last `_STEPS` steps that illustrate a finding best."""
+    # The shard of the newest step may still be in the background writer.
     run.rollouts.flush()
     steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
     read = (read_columns(run.rollouts.path(step), _COLUMNS) for step in steps)
@@ -148,6 +159,6 @@ def _page(
 
 
 def _quoted(text: str) -> list[str]:
-    """Indent a model's text as a Markdown code block, in which no markup is interpreted."""
+    """Indent a completion as a Markdown code block, in which no markup is interpreted."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     return [f"    {line}" for line in cut.splitlines() or [""]]

@@ -1,4 +1,4 @@
-"""A small SVG figure of series, one panel each, drawn without a library."""
+"""An SVG figure of metrics with one panel per metric, drawn without a plotting library."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 70, 24
 
 
 def draw_series(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], mark: int) -> str:
-    """Draw series, each as (steps, values), with a vertical line at step ``mark``."""
+    """Draw each metric as (steps, values), with a vertical line at step ``mark``."""
     steps = [step for some, _ in series.values() for step in some] or [0]
+    # The range is at least one step wide, because `place` divides by its width.
     low, high = min(steps), max(max(steps), min(steps) + 1)
     tall = len(series) * (_HEIGHT + _TOP) + 20
     parts = [
@@ -34,6 +35,7 @@ def _panel(
     reach: tuple[int, int],
     mark: int,
 ) -> Iterator[str]:
+    # SVG has no NaN: one such point would invalidate the whole polyline.
     known = [(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)]
     low = min([0.0, *(y for _, y in known)])
     high = max([y for _, y in known], default=1.0)

@@ -1,4 +1,4 @@
-"""The guard stops a run whose metrics show that it fails or degrades the policy."""
+"""The guard: rules over metrics that stop a run which fails or degrades the policy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 GuardRule = Callable[["Run"], str | None]
 _QUIET = 10
-"""Minimum number of steps between two notes of the same rule."""
+"""Minimum number of steps between two warnings of the same rule."""
 _SPOKEN = ("guard_note", "guard_pause", "guard_stop")
 
 
 class Guard:
-    """Checks every finished step and every evaluation with built-in and user rules."""
+    """Applies built-in and user rules after every finished step and every evaluation."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -32,11 +32,10 @@ class Guard:
         self._spoke: dict[str, int] | None = None
 
     def check(self, run: Run) -> None:
-        """Apply the rules to all series up to the step that just finished.
+        """Apply all rules to the metrics of a run, up to the newest finished step.
 
-        A rule that has fired ignores earlier steps from then on, also after resume. Raises
-        RunStopped if a rule stops the run, or if a user's rule raises, because the run would
-        continue unguarded.
+        A rule that has fired ignores all steps up to that step from then on, also after a resume.
+        Raises RunStopped if a rule stops the run, or if a user rule raises an exception.
         """
         if self._spoke is None:
             self._spoke = _spoken(run)
@@ -64,8 +63,8 @@ class Guard:
 
     def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
         for rule in self.built_in:
-            # After the first step, because only then is it known which metrics the run has. A rule
-            # that the user asked for must not be silently inactive.
+            # The names of a run's metrics are unknown before its first finished step.
+            # A rule that the user configured must not be silently inactive.
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
             if _may_speak(rule, run, spoke):
@@ -81,7 +80,8 @@ class Guard:
         name = rule.name
         try:
             reason = function(run)
-        except (Exception, SystemExit) as error:  # user code may raise anything
+        # User code may raise anything. The run stops, because the user believes it is guarded.
+        except (Exception, SystemExit) as error:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)
             raise RunStopped(
@@ -89,35 +89,37 @@ class Guard:
                 "is unguarded and was stopped; all is saved; fix it and resume, or resume "
                 "with --set guard.rules=[]"
             ) from error
-        # A rule that raised has stopped the run above: the user believes that the run is guarded.
         if reason:
             yield GuardFinding(rule, run.step, run.step, f"{name}: {reason}")
 
 
 def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
     """Return whether enough steps have passed since the rule last fired."""
-    # A note about a lasting condition would otherwise repeat at every step.
+    # Without this pause, a warning about a lasting condition would repeat at every step.
     quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
     return rule.name not in spoke or run.step >= spoke[rule.name] + quiet
 
 
 def _spoken(run: Run) -> dict[str, int]:
-    """Return the step at which each rule last fired, up to the current step."""
+    """Return the step at which each rule last fired, from the events of a run."""
     spoke: dict[str, int] = {}
     for event in read_events(run.folder / "events.jsonl"):
         step, kind = int(event.get("step") or 0), event.get("kind")
         if kind in _SPOKEN:
             spoke[str(event.get("rule"))] = step
-        # The steps after the resume point are repeated, so their findings are reported again.
+        # Steps after the resume point are computed again, so their findings are reported again.
         elif kind in ("resumed", "rolled_back"):
             spoke = {name: at for name, at in spoke.items() if at <= step}
     return spoke
 
 
 def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
-    """Yield the findings of a built-in rule."""
+    """Yield the finding of a built-in rule, if the rule fires.
+
+    after: step at which the rule last fired; 0 if never. price: cost per hour.
+    """
     planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
-    # A resumed run that lost metrics.jsonl has no row of its step.
+    # A resumed run without metrics.jsonl has no metrics, but checks read the step.
     row = {"step": float(run.step), **run.metrics}
     seen = Seen(run.history, run.evaluations(), row, after, price, planned)
     found = CHECKS[rule.check](rule, seen)
@@ -129,7 +131,7 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFindin
 
 
 def _check_measured(rule: Rule, run: Run) -> None:
-    """Raise ConfigError if a configured rule has no metric to read."""
+    """Raise ConfigError if the run measures none of the metrics that a rule reads."""
     measured = any(map(run.history.names, rule.reads))
     if "eval/pass_at_1" in rule.reads or rule.check == "against_heldout":
         measured = bool(run.evaluations())
@@ -140,7 +142,7 @@ def _check_measured(rule: Rule, run: Run) -> None:
 
 
 def load_rule(name: str) -> GuardRule:
-    """Import ``package.module:function``; raises ConfigError."""
+    """Import a user rule, as ``package.module:function``. Raises ConfigError."""
     rule = import_object(name, f"guard.rules {name}", ConfigError)
     if not callable(rule):
         raise ConfigError(message(f"guard.rules {name}", repr(rule), "a function"))

@@ -1,7 +1,7 @@
-"""Checks of the guard's rules: functions of a rule and of a run's series.
+"""Checks of the guard: functions that test a rule against the metrics of a run.
 
-Each returns a finding or None. The rows of ``assay/config/guard.toml`` name them in `check` and
-give their `limit`, `floor` and `window`.
+A check returns its result if the rule fires, else None. Each rule of ``assay/config/guard.toml``
+names its check and gives its limit, floor and window.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from assay.run.history import History, Window
 from assay.run.intervals import t_quantile
 from assay.run.paired import gain_between
 
+# These metrics have the prefix ``reward/`` of reward components, but are not components.
 _NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Data for a rule. after: step at which the rule last fired. Windows start after it.
+    """Data that a check reads.
 
-    row: metrics of the newest step. price: cost per hour. planned: steps of the run.
+    row: metrics of the newest step. after: step at which the rule last fired; windows start after
+    this step. price: cost per hour. planned: planned number of steps of the run.
     """
 
     history: History
@@ -38,7 +40,7 @@ class Seen:
     planned: int = 1000
 
     def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
-        """Yield the newest window of each metric that a rule reads."""
+        """Yield (name, newest window) of each metric that a rule reads, if the window is full."""
         for pattern in rule.reads:
             for name in self.history.names(pattern):
                 part = self.history.newest(name, rule.window, self.after)
@@ -48,9 +50,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class CheckFound:
-    """Result of a check. since: step where it began. numbers: figures for the rule's text.
+    """Result of a check that fires.
 
-    series: the metrics that decided. The first is the one that the rule is about.
+    since: first step of the reported condition. series: names of the tested metrics, first the one
+    that the message names. numbers: values for the placeholders of the rule's message.
     """
 
     since: int
@@ -77,12 +80,10 @@ def above(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `above`, but steps that are missing from the window count as 0.
+    """Fire if the window's mean is above the limit, where missing steps of the window count as 0.
 
-    A single step above limit times window therefore fires at once.
+    A single value above limit times window therefore fires at once.
     """
-    # The window's sum is compared already when it is not full, so that a very large value fires at
-    # once.
     for name in rule.reads if rule.reads[0] in seen.history else ():
         part = seen.history.part(name, -rule.window)
         known = [n for n, step in enumerate(part.steps) if step > seen.after]
@@ -102,15 +103,16 @@ def below(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def jump(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the newest value is above the floor and above limit times the previous window's
-    median.
+    """Fire if the newest value is above the floor and above limit times the median before it.
+
+    The median is that of the window that ends one step earlier.
     """
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
             part = seen.history.newest(name, rule.window + 1, seen.after)
             if part is None:
                 continue
-            # The median is used because a single earlier outlier must not hide the next one.
+            # A median, because an outlier in the earlier window must not hide the next outlier.
             before, value = float(np.median(part.values[:-1])), float(part.values[-1])
             if value > max(rule.floor, rule.bound * before):
                 return CheckFound(part.steps[-1], [name], {"value": value, "before": before})
@@ -118,15 +120,14 @@ def jump(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 LASTING = 3
-"""Number of newest steps whose median must jump."""
+"""Number of newest values whose median `lasting_jump` tests."""
 
 
 def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `jump`, for the median of the newest `LASTING` values, so that one outlier does not fire.
-
-    The KL estimator has a heavy tail: a single token that the policy finds a hundred times likelier
-    than the reference can dominate a step's mean.
-    """
+    """Fire as `jump` does, but for the median of the newest `LASTING` values."""
+    # The KL estimator has a heavy tail. One token can dominate the mean of a step, if the policy
+    # gives that token a hundred times the reference's probability.
+    # As a test of one value, rule kl_jump stopped a healthy recorded run of 1,000 steps.
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
             part = seen.history.newest(name, rule.window + LASTING, seen.after)
@@ -141,7 +142,7 @@ def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean is above the floor and above limit times the first value."""
+    """Fire if the window's mean is above the floor and above limit times the run's first value."""
     for name, part in seen.windows(rule):
         first = float(seen.history.part(name, 0, 1).values[0])
         if part.mean > max(rule.floor, rule.bound * first):
@@ -150,10 +151,13 @@ def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the mean falls below limit times the first window's, with a pass rate below floor."""
+    """Fire if the window's mean is below limit times the first window's, at a low pass rate.
+
+    A pass rate below the floor is low.
+    """
     for name, part in seen.windows(rule) if PASSED in seen.history else ():
         first = seen.history.part(name, 0, rule.window)
-        # The pass rate is averaged over up to four windows, because it is noisier than entropy.
+        # The pass rate is noisier than entropy, so its mean covers up to four windows.
         passed = seen.history.part(PASSED, -4 * rule.window)
         if part.steps[0] <= first.steps[-1] or passed.mean >= rule.floor:
             continue
@@ -164,7 +168,7 @@ def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 SURE = 0.9
-"""A pass rate above which low entropy is the desired result."""
+"""Pass rate above which low entropy is the desired result of training, not a fault."""
 
 
 LOOKS = 5
@@ -172,16 +176,15 @@ LOOKS = 5
 
 
 def _strict(rule: Rule, seen: Seen) -> float | None:
-    """Return the critical value, in standard errors, for all tests of a run; None if none is due
-    now.
+    """Return the critical value of a test at this step, in standard errors; None without a test.
 
-    Each test spends an equal part of the rule's `chance` (Bonferroni). Tests of overlapping windows
-    depend on each other, which only lowers the error rate. The degrees of freedom are those of two
-    halves of a window, or of two windows.
+    There are `LOOKS` tests per window. All tests of a run share the rule's ``chance``, the
+    probability of a false alarm, in equal parts (Bonferroni). The degrees of freedom are those of
+    two halves of a window, or of two windows.
     """
-    # A rule that looks at every step of a long run fires by chance sooner or later. The chance of a
-    # false alarm is therefore divided among all planned looks (Bonferroni), and there are few looks
-    # per window.
+    # An uncorrected test at every step of a long run eventually fires by chance.
+    # Without the correction, entropy_lost stopped 37 to 76 % of healthy runs of 200 steps.
+    # Tests of overlapping windows are correlated, so the true false-alarm rate is even lower.
     stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
     if not step or step % stride:
         return None
@@ -191,7 +194,7 @@ def _strict(rule: Rule, seen: Seen) -> float | None:
 
 
 def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
-    """Return the rise of a metric from its first window to its newest; None while they overlap."""
+    """Return the rise of a metric from its first to its newest window; None if windows overlap."""
     newest = seen.history.newest(name, rule.window, seen.after)
     first = seen.history.part(name, 0, rule.window) if newest is not None else None
     if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
@@ -201,7 +204,7 @@ def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
 
 
 def grown(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean exceeds the first window's by limit, and significantly."""
+    """Fire if the window's mean exceeds the first window's by more than limit, significantly."""
     errors = _strict(rule, seen)
     for name in rule.reads if errors is not None else ():
         rise = _since_start(rule, seen, name) if name in seen.history else None
@@ -212,11 +215,11 @@ def grown(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the first metric falls below limit times its first window without any benefit.
+    """Fire if the rule's first metric falls below limit times its first window without a benefit.
 
-    No benefit means: a gain of floor in the second metric, a pass rate, is ruled out at the rule's
-    `chance`, that rate is not above `SURE`, and no other metric rose by more than two standard
-    errors.
+    The second metric is a pass rate. There is a benefit if the pass rate is above `SURE`, if its
+    gain may reach the floor (at the rule's ``chance``), or if any further metric rose by more than
+    two standard errors.
     """
     errors = _strict(rule, seen)
     if errors is None:
@@ -236,14 +239,19 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(last, [falling, *others], numbers)
 
 
-# The best of all earlier windows is high by chance. At a constant rate with normal noise, 0.3 % of
-# runs of 200 steps and 2.7 % of runs of 1,000 reach 5 errors (300 simulated runs each).
+# The best of many windows is high by chance, so two or three standard errors are not enough.
+# For a constant pass rate with normal noise, a fall of 5 errors occurs by chance
+# in 0.3 % of runs of 200 steps and in 2.7 % of runs of 1,000 steps (300 simulated runs each).
 COLLAPSE_ERRORS = 5.0
 
 
 @dataclass(frozen=True)
 class _Collapse:
-    """A fall from the best earlier window. first: last step of that window."""
+    """Fall of a metric from its best earlier window.
+
+    best, value: means of the best and of the newest window. at: index of the best window's first
+    value. first: last step of the best window.
+    """
 
     best: float
     value: float
@@ -252,9 +260,10 @@ class _Collapse:
 
 
 def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | None:
-    """Return a fall below limit times the best earlier window's mean, else None.
+    """Return the fall of a window's mean below limit times the best earlier window's mean.
 
-    The fall must be at least the floor, and `COLLAPSE_ERRORS` standard errors of the difference.
+    None if the fall is smaller than the floor, or than `COLLAPSE_ERRORS` standard errors of the
+    difference of the two means.
     """
     earlier = seen.history.part(name, 0, -rule.window)
     if len(earlier.steps) < rule.window:
@@ -263,7 +272,7 @@ def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | No
     means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
     at = int(np.argmax(means))
     best, value = float(means[at]), part.mean
-    # Differences of neighboring steps show the noise of a step without the trend.
+    # Differences of neighboring steps contain the noise of a step, but hardly any trend.
     noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
     error = noise * math.sqrt(2 / rule.window)
     if value >= min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
@@ -272,7 +281,7 @@ def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | No
 
 
 def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean is far below the best earlier window's (`_collapse`)."""
+    """Fire if the window's mean is far below the best earlier window's mean (`_collapse`)."""
     for name, part in seen.windows(rule):
         fall = _collapse(rule, seen, name, part)
         if fall is not None:
@@ -282,11 +291,13 @@ def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
-    """As `collapsed`, for a part of a mixture, while the mean of the other parts does not fall.
+    """Fire if one metric collapses while the mean of the rule's other metrics does not fall.
 
-    The other parts are compared over the steps of the same two windows. If they fall too, the
-    policy as a whole is lost, which the rule ``collapse`` finds.
+    The metrics are the pass rates of a mixture's parts. All are compared over the same two windows:
+    the best window of the collapsed metric, and its newest window.
     """
+    # A fall of all parts is a collapse of the whole policy, which rule ``collapse`` reports.
+    # The overall pass rate cannot serve as comparison, because the collapsed part lowers it.
     for name, part in seen.windows(rule):
         fall = _collapse(rule, seen, name, part)
         if fall is None:
@@ -314,13 +325,12 @@ def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def against(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if a metric rises over the window's halves while the pass rate falls, both
-    significantly.
+    """Fire if a metric rises between the halves of a window while the pass rate falls.
 
     The metric must rise by more than limit standard errors. The pass rate must fall by at least the
-    floor, by limit standard errors, and significantly at the rule's `chance` over all tests. The
-    metric may rise in a healthy run, so the pass rate alone must bound the false-alarm rate.
+    floor, by at least limit standard errors, and significantly at the rule's ``chance``.
     """
+    # The metric may rise in a healthy run, so the pass rate alone must bound the false-alarm rate.
     errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
     if errors is None or passed is None:
@@ -338,9 +348,10 @@ def against(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's second half is above limit times the first while the pass rate stays.
+    """Fire if a metric grows between the halves of a window while the pass rate does not rise.
 
-    A rise of the pass rate by floor must be ruled out at the rule's `chance`.
+    The metric's mean must grow by more than the factor limit. A rise of the pass rate by the floor
+    must be ruled out at the rule's ``chance``.
     """
     errors = _strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
@@ -356,17 +367,16 @@ def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if held-out accuracy fell from its recent best while the training reward did not.
+    """Fire if held-out accuracy fell from its recent best while the training reward did not fall.
 
-    Accuracy must fall, paired by problem, by more than limit standard errors and by the floor. The
-    reward must not fall by more than one standard error. window: number of evaluations.
+    Accuracy must fall by at least limit standard errors, paired by problem, and by at least the
+    floor. The reward must not fall by more than one standard error. The window counts evaluations.
     """
     (reward,) = rule.reads
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.value < rule.floor or reward not in seen.history:
         return None
-    # Between the two evaluations the reward must not have fallen too: otherwise the policy got
-    # worse at both, which is no reward hacking.
+    # If reward and accuracy both fall, the policy gets worse, but it does not hack the reward.
     series = seen.history[reward]
     between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
     if len(between) < 4:
@@ -379,7 +389,7 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if held-out accuracy fell significantly below floor times its recent best."""
+    """Fire if held-out accuracy is below floor times its recent best, significantly."""
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.best - fall.value >= rule.floor * fall.best:
         return None
@@ -388,7 +398,11 @@ def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Fall:
-    """Fall from the recent best evaluation to the newest. value: its size, with standard error."""
+    """Fall of held-out accuracy from the best recent evaluation to the newest.
+
+    first, last: steps of the two evaluations. best: accuracy of the best evaluation. value, error:
+    size of the fall and its standard error.
+    """
 
     first: int
     last: int
@@ -403,7 +417,7 @@ class _Fall:
 
 
 def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
-    """Return a paired fall of more than limit standard errors."""
+    """Return a fall of at least limit standard errors, paired by problem, else None."""
     rows = [row for row in of_deciding_kind(seen.evaluations) if row["step"] >= seen.after]
     rows = [row for row in rows if accuracy_of(row) is not None][-rule.window :]
     if len(rows) < 2:
@@ -412,8 +426,8 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
     gain = gain_between(best, last)
     if gain is None or gain.stderr is None:
         return None
-    # If all problems change alike, the estimated error is 0, although one problem may change by
-    # chance.
+    # If all problems change by the same amount, their spread estimates an error of 0.
+    # One problem may still change by chance, so the error is at least one problem.
     fall, error = -gain.value, max(gain.stderr, 1 / gain.num_problems)
     if fall < rule.bound * error:
         return None
@@ -421,7 +435,7 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
 
 
 def total(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the sum of a series is above the limit; of two series, the larger sum counts."""
+    """Fire if the sum of a metric over all steps exceeds the limit. The largest sum counts."""
     sums = {name: seen.history.total(name) for name in rule.reads}
     name = max(sums, key=lambda one: sums[one])
     return (
@@ -432,7 +446,7 @@ def total(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def spent(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the hours so far times the price per hour exceed the limit."""
+    """Fire if the elapsed hours, or for rule ``money`` their cost, exceed the limit."""
     value = seen.row.get("time/elapsed", 0.0) / 3600 * (seen.price if rule.name == "money" else 1.0)
     if value <= rule.bound:
         return None
@@ -441,8 +455,11 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rise:
-    """Means of a window's halves. error: standard error of their difference. times: their
-    difference divided by this error."""
+    """Rise of a metric between the halves of a window.
+
+    before, after: means of the first and of the second half. error: standard error of the rise.
+    times: the rise in standard errors.
+    """
 
     before: float
     after: float
@@ -466,24 +483,15 @@ def _rise(part: Window) -> _Rise:
     first, second = part.values[:middle], part.values[middle:]
     errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
     before, after = float(first.mean()), float(second.mean())
-    # The bound avoids a division by 0 for series of equal values.
+    # Equal values have no variance. The lower bound avoids a division by 0 in `times`.
     error = max(math.sqrt(sum(errors)), 1e-9)
     return _Rise(before, after, error)
 
 
 _ALL = (
     *(not_finite, above, above_soon, below, jump, lasting_jump, outgrown, grown, fallen),
-    *(
-        falls_alone,
-        collapsed,
-        collapsed_beside,
-        against,
-        grows_alone,
-        against_heldout,
-        heldout_fell,
-        total,
-        spent,
-    ),
+    *(falls_alone, collapsed, collapsed_beside, against, grows_alone),
+    *(against_heldout, heldout_fell, total, spent),
 )
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one for one in _ALL

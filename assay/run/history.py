@@ -1,4 +1,4 @@
-"""All values of each metric of a run, in memory; read back from the file on resume."""
+"""All values of each metric of a run, in memory. A resumed run reads earlier values from file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class Window:
 
 
 class History:
-    """Series by metric name, without timing metrics except ``time/elapsed``.
+    """All values of each metric, by metric name.
 
         run.history["reward/mean"].values[-10:].mean()
 
-    A step without a value of a metric is missing from its series.
+    Timing metrics are omitted, except ``time/elapsed``. A step without a value of a metric does not
+    appear among the steps of this metric.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,7 @@ class History:
             if value is None or name == "step" or (is_timing(name) and name not in _KEPT):
                 continue
             if name not in self._steps:
-                # Arrays take 8 bytes per value. Lists of float objects would take four times as
-                # much in runs of many thousand steps.
+                # An array takes 8 bytes per value, a list of float objects four times as much.
                 self._steps[name], self._values[name] = array("q"), array("d")
             self._steps[name].append(row["step"])
             self._values[name].append(value)
@@ -55,28 +55,28 @@ class History:
         return name in self._steps
 
     def __getitem__(self, name: str) -> Window:
-        """Return a whole series. Raises KeyError if the run has not measured it."""
+        """Return all values of a metric. Raises KeyError for a metric that the run lacks."""
         return self.part(name)
 
     def names(self, pattern: str) -> list[str]:
-        """Return the metric names that match a pattern, in which ``*`` stands for any text."""
+        """Return the metric names that match a pattern. One ``*`` matches any text."""
         head, star, tail = pattern.partition("*")
         if not star:
             return [pattern] if pattern in self else []
         return [one for one in self._steps if one.startswith(head) and one.endswith(tail)]
 
     def part(self, name: str, first: int = 0, last: int | None = None) -> Window:
-        """Return a slice of a series, from ``first`` to before ``last``."""
+        """Return a slice of a metric's values. first, last: indices as in a Python slice."""
         cut = slice(first, last)
         return Window(self._steps[name][cut], np.array(self._values[name][cut]))
 
     def newest(self, name: str, count: int, after: int = 0) -> Window | None:
-        """Return the newest ``count`` values after step ``after``; None if there are fewer."""
+        """Return the newest ``count`` values. None if fewer are later than step ``after``."""
         steps = self._steps.get(name, ())
         if len(steps) < count or steps[-count] <= after:
             return None
         return self.part(name, len(steps) - count)
 
     def total(self, name: str) -> float:
-        """Return the sum of a series; 0 if the series does not exist."""
+        """Return the sum of a metric over all steps; 0 if the run lacks the metric."""
         return float(np.sum(self._values.get(name, ())))

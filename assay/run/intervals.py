@@ -1,7 +1,7 @@
-"""Confidence intervals for shares, valid for few problems. Paired differences: `assay.run.paired`.
+"""95 % confidence intervals of shares, also valid for few problems.
 
-Intervals are at 95 %. Problems are the sample, because completions of one problem are not
-independent (Miller 2024, arXiv 2411.00640, section 4).
+The problem is the unit of sampling, because completions of one problem are not independent (Miller
+2024, arXiv 2411.00640, section 4). `assay.run.paired` has intervals of paired differences.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 CONFIDENCE = 0.95
 FEW = 10
-"""Below this number of problems, results show intervals instead of standard errors."""
+"""Results on fewer problems show an interval instead of a standard error."""
 
 NORMAL_QUANTILE = 1.959963984540054
 """Two-sided quantile of the normal distribution at `CONFIDENCE`."""
-# With more degrees of freedom, Student's quantile equals the normal one to a thousandth.
+# Beyond 1,000 degrees of freedom, Student's 95 % quantile is within 0.2 % of the normal quantile.
 _MOST_DEGREES = 1000
 
 Interval = tuple[float, float]
 
 
 def stderr_of(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of independent values; None for fewer than two."""
+    """Return the standard error of a mean of independent values; None for fewer than two values."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1)) / len(values) ** 0.5
@@ -37,9 +37,8 @@ def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int])
 
         sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
 
-    values: [N], ordered by cluster. sizes: number of values in each of the C clusters, which are
-        independent of each other. Miller 2024 (arXiv 2411.00640), section 2.2, with the correction
-        for few clusters.
+    values: [N], ordered by cluster. sizes: number of values in each of C independent clusters.
+    Miller 2024 (arXiv 2411.00640), section 2.2, with the correction C / (C - 1) for few clusters.
     """
     if len(sizes) < 2:
         return None
@@ -49,12 +48,14 @@ def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int])
 
 
 def share_interval(share: float, count: int, stderr: float | None = None) -> Interval:
-    """Return the score interval of the mean share of ``count`` problems (Wilson 1927).
+    """Return the score interval of the mean share over ``count`` problems (Wilson 1927).
 
     With share p, count n and z = 1.96: (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
-    Averages over several completions vary less than single verdicts. ``stderr`` then increases n to
-    the effective sample size p(1-p) / stderr^2 (z/t)^2, with Student's t (Korn and Graubard 1998).
+    A given ``stderr`` may increase n to the effective sample size p(1-p) / stderr^2 (z/t)^2, with
+    Student's t (Korn and Graubard 1998).
     """
+    # With several completions per problem, a problem's pass rate varies less than one verdict.
+    # Wilson's n assumes one verdict per problem, so its interval would be too wide.
     z, n = NORMAL_QUANTILE, float(count)
     if stderr and count > 1:
         n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)
@@ -68,9 +69,11 @@ def share_interval(share: float, count: int, stderr: float | None = None) -> Int
 def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t: the t with P(|T| > t) = ``chance``.
 
-    Bisection of P(|T| <= t), which is a finite sum for a whole number of degrees of freedom
-    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). Rounding dominates below a chance of 1e-12.
+    The method is bisection of P(|T| <= t), a finite sum for an integer number of degrees of freedom
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). Below a chance of 1e-12, rounding errors
+    dominate.
     """
+    # Computed here, because scipy would be a core dependency for this function alone.
     degrees = min(degrees, _MOST_DEGREES)
     low, high = 0.0, 1e3
     for _ in range(60):
@@ -95,9 +98,9 @@ def _within(t: float, degrees: int) -> float:
 def spread_words(
     stderr: float | None, interval: Interval | None, count: int | None, style: str = ".1%"
 ) -> str:
-    """Format an error as ` ± 1.2%`, or the interval if the standard error is unreliable.
+    """Format an uncertainty as ` ± 1.2%`, or as an interval if the standard error is unreliable.
 
-    interval: None if unknown. style: number format.
+    interval: None if unknown. count: number of problems. style: number format.
     """
     if _tells(stderr, interval, count):
         return f" ± {stderr:{style.lstrip('+')}}"
@@ -108,16 +111,17 @@ def spread_words(
 
 def _tells(stderr: float | None, interval: Interval | None, count: int | None) -> TypeGuard[float]:
     """Whether the standard error is reliable."""
+    # If all problems pass or all fail, the standard error is 0 and says nothing.
     return bool(stderr) and (interval is None or count is None or count >= FEW)
 
 
 def share_words(row: Mapping[str, Any], style: str = ".1%") -> str:
-    """Format the uncertainty of an evaluation row's accuracy."""
+    """Format the uncertainty of an evaluation's accuracy."""
     return spread_words(row.get("eval/stderr"), *_share_interval(row), style)
 
 
 def shown_range(row: Mapping[str, Any]) -> Interval | None:
-    """Return the range shown by `share_words`, for a figure; None if unknown."""
+    """Return the range that `share_words` prints, as the ends of an error bar; None if unknown."""
     share, stderr = row.get("eval/pass_at_1"), row.get("eval/stderr")
     interval, count = _share_interval(row)
     if share is not None and _tells(stderr, interval, count):

@@ -1,4 +1,4 @@
-"""A run's journals and listeners: every row is in the run directory before a listener gets it."""
+"""Journals and listeners of a run. A listener gets a row after the row is in the run directory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from assay.host.files import Journal
 
 Listener = Callable[[str, Mapping[str, Any]], None]
-"""Receives events of a run as ``(kind, row)``.
+"""Function that receives the data of a run as ``(kind, row)``.
 
-kind: ``metrics``, ``evaluations`` and ``events``, with the row of that file; ``rollouts``, with
-``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``; ``progress``, every
-second of longer work, with ``what``, ``seconds`` and, if known, ``done``, ``of``, ``unit`` and
-``eta`` in seconds.
+``metrics``, ``evaluations``, ``events``: the row of the file with this name. ``rollouts``:
+``step``, ``path``, ``groups`` and ``verdicts``. ``notes``: ``text``. ``progress``, once a second
+during long work: ``what``, ``seconds`` and, if known, ``done``, ``of``, ``unit`` and ``eta`` in
+seconds.
 """
 
 MOST_WAITING = 10_000
-"""Maximum number of unprocessed rows of a listener."""
+"""Number of unprocessed rows at which a listener is dropped."""
 CLOSE_SECONDS = 5.0
-"""Seconds that the end of a run waits for a listener without its own ``close_seconds``."""
+"""Seconds to wait for a listener at the end of a run. Its ``close_seconds`` overrides them."""
 
 
 class Journals:
-    """Metrics, evaluations and events of a run. Safe to use from any thread.
+    """Journal files of a run's metrics, evaluations and events, and its listeners. Thread-safe.
 
-    Each listener has its own thread, so a hanging listener blocks nothing. A listener that raises
-    or falls too far behind is dropped, and an event records it.
+    Each listener has its own thread, so a hanging listener cannot block the run. A listener that
+    raises or lags too far behind is dropped, and an event records the reason.
     """
 
     def __init__(self, folder: Path, failed: Callable[[str, str], None]) -> None:
@@ -46,6 +46,7 @@ class Journals:
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Append a row to a journal, then notify the listeners."""
+        # The file comes first: a listener must never report a row that a crash then loses.
         self._files[name].append(row)
         self.notify(name, dict(row))
 
@@ -59,16 +60,17 @@ class Journals:
         return self._files[name].rows()
 
     def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite a journal with only the wanted rows."""
+        """Remove all rows from a journal for which ``wanted`` is false."""
         self._files[name].keep(wanted)
 
     def sync(self) -> None:
-        """Sync all rows to disk, so that they survive a power failure."""
+        """Sync all journals to disk, so that their rows survive a power failure."""
         for file in self._files.values():
             file.sync()
 
     def close(self) -> None:
         """Wait briefly for the listeners, then close the files."""
+        # Threads stop before the files close, because a failing listener still records an event.
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.close()
@@ -80,6 +82,7 @@ class _ListenerThread(threading.Thread):
     """Thread and queue of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
+        # A daemon, so that a hanging listener cannot keep the process alive.
         super().__init__(name="run-listener", daemon=True)
         self._listener, self._failed = listener, failed
         self._waiting: queue.Queue[tuple[str, Mapping[str, Any]] | None] = queue.Queue(MOST_WAITING)
@@ -96,7 +99,8 @@ class _ListenerThread(threading.Thread):
         while not self._dropped and (item := self._waiting.get()) is not None:
             try:
                 self._listener(*item)
-            except (Exception, SystemExit) as error:  # user code, or a terminal that is closed
+            # Listeners run user code, or write to a terminal that may be closed.
+            except (Exception, SystemExit) as error:
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def close(self) -> None:

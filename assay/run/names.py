@@ -1,4 +1,4 @@
-"""Names of checkpoints: ``RUN``, ``RUN@last``, ``RUN@best``, ``RUN@120``, or the folder itself."""
+"""Names of checkpoints: ``RUN``, ``RUN@last``, ``RUN@best``, ``RUN@120``, or a folder's path."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from assay.run.rollback import newest_stop
 
 
 def find_checkpoint(name: str) -> Path | None:
-    """Return the folder of the named checkpoint; None if the name denotes no checkpoint.
+    """Return the folder of the named checkpoint; None if the name does not refer to a checkpoint.
 
-    ``RUN@120`` is the checkpoint of a step, ``RUN@best`` the best on held-out problems,
-    ``RUN@last`` the newest. Plain ``RUN`` is the newest too, unless a guard stopped the run; then a
-    step must be named. Every file is checked against the manifest, at a second or two per GiB.
-    Raises RunError if a file differs or the checkpoint does not exist.
+    ``RUN@120`` is the checkpoint of step 120, ``RUN@best`` the best on held-out problems, and
+    ``RUN@last`` the newest. Plain ``RUN`` also means the newest, but raises RunError if the guard
+    stopped the run. Every file is checked against the manifest, which takes a second or two per
+    GiB. Raises RunError for a damaged or missing checkpoint.
     """
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):
         return _checked(folder)
-    # A part of a checkpoint, such as its critic.
+    # A name may also refer to one component of a checkpoint, such as its critic.
     if folder.is_dir() and _is_checkpoint(folder.parent):
         return _checked(folder.parent) / folder.name
     run, which = folder, ""
     if not folder.exists() and "@" in name:
         place, _, which = name.rpartition("@")
         run = Path(place).expanduser()
-        # The part after "@" is empty, as in ``RUN@$STEP`` if the shell variable is not set.
+        # ``RUN@$STEP`` with an unset shell variable must not silently mean the newest checkpoint.
         if not which and (run / "config.toml").is_file():
             accepted = f"{place}, {place}@best, {place}@last or {place}@STEP"
             raise RunError(message(name, "nothing after the @", accepted))
@@ -44,8 +44,8 @@ def find_checkpoint(name: str) -> Path | None:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run that a checkpoint's folder belongs to; None if it belongs to none."""
-    # The folder above a relative name is the working directory, which may have a config.toml.
+    """Return the run that contains a checkpoint folder; None for a folder outside of a run."""
+    # The parent of a one-word path is the working directory, which may contain a config.toml.
     if checkpoint.absolute().parent.name != "checkpoints":
         return None
     run = checkpoint.parent.parent
@@ -53,12 +53,14 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def check_place(name: str, where: str) -> None:
-    """Raise RunError if a name can only be a path and the path does not exist.
+    """Raise RunError if a name can only be a path, and the path does not exist.
 
-    ``OWNER/NAME`` may also be a model on the hub, unless ``OWNER`` is a folder of runs.
+    ``OWNER/NAME`` may also be a model on the Hugging Face Hub, unless ``OWNER`` is a folder of
+    runs.
     """
+    # Without this check, a mistyped path such as runs/nope would be requested from the hub.
     folder = Path(name).expanduser()
-    # For ``RUN@best`` and the like, `find_checkpoint` reports the fault.
+    # `find_checkpoint` reports faults of names such as ``RUN@best``.
     if folder.exists() or "@" in name:
         return
     runs = sorted(one.parent.name for one in folder.parent.glob("*/config.toml"))
@@ -81,8 +83,8 @@ def _is_checkpoint(folder: Path) -> bool:
     if is_named_so and folder.is_dir() and (checkpoints.parent / "config.toml").is_file():
         return True
     manifest = folder / MANIFEST
-    # A model folder that another program wrote may contain a file of this name. An unreadable one
-    # may be a damaged checkpoint.
+    # Other programs may also write a manifest.json, so its content decides.
+    # An unreadable manifest may belong to a damaged checkpoint, and counts as one.
     return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
 
 
@@ -99,7 +101,7 @@ def _checked(folder: Path) -> Path:
 
 
 def _choose(run: Path, which: str) -> Path:
-    """Return the folder of ``which``: empty, ``last``, ``best`` or a step."""
+    """Return the checkpoint folder for the text after "@": empty, ``last``, ``best`` or a step."""
     checkpoints = _checkpoints(run)
     steps = checkpoints.steps()
     if not steps:
@@ -123,7 +125,8 @@ def _choose(run: Path, which: str) -> Path:
 
 
 def _guard_stop(run: Path, newest: int) -> str:
-    """Return why the newest checkpoint must be named explicitly; empty if it need not be."""
+    """Return why plain ``RUN`` is refused; "" if the guard has not stopped the run."""
+    # After a guard stop, the newest checkpoint contains the policy that the guard rejected.
     stop = newest_stop(run)
     if stop is None or int(stop.get("step") or 0) < newest:
         return ""
@@ -133,7 +136,7 @@ def _guard_stop(run: Path, newest: int) -> str:
 
 
 def _choices(run: Path) -> list[tuple[int, str]]:
-    """Return (step, possible names) of each checkpoint of a run."""
+    """Return (step, text with all its names) for each checkpoint of a run, newest first."""
     steps, best = _checkpoints(run).steps(), _best(run)
     found: list[tuple[int, str]] = []
     for step in reversed(steps):

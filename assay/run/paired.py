@@ -1,9 +1,9 @@
-"""Is B better than A? Paired comparison of A and B on the same problems.
+"""Paired comparison of two policies A and B on the same problems: is B better than A?
 
-Every comparison uses this module: of models, runs, evaluations of a run, a gate's candidate and its
-reference, or a search and plain sampling. Pairing removes the difficulty of the problems from the
-error. Problems are the sample, because completions of one problem are not independent (Miller 2024,
-arXiv 2411.00640, section 4).
+All comparisons use this module: of models, of runs, of two evaluations, of a gate's candidate with
+its reference, of a search with plain sampling. Pairing removes the difficulty of the problems from
+the error. The problem is the unit of sampling, because completions of one problem are not
+independent (Miller 2024, arXiv 2411.00640, section 4).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import numpy as np
 
 from assay.run.intervals import NORMAL_QUANTILE, Interval, spread_words, stderr_of, t_quantile
 
-# Size limit of the grid that counts sums of differences.
 _MOST_POINTS = 2**18
+"""Limit of the denominators in `sign_flip_p`, and so of its grid size and memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Gain of B over A in accuracy, over problems judged for both.
+    """Gain in accuracy of B over A, over the problems judged for both.
 
-    stderr: standard error of the mean difference per problem, paired because both use
-    the same random numbers; None for one problem. interval: 95 %, see `paired_interval`.
+    value: mean difference per problem. stderr: paired standard error of this mean; None for one
+    problem. interval: 95 % interval of `paired_interval`.
     """
 
     value: float
@@ -42,7 +42,7 @@ class Gain:
 
     @property
     def points(self) -> str:
-        """The gain in percentage points."""
+        """Text of the gain in percentage points, with its uncertainty."""
         low, high = (100 * one for one in self.interval)
         error = None if self.stderr is None else 100 * self.stderr
         spread = spread_words(error, (low, high), self.num_problems, "+.1f")
@@ -51,7 +51,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Pass rates of A and of B on the problems judged for both, in the order of ``ids``."""
+    """Pass rates of A and B on the problems judged for both. ids: the ids of these problems."""
 
     ids: tuple[str, ...] = ()
     a: tuple[float, ...] = ()
@@ -61,13 +61,13 @@ class Paired:
     def of(
         cls, a: Mapping[str, float], b: Mapping[str, float], ids: Iterable[str] | None = None
     ) -> Paired:
-        """Pair pass rates by problem id. ids: problems to use; None: all of A, in its order."""
+        """Pair pass rates by problem id. ids: problems to include; None: all problems of A."""
         both = tuple(id for id in (a if ids is None else ids) if id in a and id in b)
         return cls(both, tuple(a[id] for id in both), tuple(b[id] for id in both))
 
     @classmethod
     def joined(cls, parts: Sequence[Paired]) -> Paired:
-        """Join results on different problems."""
+        """Concatenate results on different problems."""
         sides = ("ids", "a", "b")
         return cls(*(tuple(one for each in parts for one in getattr(each, side)) for side in sides))
 
@@ -76,17 +76,17 @@ class Paired:
 
     @property
     def differences(self) -> list[float]:
-        """B minus A, for each problem."""
+        """Pass rate of B minus pass rate of A, for each problem."""
         return [after - before for before, after in zip(self.a, self.b, strict=True)]
 
     @property
     def better(self) -> tuple[str, ...]:
-        """Ids of the problems on which B is better."""
+        """Ids of the problems on which B has a higher pass rate than A."""
         return tuple(id for id, one in zip(self.ids, self.differences, strict=True) if one > 0)
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """Ids of the problems on which B is worse."""
+        """Ids of the problems on which B has a lower pass rate than A."""
         return tuple(id for id, one in zip(self.ids, self.differences, strict=True) if one < 0)
 
     @property
@@ -96,34 +96,35 @@ class Paired:
 
     @property
     def p_value(self) -> float | None:
-        """P value of the exact paired test (`sign_flip_p`); None without problems."""
+        """Two-sided p value of the exact paired test (`sign_flip_p`); None without problems."""
         return sign_flip_p(self.differences) if self.ids else None
 
 
 def gain_of(differences: Sequence[float]) -> Gain:
-    """Return the gain from the differences of at least one problem."""
+    """Return the gain from the differences B minus A of at least one problem."""
     interval = paired_interval(differences)
     return Gain(float(np.mean(differences)), stderr_of(differences), len(differences), interval)
 
 
 def paired_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> Paired:
-    """Pair two evaluation rows; empty if one lacks results per problem."""
+    """Pair two evaluations by problem; the result is empty without results per problem."""
     before, after = (row.get("eval/by_problem") or {} for row in (first, last))
     return Paired.of(before, after)
 
 
 def gain_between(first: Mapping[str, Any], last: Mapping[str, Any]) -> Gain | None:
-    """Return the paired gain of two rows; None if they lack results per problem."""
+    """Return the paired gain between two evaluations; None without results per problem."""
     return None if first is last else paired_rows(first, last).gain
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
     """Return a 95 % interval of the mean of paired differences, each in [-1, 1].
 
-    Student's interval, mean ± t e. If all differences are -1, 0 or 1 (one completion per problem),
-    or all are equal: the adjusted Wald interval, which adds one gained and one lost problem (Bonett
-    and Price 2012). Its width stays positive even if all differences are 0.
+    The interval is Student's, mean ± t e with standard error e. If all differences are -1, 0 or 1
+    (one completion per problem), or all are equal, the interval is the adjusted Wald interval of
+    Bonett and Price (2012), which adds one gained and one lost problem.
     """
+    # Student's interval has no width if all differences are equal. The Wald interval always has.
     count, error = len(differences), stderr_of(differences)
     if error and not all(one in (-1, 0, 1) for one in differences):
         mean, half = float(np.mean(differences)), t_quantile(count - 1) * error
@@ -137,14 +138,16 @@ def paired_interval(differences: Sequence[float]) -> Interval:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the two-sided p value of the exact sign-flip permutation test of pairs.
+    """Return the two-sided p value of the exact sign-flip permutation test for paired differences.
 
-    The p value is the probability of a sum at least as far from 0 under random signs (Fisher 1935,
-    section 21). For differences -1, 0 and 1 it equals McNemar's exact test. The product of the
-    characteristic functions cos(d w) on a grid counts all sign patterns at once (Pagano and
-    Tritchler 1983). Differences without a small common denominator are rounded to 1/260,000 of the
-    sum of their absolute values.
+    The p value is the probability that random signs give a sum at least as far from 0 as the
+    observed sum (Fisher 1935, section 21). For differences -1, 0 and 1 the test equals McNemar's
+    exact test. Differences without a small common denominator are rounded to multiples of 1/131,072
+    of the sum of their absolute values.
     """
+    # There are 2^n sign patterns, too many to enumerate.
+    # The product of the characteristic functions cos(d w) on a grid counts all patterns at once
+    # (Pagano and Tritchler 1983).
     sizes = _whole_numbers(differences)
     total, observed = sum(abs(one) for one in sizes), abs(sum(sizes))
     if not observed:
@@ -159,12 +162,13 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     chances = np.fft.irfft(product, num_points)
     both = float(chances[observed : num_points - observed + 1].sum())
     num_nonzero = sum(one != 0 for one in sizes)
-    # At least the observed signs and their mirror image count, whatever the rounding of the FFT.
+    # FFT rounding could give 0 for a tiny p value.
+    # The observed signs and their mirror image always count, so the least p value is 2 / 2^n.
     return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))
 
 
 def _whole_numbers(differences: Sequence[float]) -> list[int]:
-    """Return the differences as integer multiples of a common unit, rounded if it is tiny."""
+    """Return the differences as integer multiples of a common unit, rounded for a tiny unit."""
     exact = [Fraction(one).limit_denominator(_MOST_POINTS) for one in differences]
     unit = math.lcm(*(one.denominator for one in exact))
     extent = float(sum(abs(one) for one in exact))
@@ -173,7 +177,7 @@ def _whole_numbers(differences: Sequence[float]) -> list[int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for multiple tests (Holm 1979), in the input order."""
+    """Correct p values for multiple testing (Holm 1979). The order of the input is kept."""
     order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, n in enumerate(order):

@@ -1,4 +1,4 @@
-"""Progress of a run: a live display on a terminal and in a notebook, lines elsewhere."""
+"""Progress display of a run: live in a terminal or a notebook, else plain lines of text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ from assay.run.intervals import share_words
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
-# Seconds without output after which a line reports the progress of a generation.
+"""Minimum number of seconds between the lines of two steps, without a live display."""
 _SAMPLING_EVERY = 30.0
+"""Seconds without output after which a line reports the progress of sampling."""
 _SILENT_AFTER = 5.0
+"""Seconds without a report of the generator, after which the general progress is shown."""
 _LIVE_EVERY = 0.25
+"""Minimum number of seconds between two updates of a live display."""
 _WORDS = {
     "generate": "sampling",
     "evaluate": "evaluating",
@@ -50,6 +53,7 @@ _SHOWN = (
     ("speed/step", "tok/s", "{:,.0f}"),
 )
 _WINDOW = 32
+"""Number of newest steps for the estimate of the pace and for the reward curve."""
 
 
 class SamplingCall(Protocol):
@@ -67,7 +71,7 @@ class SamplingCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HowFar:
-    """Progress of a generation. call: the generator's newest call."""
+    """Progress of a sampling task. call: newest call of the generator within the task."""
 
     what: str
     num_completions: int
@@ -76,7 +80,7 @@ class HowFar:
 
     @property
     def numbers(self) -> str:
-        """The numbers without their unit."""
+        """Text of the counts and the speed, without ``what``."""
         of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
         return f"{of}, {self.call.tokens:,} tokens, {self.call.tokens_per_second:,.0f} tokens/s"
 
@@ -85,10 +89,10 @@ class HowFar:
 
 
 class SamplingWatch:
-    """Receives the progress of a generator and prints it at intervals.
+    """Receives the progress reports of a generator, and shows some of them.
 
-    every: seconds without output before a line is printed. `showed` tells this object about other
-    output. If a part of a call was printed, its end is printed too.
+    every: minimum number of seconds between two shown reports. Other output also counts as a shown
+    report; `showed` announces it. If any report of a call was shown, its last report is shown too.
     """
 
     def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
@@ -107,6 +111,7 @@ class SamplingWatch:
             if self._call is not None and self._num_wanted:
                 self._num_before += self._call.num_completions
             self._call = call
+        # A visible count must not stop short of its total, so the last report is always shown.
         ended = self._shown is call and call.num_completions == call.num_wanted
         if ended or self.is_due:
             self._shown = call
@@ -121,16 +126,16 @@ class SamplingWatch:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the generator has not reported for long."""
+        """Whether the generator has not reported for `_SILENT_AFTER` seconds."""
         return time.monotonic() - self._heard >= _SILENT_AFTER
 
     def showed(self) -> None:
-        """Restart the interval before the next line."""
+        """Restart the interval, because other output was shown."""
         self._last = time.monotonic()
 
     @contextmanager
     def doing(self, what: str, num_wanted: int) -> Iterator[None]:
-        """Count all calls in this context as one task of ``num_wanted`` completions."""
+        """Count all generator calls in this context as one task of ``num_wanted`` completions."""
         self._what, self._num_wanted, self._num_before = what, num_wanted, 0
         self._call = None
         try:
@@ -140,7 +145,7 @@ class SamplingWatch:
 
 
 class NotebookDisplay:
-    """A notebook cell's display, updated in place as `Live` does on a terminal."""
+    """Display in a notebook cell that is updated in place, as `Live` does in a terminal."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -148,7 +153,7 @@ class NotebookDisplay:
         self._shown = float("-inf")
 
     def update(self, shown: ConsoleRenderable) -> None:
-        """Replace the display, at a limited rate."""
+        """Replace the content of the display, at most once per `_LIVE_EVERY` seconds."""
         self._newest = shown
         if time.monotonic() - self._shown >= _LIVE_EVERY:
             self.stop()
@@ -158,7 +163,7 @@ class NotebookDisplay:
         if self._newest is None:
             return
         text = io.StringIO()
-        # Without this, kernels request terminal color codes, which a page cannot display.
+        # Jupyter kernels set FORCE_COLOR, which rich obeys, but HTML cannot show color codes.
         plainly: dict[str, Any] = {"force_terminal": False, "color_system": None}
         console = Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False, **plainly)
         console.print(self._newest)
@@ -166,6 +171,7 @@ class NotebookDisplay:
         page = {"text/plain": plain, "text/html": f"<pre>{html.escape(plain)}</pre>"}
         self._newest, self._shown = None, time.monotonic()
         if self._handle is None:
+            # A late import, because IPython exists only in a notebook.
             from IPython.display import display  # pyright: ignore[reportMissingImports]
 
             self._handle = display(page, raw=True, display_id=True)
@@ -174,13 +180,13 @@ class NotebookDisplay:
 
 
 class Progress:
-    """Display of one run on standard error, so that standard output stays clean; a `Listener`.
+    """Progress display of a run on standard error. It is a `Listener` of the run.
 
-    On a terminal and in a notebook: a progress bar, the newest metrics, the reward curve, and the
-    progress of generation. Elsewhere: a line per step, at most one every few seconds, and one if a
-    generation is silent for long. Quiet: nothing. evaluate_every, max_minutes: configured values,
-    from which the remaining time is estimated. evaluations: those so far. sampling: receives the
-    generator's progress.
+    A terminal or notebook shows a progress bar, the newest metrics, the reward curve, and the
+    progress of sampling. Other outputs get a line per step, at most one every 5 s, and a line for
+    long work. A quiet display shows nothing. evaluate_every, max_minutes: configured values, for
+    the estimate of the remaining time. evaluations: evaluations so far. sampling: receives the
+    generator's reports.
     """
 
     def __init__(
@@ -214,7 +220,7 @@ class Progress:
         self.sampling = SamplingWatch(self._show_sampling, every)
 
     def __call__(self, kind: str, row: Row) -> None:
-        """Show a finished step, an evaluation, or a permanent line."""
+        """Show a finished step, an evaluation, the progress of long work, or a note."""
         if kind == "metrics":
             self._step(row["step"], row)
         elif kind == "evaluations":
@@ -226,6 +232,7 @@ class Progress:
 
     def _step(self, step: int, metrics: Row) -> None:
         elapsed = metrics.get("time/elapsed", 0.0)
+        # Evaluations run every few steps, so `eta` counts them separately from the pace.
         self._pace.append((step, elapsed - self._seconds_evaluating))
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
@@ -239,8 +246,9 @@ class Progress:
                 self._print(self._line(step, metrics))
 
     def _working(self, row: Row) -> None:
-        """Show long work: at once on a terminal, elsewhere after some seconds without output. While
-        a generator reports its progress, that is shown instead.
+        """Show long work: immediately on a live display, else after 30 s without output.
+
+        While the generator reports its progress, only these more detailed reports are shown.
         """
         if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return
@@ -269,10 +277,7 @@ class Progress:
             self._live = None
 
     def eta(self, step: int) -> float | None:
-        """Estimate the seconds to the end of the run from the recent pace, plus evaluations.
-
-        Past evaluations do not count toward the pace.
-        """
+        """Estimate the seconds until the end of the run: recent pace, plus future evaluations."""
         if self.num_steps is None or len(self._pace) < 2:
             return None
         (first, started), (last, now) = self._pace[0], self._pace[-1]
@@ -325,7 +330,7 @@ def _shown(metrics: Row) -> list[tuple[str, str]]:
 
 
 def working_words(row: Row) -> str:
-    """Describe long work, as ``update: 3 of 17 micro-batches, 41 s, ETA 3 min 10 s``."""
+    """Describe long work as ``update: 3 of 17 micro-batches, 41 s, ETA 3 min 10 s``."""
     what = _WORDS.get(row["what"], row["what"])
     parts = [f"{row['done']:,} of {row['of']:,} {row['unit']}"] if "of" in row else []
     parts.append(format_seconds(row["seconds"]))
@@ -336,7 +341,10 @@ def working_words(row: Row) -> str:
 def evaluation_seconds_left(
     evaluations: Sequence[Row], every: int | None, step: int, num_steps: int | None
 ) -> float:
-    """Estimate the seconds of the evaluations from ``step`` on, each as long as the newest."""
+    """Estimate the seconds of all evaluations from ``step`` on.
+
+    Each future evaluation is assumed to take as long as the newest one.
+    """
     if num_steps is None or not evaluations:
         return 0.0
     newest = [row for row in evaluations if row["step"] == evaluations[-1]["step"]]
@@ -348,14 +356,14 @@ def evaluation_seconds_left(
 
 
 def sparkline(values: deque[float] | list[float]) -> str:
-    """Draw the values as a line of small bars, scaled from lowest to highest."""
+    """Draw values as a line of block characters, scaled from the lowest to the highest value."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration for people: 8 s, 4 min 20 s, 3 h 05 min."""
+    """Format a duration as 8 s, 4 min 20 s, or 3 h 05 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

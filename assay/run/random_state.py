@@ -1,7 +1,7 @@
-"""The process-wide random generators, as a part of every checkpoint.
+"""State of the process-wide random generators, saved in every checkpoint.
 
-Assay's own random numbers are computed from keys and need no state. A user's verifier, rule or
-model code may use these generators.
+Assay computes its own random numbers from keys and needs no generator state. User code, such as a
+verifier, a guard rule or a model, may use the process-wide generators.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _FILE = "random.json"
 
 
 class GlobalRandomState:
-    """Saves and restores the states of `random`, numpy's legacy generator and torch."""
+    """Saves and restores the states of `random`, NumPy's legacy generator, and torch."""
 
     @staticmethod
     def seed(seed: int) -> None:
-        """Seed all three, so that a run killed before its first checkpoint repeats the same
-        numbers."""
+        """Seed `random`, NumPy's legacy generator, and torch if it is loaded."""
+        # A run that is killed before its first checkpoint then restarts with the same numbers.
         random.seed(seed)
-        # numpy's legacy generator accepts 32 bits only.
+        # NumPy's legacy generator accepts only 32-bit seeds.
         np.random.seed(seed % 2**32)
         if torch := sys.modules.get("torch"):
             torch.manual_seed(seed)
 
     def state_copy(self) -> SavedRandomState:
         """Copy the current states."""
-        # The legacy tuple is plain data, which JSON can hold exactly.
+        # NumPy's legacy tuple contains only integers and a float, which JSON stores exactly.
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {
             "python": random.getstate(),
@@ -48,11 +48,11 @@ class GlobalRandomState:
         return SavedRandomState(states)
 
     def save_state(self, folder: Path) -> None:
-        """Write the states. Equal states give equal files."""
+        """Write the states as JSON. Equal states give equal files, byte for byte."""
         self.state_copy().save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore the states, skipping devices that do not exist here."""
+        """Restore the states. States of devices that this machine lacks are ignored."""
         states = json.loads((folder / _FILE).read_text())
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words), gauss))
@@ -66,7 +66,7 @@ class GlobalRandomState:
 
 
 class SavedRandomState(GlobalRandomState):
-    """The states at the time of construction."""
+    """Copy of the generator states at one point in time."""
 
     def __init__(self, states: dict[str, Any]) -> None:
         self._states = states

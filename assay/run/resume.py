@@ -1,4 +1,4 @@
-"""Checks and notes for resuming a run, possibly with a changed configuration."""
+"""Checks and warnings for resuming a run, possibly with a changed configuration."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ LENGTHS = [
 def check_beginning(
     folder: Path, rows: Sequence[Row], events: Sequence[Row], every: int, damaged: Sequence[str]
 ) -> None:
-    """Raise RunError if a run without a valid checkpoint should have one.
+    """Raise RunError if a run has no valid checkpoint, although it has saved one before.
 
-    A run killed before its first checkpoint starts over without loss. rows, events: the run's
-    metrics and events. every: steps between checkpoints. damaged: faults of existing checkpoints.
+    A run that was killed before its first checkpoint may start over. rows, events: metrics and
+    events of the run. every: steps between checkpoints. damaged: faults of existing checkpoints.
     """
-    # A run that was killed before its first checkpoint starts again. A run that lost its
-    # checkpoints must not.
     done = max((int(row.get("step") or 0) for row in rows), default=0)
     had_one = done > every or any(event.get("checkpoint") for event in events)
     if not damaged and not had_one:
         return
     found = "; ".join(damaged) or "its checkpoints are missing"
-    # Otherwise its steps would be trained again, and could overwrite weights that still exist.
+    # A restart from step 0 would train all steps again, and overwrite weights that still exist.
     raise RunError(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
         f"changed; restore the files from a copy, or start a new run: "
@@ -54,7 +52,7 @@ def check_has_use(
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
         return
-    # Otherwise the saved configuration would describe steps that never ran.
+    # A resume would save these settings, and config.toml would describe steps that never ran.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
     found = f"{how}, so no step would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
@@ -64,8 +62,8 @@ def check_has_use(
 
 
 def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
-    """Return notes for people about a resumed run. facts: of its event ``resumed``."""
-    # Another torch version, instruction set or thread count adds up sums in another order.
+    """Return lines of text for display about a resumed run. facts: its event ``resumed``."""
+    # The torch version, the instruction set and the thread count determine the order of summation.
     bits = "the result may differ in the last bits"
     notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
     notes += [
@@ -83,11 +81,11 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 
 
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
-    """Return a line if the learning-rate schedule spans different steps than before, else None.
+    """Return a warning if a changed length of the run changes its learning-rate schedule.
 
-    rate: learning rate of the last step. A schedule that lists points does not depend on the number
-    of steps.
+    rate: learning rate of the last step, for the text. The result is None without a change.
     """
+    # A constant learning rate does not depend on the length of the run.
     kind, stage = now.optimizer.schedule, now.stage
     old, new = getattr(before, stage), getattr(now, stage)
     if kind == "constant" or kind != before.optimizer.schedule or old is None:
@@ -104,5 +102,5 @@ def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None
 
 
 def without_limit(config: TrainConfig) -> TrainConfig:
-    """Return the configuration without the time limit, which applies to one start only."""
+    """Return a configuration without ``run.max_minutes``, which limits only one start of a run."""
     return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})

@@ -1,6 +1,6 @@
-"""Roll a run back to an earlier checkpoint, and record approvals after a severe stop.
+"""Rollback of a run to an earlier checkpoint, and approvals after a severe guard stop.
 
-Data after the checkpoint is moved to the run's ``rolled_back/``, never removed.
+A rollback moves data after the checkpoint to the run's folder ``rolled_back/``. It removes nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from assay.run.evaluation_log import FOLDER
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """A run that was rolled back. before: the newest step before the rollback. kept: folder to
-    which later data was moved."""
+    """Result of a rollback.
+
+    to: step of the checkpoint. before: newest step before the rollback. kept: folder with the data
+    of later steps.
+    """
 
     run: str
     to: int
@@ -32,7 +35,7 @@ class RolledBack:
     kept: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -43,9 +46,9 @@ class RolledBack:
 
 
 def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
-    """Make the checkpoint of a step the newest one of a run, and record who did it and why.
+    """Make the checkpoint of step ``to`` the newest one of a run. Record who did it and why.
 
-    Raises RunError if the checkpoint is missing or damaged, or if nothing follows it.
+    Raises RunError if the checkpoint is missing or damaged, or if it is already the newest state.
     """
     folder = Path(run)
     config_of(folder)
@@ -61,12 +64,12 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     try:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
-        # Read before any file is moved, because an event is appended at the end.
+        # A damaged events.jsonl must raise before any file moves: the last write appends to it.
         read_events(folder / "events.jsonl")
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
-        # Later data is moved, not removed: it is the evidence of why the run was rolled back.
+        # Later data is evidence for the reason of the rollback, so it is not removed.
         aside = make_folder(folder / "rolled_back", f"step-{before:06d}-to-{to:06d}")
         for name in names:
             _set_aside(folder / f"{name}.jsonl", aside, rows[name], to)
@@ -82,6 +85,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
 
 
 def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) -> None:
+    # The copy is on disk before the journal shrinks, so a kill between the two loses no row.
     later = [row for row in rows if int(row["step"]) > to]
     if later:
         text = "".join(json.dumps(row) + "\n" for row in later)
@@ -90,7 +94,7 @@ def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) 
 
 
 def _later_files(folder: Path, to: int) -> list[Path]:
-    """Return checkpoints, rollouts, evaluation logs and gate results of steps after ``to``."""
+    """Return the checkpoints, rollouts, evaluation logs and gate results of steps after ``to``."""
     found = [*folder.glob("checkpoints/step-*"), *folder.glob("rollouts/step-*.parquet")]
     found += [*folder.glob(f"{FOLDER}/*/step-*.parquet"), *folder.glob("gates/step-*.json")]
     found += folder.glob("rollouts/sampled-*.parquet")
@@ -99,23 +103,22 @@ def _later_files(folder: Path, to: int) -> list[Path]:
 
 
 def newest_stop(run: Path) -> Mapping[str, Any] | None:
-    """Return the newest guard stop without an approval; None without one.
-
-    A rollback, or an approval to continue, counts as approval.
-    """
+    """Return the event of the newest guard stop, unless a rollback or an approval followed it."""
     stop: Mapping[str, Any] | None = None
     for event in read_events(run / "events.jsonl"):
         if event.get("kind") == "guard_stop":
             stop = event
-        # Either one answers the stop: the faulty steps are gone, or a person has taken
-        # responsibility for them.
+        # A rollback has removed the faulty steps, or a person has taken responsibility for them.
         elif event.get("kind") in ("rolled_back", "approved"):
             stop = None
     return stop
 
 
 def check_approved(run: Path, approved_by: str | None) -> None:
-    """Raise RunError if a run needs an approval to continue; otherwise record the approval."""
+    """Raise RunError if a run needs an approval and has none; else record the given approval.
+
+    Only a severe guard stop needs an approval.
+    """
     stop = newest_stop(run)
     if stop is None or not stop.get("severe"):
         return

@@ -1,8 +1,9 @@
-"""The rollout log, the primary record of a run: a Parquet shard per step, a row per completion.
+"""The rollout log, the primary record of a run: a Parquet file per step, a row per completion.
 
-A shard is written before learning. Afterwards it is rewritten in the background with the learner's
-log-probabilities, values and advantages. Floats and tokens round-trip bit for bit. `SampledLog`
-holds completions of a step before its shard is written.
+The file of a step is called a shard. A shard is written before the optimizer update. After the
+update, a background thread rewrites the shard with the learner's log-probabilities, values and
+advantages. Floats and tokens round-trip bit for bit. `SampledLog` stores the completions of a step
+before its shard is written.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from assay.types import Group, Problem, Verdict
 _VERSION = b"assay.version"
 _PUT_BACK = b"assay.put_back"
 _DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
-"""Exceptions for a damaged shard. Checksums are verified before decoding."""
+"""Exceptions that reading a damaged shard may raise."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
 
 
 class Recorded(NamedTuple):
-    """Contents of a shard: groups and verdicts."""
+    """Contents of a shard: groups, and the verdicts of each group's completions."""
 
     groups: list[Group]
     verdicts: list[tuple[Verdict, ...]]
 
 
 class PutBack(NamedTuple):
-    """Problems that wait for a later step, because this step canceled their groups, and the tokens
-    that were lost."""
+    """Problems whose groups a step canceled, and which a later step samples again.
+
+    groups: ids of the canceled groups. tokens: number of discarded sampled tokens.
+    """
 
     groups: Sequence[str]
     tokens: int
@@ -68,14 +71,14 @@ class RolloutLog:
         self.folder = folder
         self.sampled = SampledLog(folder, self._write_sampled, _read_sampled)
         self._open: tuple[int, pa.Table] | None = None
-        # The second write of a shard runs while the next step is sampled. One thread keeps the
-        # order of writes.
+        # The second write of a shard runs while the next step is sampled.
+        # A single thread keeps the writes in order.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
         self._pending_step = 0
 
     def path(self, step: int) -> Path:
-        """Return the path of a step's shard, which may not exist."""
+        """Return the path of a step's shard. The shard may not exist."""
         return self.folder / f"step-{step:06d}.parquet"
 
     def steps(self) -> list[int]:
@@ -92,10 +95,7 @@ class RolloutLog:
         verifier_hashes: Mapping[str, str],
         put_back: PutBack | None = None,
     ) -> None:
-        """Write the shard of a step; it is on disk when this returns.
-
-        put_back: stored in the shard without rows.
-        """
+        """Write the shard of a step to disk. put_back: stored in the metadata of the shard."""
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
         about = {_VERSION: str(SCHEMA_VERSION).encode()}
@@ -109,10 +109,10 @@ class RolloutLog:
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
         """Add the learner's columns to the shard of a step, in the background.
 
-        batch: has ``length_R``, ``row_T`` (row of each token, ascending), ``old_logprobs_T``,
-        ``ref_logprobs_T`` and ``values_T`` (the last two may be None): tensors or arrays over the
-        completion tokens, in the order of the recorded groups. Rows after those of the batch keep
-        null in these columns.
+        batch: object with the tensors or arrays ``length_R``, ``row_T`` (row of each token,
+        ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and ``values_T``. The last two may be
+        None. Tokens are in the order of the recorded groups. Rows after those of the batch keep
+        null in the learner's columns.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
@@ -124,9 +124,9 @@ class RolloutLog:
     def read(
         self, step: int, problem_of: Callable[[str], Problem] | None = None
     ) -> Recorded | None:
-        """Read a shard; None if it is missing or damaged.
+        """Read the groups and verdicts of a step; None if the shard is missing or damaged.
 
-        problem_of: maps an id to its problem with its spec. Without it, problems carry only the
+        problem_of: maps a problem id to the problem. Without this function, problems have only the
         logged fields: id, prompt text, tags, draw.
         """
         table = self.table(step)
@@ -141,7 +141,7 @@ class RolloutLog:
         return Recorded(groups, verdicts)
 
     def table(self, step: int) -> pa.Table | None:
-        """Return all columns of a shard; None if it is missing or damaged."""
+        """Return all columns of a step's shard; None if the shard is missing or damaged."""
         if step == self._pending_step:
             self.flush()
         try:
@@ -150,31 +150,29 @@ class RolloutLog:
             return None
 
     def put_back(self, step: int) -> PutBack | None:
-        """Return the problems that the step put back into the curriculum; None if there are none or
-        the shard is damaged."""
+        """Return the problems whose groups a step canceled; None if the shard has no such entry."""
         table = self.table(step)
         said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
         found = None if said is None else as_object(said)
         return None if found is None else checked(found, PutBack, str(self.path(step)))
 
     def discard_after(self, step: int) -> list[int]:
-        """Remove the shards of later steps; return those steps."""
+        """Remove the shards of all steps after ``step``; return these steps."""
         newer = [one for one in self.steps() if one > step]
-        # The newest is removed first. If the process is killed in between, the remaining steps have
-        # no gap.
+        # The newest shard is removed first, so that a kill in between leaves no gap in the steps.
         for one in reversed(newer):
             remove_file(self.path(one))
         self.sampled.discard_after(step)
         return newer
 
     def flush(self) -> None:
-        """Wait for the background write and raise its exception, if any."""
+        """Wait for the background write. Raises the exception of a failed write."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Finish writing."""
+        """Wait for the background write, then end its thread."""
         try:
             self.flush()
         finally:
@@ -201,10 +199,9 @@ class RolloutLog:
             # Higher levels save little: most bytes are log-probabilities, which hardly compress.
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
-            # Statistics would hold the smallest and largest text of each column, which are whole
-            # completions.
+            # Column statistics would repeat two whole completions, the smallest and largest text.
             write_statistics=False,
-            # Without checksums a flipped bit often decodes to other valid numbers.
+            # Without checksums, a flipped bit often decodes to other valid numbers.
             write_page_checksum=True,
         )
         with disk_full_as(lambda: f"{path}: the disk is full; the last checkpoint is usable"):
@@ -224,9 +221,9 @@ def _with_problem(group: Group, problem: Problem) -> Group:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Read columns of a shard as plain rows; None if it is damaged.
+    """Read columns of a shard as dictionaries, one per completion; None for a damaged shard.
 
-    names: columns of `SCHEMA` or `DERIVED`.
+    columns: names of `SCHEMA` or `DERIVED`.
     """
     stored = dict.fromkeys(DERIVED[name][0] if name in DERIVED else name for name in columns)
     try:
@@ -243,9 +240,9 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
 
 
 def read_shard(path: Path, columns: Sequence[str]) -> pa.Table | None:
-    """Read columns of a shard as a table; None if it is missing or damaged.
+    """Read columns of a shard as a table; None if the shard is missing or damaged.
 
-    Columns newer than the shard are null.
+    A column that was added after the version of the shard is null.
     """
     try:
         return _read_table(path, list(columns))
@@ -254,14 +251,15 @@ def read_shard(path: Path, columns: Sequence[str]) -> pa.Table | None:
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Read columns of a shard. Columns newer than the shard are null."""
+    """Read columns of a shard. A column that was added after the shard's version is null."""
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    # A named pipe in the place of the file would block the reader forever.
     check_regular(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         written = file.schema_arrow
         about = written.metadata or {}
         version = int(about.get(_VERSION, b"1"))
-        # A column that an older version lacks is added as nulls below.
+        # Columns that the shard's version lacks are added as nulls after reading.
         there = [name for name in fields.names if ADDED_IN.get(name, 0) <= version]
         table = file.read(columns=there, use_threads=False)
     if version > SCHEMA_VERSION or not table.schema.equals(pa.schema(map(fields.field, there))):

@@ -1,4 +1,4 @@
-"""Columns of the rollout log: conversion from completions and back."""
+"""Columns of the rollout log, and their conversion from and to completions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ _INTS, _FLOATS, _BOOLS = pa.list_(_INT), pa.list_(pa.float32()), pa.list_(pa.boo
 _THINK = pa.struct([("mode", _TEXT), ("open_tag", _TEXT), ("close_tag", _TEXT)])
 _STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
-"""NumPy types of list columns that come from arrays."""
+"""NumPy types of the list columns whose values are NumPy arrays."""
 
 SCHEMA_VERSION = 4
-"""Increase by one whenever a column is added."""
+"""Version of the columns. Increase the version whenever a column is added."""
 ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3, "step_weight": 4}
 """Columns added after version 1, with their version. They are null in older shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A completion with its context. position: index of its group in the step."""
+    """A completion and its context.
+
+    position: index of the completion's group in the step. hash_of: maps a verifier label to its
+    content hash. sampling: sampling settings as JSON.
+    """
 
     step: int
     position: int
@@ -58,13 +62,13 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "think": (_THINK, lambda row: row.completion.think),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
-    # Null if all tokens have the same version.
+    # Null if one policy version sampled all tokens, which saves 4 bytes per token.
     "token_versions": (_INTS, lambda row: row.completion.token_versions),
     "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
     "said": (pa.list_(pa.list_(_INT)), lambda row: row.completion.said),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
-    # Columns with None are filled by the learner.
+    # Columns with None are null until the learner has computed their values.
     "old_logprobs": (_FLOATS, None),
     "ref_logprobs": (_FLOATS, None),
     "values": (_FLOATS, None),
@@ -84,7 +88,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "verifier": (_TEXT, lambda row: row.verdict.verifier),
     "verifier_hash": (_TEXT, lambda row: row.hash_of(row.verdict.verifier)),
     "judge_seconds": (_DOUBLE, lambda row: row.verdict.seconds),
-    # JSON.
+    # JSON text, so that a new sampling setting needs no new column.
     "sampling": (_TEXT, lambda row: row.sampling),
 }
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
@@ -98,7 +102,10 @@ def recorded_columns(
     sampling: Mapping[str, Any],
     verifier_hashes: Mapping[str, str],
 ) -> list[pa.Array]:
-    """Return the columns before learning. Verdicts are aligned with the groups."""
+    """Return all columns of a shard before the optimizer update. The learner's columns are null.
+
+    verdicts: one sequence per group, in the order of the group's completions.
+    """
     about = (cache(lambda label: hash_of_label(label, verifier_hashes)), json.dumps(dict(sampling)))
     rows = [
         _Row(step, position, group, completion, verdict, *about)
@@ -113,6 +120,7 @@ def recorded_columns(
 
 def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
     values = list(values)
+    # Concatenation is about 20 times as fast as pa.array on a list of arrays (pyarrow 26).
     if kind in _DTYPES:
         dtype = _DTYPES[kind]
         known = [np.zeros(0, dtype) if value is None else value for value in values]
@@ -120,7 +128,7 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         offsets = pa.array([0, *accumulate(map(len, known))], _INT)
         missing = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
-    # Most values are repeated, so each distinct one is converted only once.
+    # Nearly all completions share one think format, so each distinct format is converted once.
     if kind == _THINK:
         known = {think: place for place, think in enumerate(dict.fromkeys(values))}
         fields = [(think.mode, think.open_tag, think.close_tag) for think in known]
@@ -131,7 +139,7 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
 def _as_plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
-    # An unpaired surrogate, which UTF-8 cannot encode.
+    # User code may return text with an unpaired surrogate, which UTF-8 cannot encode.
     except UnicodeEncodeError:
         return pa.array(_whole(values), kind)
 
@@ -145,24 +153,27 @@ def _whole(value: Any) -> Any:
 
 
 def names_in_label(label: str) -> list[str]:
-    """Return the verifiers in a label, each with its version."""
+    """Return the names with versions of all verifiers in a label, as ``math@1 + 0.1*format@2``."""
     terms = label.split(" + ")
     return [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
 
 
 def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
-    """Return the content hash of ``math@1``; for a sum of verifiers, the hashes of its terms."""
+    """Return the content hash of a label such as ``math@1``, or None if it is unknown.
+
+    For a sum of verifiers, the result lists the hashes of all terms.
+    """
     names = [label] if label in known else names_in_label(label)
     hashes = [known.get(name, "?") for name in names]
     return " + ".join(hashes) if {*hashes} != {"?"} else None
 
 
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
-    """Return the learner's columns, cut into rows like the tokens column.
+    """Return the learner's columns, split into rows as the tokens column is.
 
-    The batch holds the first rows of the log, or all. Groups rejected by dynamic sampling are
-    recorded last, are not learned from, and have no values.
+    The batch contains the first rows of the shard, or all rows. All other rows are null.
     """
+    # Dynamic sampling rejects some groups. They are recorded last, and are not trained on.
     lengths_R = tokens.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
     row_T = as_numpy(batch.row_T, np.int64)
     num_learned = len(batch.length_R)
@@ -190,7 +201,7 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
 
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
-    """Rebuild the recorded groups and verdicts. Problems have no spec."""
+    """Rebuild the recorded groups and verdicts. The problems have no spec."""
     names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
     columns = [_values_of(table.column(name), _COLUMNS[name][0]) for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -228,13 +239,14 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
 
 
 def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
-    """Return a column's values; arrays are writable views of one buffer."""
+    """Return the values of a column. Arrays are writable views of one buffer."""
     if kind == _THINK:
         parts = [part.to_pylist() for part in column.combine_chunks().flatten()]
         return list(map(cache(ThinkFormat), *parts))
     if kind not in _DTYPES:
         return column.to_pylist()
     lists = column.combine_chunks()
+    # A copy, because Arrow's buffers are read-only, and torch warns about read-only arrays.
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
     ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).tolist()
     bounds = zip([0, *ends[:-1]], ends, lists.is_valid().to_pylist(), strict=True)
@@ -260,12 +272,14 @@ DERIVED: Mapping[str, tuple[str, Callable[[pa.ChunkedArray], list[Any]]]] = {
     "num_injected": ("sampled", _counts_of_injected),
     "advantage": ("advantages", _means),
 }
-"""Summaries of long columns for readers of rollouts: name, source column, function."""
+"""Short columns computed from long ones: (source column, function) by name."""
 
 
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:
     """Convert a tensor (on any device) or an array to a NumPy array."""
+    # Tensors are recognized by a method, because reading a log must not import torch.
     if hasattr(values, "detach"):
         values = values.detach().cpu()
+        # NumPy has no bfloat16, so floating-point tensors become float32 first.
         values = values.float().numpy() if values.is_floating_point() else values.numpy()
     return np.asarray(values, dtype)

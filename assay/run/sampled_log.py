@@ -1,7 +1,7 @@
-"""Completions of the step being sampled, saved so that a kill does not lose them.
+"""Completions of the step in progress, saved so that a killed run does not lose them.
 
-rollouts/sampled-000012.parquet    finished completions of step 12; removed once they are in
-                                   the step's shard
+rollouts/sampled-000012.parquet    Finished completions of step 12. The file is removed once the
+                                   completions are in the shard of the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from assay.host.removal import remove_file
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 SECONDS_BETWEEN_WRITES = 20.0
-"""Maximum sampling time that a kill loses, in seconds. Faster steps write no file."""
+"""Maximum sampling time that a kill loses. Steps that sample for less time write no file."""
 _PENDING = Verdict.not_judged("unavailable", "pending@1")
 
 Write = Callable[[Path, Sequence[Group], Sequence[Sequence[Verdict]]], None]
@@ -24,7 +24,7 @@ Read = Callable[[Path], Sequence[Group] | None]
 
 @dataclass
 class _Begun:
-    """A group with some finished completions, by id."""
+    """A group in progress. done: its finished completions, by completion id."""
 
     problem: Problem
     prompt: Prompt
@@ -32,7 +32,7 @@ class _Begun:
 
 
 class SampledLog:
-    """Finished completions of one step, in memory and in a file that is written at intervals.
+    """Finished completions of one step, in memory and in a file that is written every 20 seconds.
 
     write, read: functions for a file with the columns of the rollout log. `turn_to` sets the step.
     """
@@ -46,32 +46,35 @@ class SampledLog:
         self._written = time.monotonic()
 
     def path(self, step: int) -> Path:
-        """Return the path of a step's sampled completions."""
+        """Return the path of the file with a step's finished completions."""
         return self.folder / f"sampled-{step:06d}.parquet"
 
     def turn_to(self, step: int, policy_version: int) -> None:
-        """Load completions sampled before a kill, if this is a new step.
+        """Begin a step: load the completions that were sampled before the run was killed.
 
         policy_version: version of the sampling policy. Completions of other versions are ignored.
         """
+        # The generator may be called several times within a step.
         if step == self._step:
             return
         self._step, self._groups, self._num_unwritten = step, {}, 0
         self._written = time.monotonic()
         for group in self._read(self.path(step)) or ():
             for one in group.completions:
-                # After an update the same step would be sampled by another policy, so old
-                # completions do not count.
+                # After an update, another policy samples this step, so old completions are invalid.
                 if one.policy_version == policy_version:
                     self._take(group.problem, group.prompt, one)
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
-        """Return a completion that was finished before; None without one."""
+        """Return the finished completion with an id, or None."""
         begun = self._groups.get(problem.group_id)
         return None if begun is None else begun.done.get(completion_id)
 
     def whole(self, problem: Problem, siblings: range) -> Group | None:
-        """Return the group of these siblings if all are finished."""
+        """Return a group if all its completions are finished, else None.
+
+        siblings: numbers of the completions within the group.
+        """
         names = [f"{problem.group_id}/{number}" for number in siblings]
         begun = self._groups.get(problem.group_id)
         if begun is None or any(name not in begun.done for name in names):
@@ -79,7 +82,7 @@ class SampledLog:
         return Group(problem, begun.prompt, tuple(begun.done[name] for name in names))
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
-        """Add a finished completion, to be written to disk soon."""
+        """Add a finished completion. Write all of them if the last write was 20 s ago."""
         if self.find(problem, completion.id) is not None:
             return
         self._take(problem, prompt, completion)
@@ -88,7 +91,7 @@ class SampledLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write unsaved completions."""
+        """Write the unsaved completions to disk."""
         if not self._num_unwritten:
             return
         groups = [
@@ -96,18 +99,17 @@ class SampledLog:
             for one in self._groups.values()
         ]
         pending = [[_PENDING] * len(group.completions) for group in groups]
-        # The file is rewritten as a whole: Parquet cannot be appended to, and a kill must leave the
-        # old file.
+        # The whole file is replaced atomically: Parquet does not support appending.
         self._write(self.path(self._step), groups, pending)
         self._num_unwritten, self._written = 0, time.monotonic()
 
     def recorded(self, step: int) -> None:
-        """Remove completions that the shards up to this step contain."""
+        """Remove the completions of all steps up to this one, because their shards exist."""
         self._groups, self._num_unwritten = {}, 0
         self._remove(lambda number: number <= step)
 
     def discard_after(self, step: int) -> None:
-        """Remove sampled completions of later steps."""
+        """Remove the completions of all steps after ``step``."""
         self._step, self._groups, self._num_unwritten = 0, {}, 0
         self._remove(lambda number: number > step)
 

@@ -1,8 +1,8 @@
-"""Identify a user's own runs: configurations are signed with a key that stays on the machine.
+"""Signatures of run configurations, by which Assay recognizes the user's own runs.
 
-The first line of a run's ``config.toml`` is a comment with an HMAC of the rest. The key is random
-and created on first use. Runs from other machines and edited configurations have no valid
-signature.
+The first line of a run's ``config.toml`` is a comment with an HMAC of the remaining file. The
+signing key is random, is created on first use, and stays on the machine. Runs from other machines
+and edited configurations have no valid signature.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ KEY_BYTES = 32
 
 
 class NoKey(Exception):
-    """Raised if the user has no key and none can be created. The text is the reason."""
+    """Raised if the user has no key and a new key cannot be created. The text is the reason."""
 
 
 def write_config(path: Path, text: str) -> None:
     """Write a run's configuration atomically, signed if the user has a key."""
     try:
         head = f"{MARK}{_signature(_user_key(), text.encode())}\n"
+    # A user without a home directory can train too, but must trust each of these runs explicitly.
     except NoKey:
         head = ""
     write_atomic(path, (head + text).encode())
 
 
 def why_not_own(path: Path) -> str:
-    """Return why a configuration is not verified as the user's own; "" if it is."""
+    """Return why a configuration is not accepted as the user's own; "" if it is accepted."""
     try:
         key = _user_key()
     except NoKey as error:
         return f"you have no key to tell your own runs by: {error}"
     head, _, rest = path.read_bytes().partition(b"\n")
+    # compare_digest takes the same time for every wrong signature, so that timing reveals nothing.
     if hmac.compare_digest(head, f"{MARK}{_signature(key, rest)}".encode()):
         return ""
     return "you did not make it on this machine, or it was edited since"
 
 
 def key_path() -> Path:
-    """Return the path of the user's key. Raises NoKey without a home directory."""
+    """Return the path of the user's signing key. Raises NoKey without a home directory."""
     try:
         return state_folder() / "key"
     except RuntimeError as error:
@@ -64,7 +66,7 @@ def _user_key() -> bytes:
         if not path.exists():
             _make_key(path)
         facts = path.stat()
-        # Whoever can read the key can sign configurations, which then run code without consent.
+        # A user who can read the key can sign configurations, which then run code without consent.
         if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise NoKey(f"{path} can be read by others; delete it, and a new one is made")
         key = path.read_bytes()
@@ -76,7 +78,7 @@ def _user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a key atomically. If another process was faster, its key stays."""
+    """Write a new key atomically. If another process has written a key first, that key stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".key.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -85,7 +87,8 @@ def _make_key(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(descriptor)
-        # A link fails if the key exists, so of two processes that start together one key wins.
+        # A hard link fails if the key exists, and a rename would overwrite it.
+        # Two processes that start at the same time therefore use the same key.
         os.link(temporary, path)
     except FileExistsError:
         pass

@@ -1,4 +1,4 @@
-"""Progress display before a run exists: loading the model, probing it, checking rows."""
+"""Progress display of the start-up of a run: loading the model, probing it, checking rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.run.progress import Progress
 
 
 class _Startup:
-    """Display of one start-up. It ends when the run's own display begins."""
+    """Progress display of one start-up. The display of the run replaces it."""
 
     def __init__(self, quiet: bool) -> None:
         self.clock = PhaseClock()
@@ -23,7 +23,7 @@ class _Startup:
         self._heartbeat.start()
 
     def _show(self, kind: str, row: Mapping[str, Any]) -> None:
-        # A closed terminal must not end the work.
+        # A write to a closed terminal raises OSError, which must not end the start-up.
         with suppress(OSError):
             self._progress(kind, dict(row))
 
@@ -37,8 +37,7 @@ _shown: ContextVar[_Startup | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def show_startup(quiet: bool = False) -> Iterator[None]:
-    """Print startup progress (see `doing`) to stderr until this block exits or `end_startup` is
-    called."""
+    """Show start-up progress on stderr within this block, or until `end_startup` is called."""
     startup = _Startup(quiet)
     token, clock = _shown.set(startup), shown_on.set(startup.clock)
     try:
@@ -50,6 +49,7 @@ def show_startup(quiet: bool = False) -> Iterator[None]:
 
 
 def end_startup() -> None:
-    """Clear the display, because the run's own display follows."""
+    """End the start-up display before the run's own display begins."""
+    # Two live displays on one terminal would overwrite each other.
     if (startup := _shown.get()) is not None:
         startup.end()

@@ -1,4 +1,4 @@
-"""Progress and outcome of a run, read from its journals."""
+"""Progress and outcome of a run, read from the run directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from assay.host.records import read_events, read_step_rows
 
 
 def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a run ended; None if it still runs or was killed."""
+    """Return why a run ended; None if the run is in progress or was killed."""
+    # The newest start or end decides: a resumed run has earlier ends in its events.
     for event in reversed(events):
         if event.get("kind") == "ended":
             return str(event.get("reason"))
@@ -24,13 +25,14 @@ def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def how_far(num_steps: int, ended: str | None) -> str:
-    """Describe progress and outcome of a run, in words that follow its name."""
+    """Describe the progress and outcome of a run, as ``ended after 20 steps: finished``."""
+    # A running and a killed process leave the same journals, so the text names both.
     after = f"after {num_steps} steps"
     return f"runs, or was killed, {after}" if ended is None else f"ended {after}: {ended}"
 
 
 def state_of(folder: Path) -> str:
-    """Describe the state of the run in a folder, also if the folder holds no run."""
+    """Describe the run in a folder as a noun phrase, also if the folder contains no run."""
     try:
         config_of(folder)
         rows = read_step_rows(folder / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a clean stop soon, the second stops at once."""
+"""Handling of Ctrl-C and SIGTERM: the first requests a clean stop, the second stops immediately."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NOTICE = b"\nstopping cleanly at the next micro-batch; once more to stop at once
 
 
 class StepInterrupted(KeyboardInterrupt):
-    """Ends a step between two of its phases. The run then ends in order."""
+    """Raised to end a step in progress. The run then ends regularly and saves a checkpoint."""
 
 
 class StopSignal:
-    """Context in which the first signal only sets `requested`; the second raises KeyboardInterrupt.
+    """Context in which a first signal sets `requested`, and a second raises KeyboardInterrupt.
 
-    Outside the main thread, where Python delivers no signals, it changes nothing.
+    In other threads than the main thread this context has no effect.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class StopSignal:
             raise StepInterrupted
 
     def __enter__(self) -> StopSignal:
+        # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._receive)
@@ -46,6 +47,6 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        # print() is not reentrant, and the signal may interrupt one.
+        # os.write instead of print(): the signal may interrupt a print, which is not reentrant.
         with suppress(OSError):
             os.write(2, NOTICE)
